@@ -1,1 +1,1 @@
-"""Files that other tools wrote as traces: one module for each format, and the registry that tells them apart."""
+"""Reads files of other tools as traces: one module per format, and a registry that recognises formats."""

@@ -73,7 +73,7 @@ class ExportedImporter:
         return f'"{MARK}"'.encode() in _head(path)
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace of the steps that were exported. Raises FormatError where the file is damaged or another's."""
+        """The trace of the steps that were exported. Raises FormatError if the file is damaged or another's."""
         if layout is not None:
             raise FormatError(f"{path}: a timeline of `tracekit export` carries its layout; leave out --layout")
         refuse_unit(path, unit, "a timeline of `tracekit export`")
@@ -91,7 +91,7 @@ class ExportedImporter:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of the unpacked file, none where it is damaged there."""
+    """The first bytes of the unpacked file, none if it is damaged there."""
     if path.is_dir():
         return b""
     with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _head(path: Path) -> bytes:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """The unpacked file piece by piece. Raises FormatError where it is damaged, or unpacks to more than it may."""
+    """The unpacked file piece by piece. Raises FormatError if it is damaged, or unpacks to more than it may."""
     unpacked = 0
     try:
         with path.open("rb") as raw:

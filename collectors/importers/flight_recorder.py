@@ -25,7 +25,7 @@ from tracekit.text import printable, short
 
 #: Dumps whose newest operations lie further apart are hardly of one hang: no time-out of PyTorch's is longer.
 FAR_APART_S = 1800.0
-#: Characters kept of what a dump says of its host and its process.
+#: Maximum length of host and process names from a dump, characters.
 LONGEST_TEXT = 200
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|dump|bin))?$")
 #: Names by which a dump is known with anything behind the rank: `nccl_trace_rank_12.json.gz`, a time.
@@ -36,7 +36,7 @@ _OTHER_FILES = frozenset({".log", ".txt", ".out", ".err", ".csv", ".yaml", ".yml
 def read_flight_records(directory: Path) -> FlightRecord:
     """Read all dumps of a folder.
 
-    Raises FormatError where the folder has none that can be read, has two of one rank, or dumps of different jobs.
+    Raises FormatError if the folder has none that can be read, has two of one rank, or dumps of different jobs.
     """
     files = _files(directory)
     columns = DumpRows()

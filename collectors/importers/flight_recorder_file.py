@@ -21,7 +21,7 @@ from tracekit.collectors.runtime.plain_pickle import DAMAGE, RefusedPickleError,
 
 #: No dump is larger: 20,000 entries with stacks take some 40 MB.
 LARGEST_FILE = 256 << 20
-#: What reading may allocate beyond what the process holds already, bytes.
+#: Maximum memory that reading may allocate, bytes.
 LARGEST_GROWTH = 2 << 30
 _PICKLE, _JSON, _GZIP = b"\x80", b"{", b"\x1f\x8b"
 _VERSION = re.compile(r"2\.(\d+)$")
@@ -35,7 +35,7 @@ class UnreadableError(Exception):
 def read_dump(path: Path) -> dict[str, Any]:
     """The content of one dump: a dictionary with a list of `entries`, versions 2.1 to 2.10 and later ones of 2.
 
-    Raises UnreadableError where the file is torn, empty, too large, of another format, or would run code.
+    Raises UnreadableError if the file is torn, empty, too large, of another format, or would run code.
     """
     try:
         size = path.stat().st_size

@@ -34,7 +34,7 @@ class _Key:
 
 @dataclass(slots=True)
 class GroupTable:
-    """Collects the groups of one dump after the other; `finish` tells their members."""
+    """Collects the groups of all dumps; `finish` returns their members."""
 
     _keys: dict[_Key, int] = field(default_factory=dict)
     _stated: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class GroupTable:
     def add(self, rank: int, config: Mapping[Any, Any]) -> dict[str, int]:
         """Take the `pg_config` of a rank; returns the group of each of its names, in order of creation.
 
-        Raises ValueError where no job has such members.
+        Raises ValueError if no job has such members.
         """
         found: dict[str, int] = {}
         times: Counter[tuple[str, str]] = Counter()

@@ -15,7 +15,7 @@ from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS, Gro
 from tracekit.flight_record import Progress
 from tracekit.text import short
 
-#: Finished operations kept per rank, the newest ones: they show where the calls of a rank part from those of others.
+#: Newest finished operations to keep per rank: they show where the calls of ranks begin to differ.
 FINISHED_KEPT = 512
 _TRANSFER = re.compile(r"(?:^|:)(send|recv|isend|irecv)\s+(\d+)\s*(?:->|<-)\s*(\d+)")
 _COALESCED = "coalesced"

@@ -12,11 +12,11 @@ from polars.exceptions import PolarsError
 from tracekit.errors import FormatError
 from tracekit.model import Unit
 
-#: What reading can raise over bytes that nobody wrote so; importers say it better where they can.
+#: Exceptions that damaged bytes can cause; importers raise clearer ones where they can.
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
 
 
 def refuse_unit(path: Path, unit: Unit | None, form: str) -> None:
-    """Raise FormatError where a `unit` was stated for a format that has one: `form`, in words."""
+    """Raise FormatError if a `unit` was stated for a format with a fixed one. `form`: its name, in words."""
     if unit is not None:
         raise FormatError(f"{path}: {form} has its times in a unit of its own; leave out --unit")

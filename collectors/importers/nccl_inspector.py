@@ -55,7 +55,7 @@ _SCHEMA = {
 
 @dataclass(slots=True)
 class _Log:
-    """The collectives of all files, and counts of what else was there. `dropped`: by communicator and rank."""
+    """The collectives of all files, and counts of everything else. `dropped`: by communicator and rank."""
 
     rows: list[tuple[Any, ...]]
     other: Counter[str]
@@ -154,7 +154,7 @@ def _read_line(entry: dict[str, Any], context: dict[str, Any], log: _Log) -> Non
 
 
 def _start_us(body: dict[str, Any]) -> float | None:
-    """When the first channel's kernel began, microseconds since 1970; None where the log is not verbose."""
+    """When the first channel's kernel began, microseconds since 1970; None if the log is not verbose."""
     events = body.get("event_trace_ts", {}).get("kernel_events", [])
     return min((float(event["kernel_start_ts"]) for event in events), default=None)
 

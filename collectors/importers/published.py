@@ -78,7 +78,7 @@ def read_published(
 
 
 def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The YAML mapping of parallel sizes. Raises FormatError where it cannot be read or is no mapping."""
+    """The YAML mapping of parallel sizes. Raises FormatError if it cannot be read or is no mapping."""
     import yaml
 
     class _Plain(yaml.SafeLoader):

@@ -41,11 +41,11 @@ _JSON = (".json", ".json.gz")
 
 
 class Importer(Protocol):
-    """A format tracekit reads. `name` is what `--format` takes, `description` one line for its list."""
+    """A format that tracekit reads. `name`: its value for `--format`; `description`: one line for lists of formats."""
 
     @property
     def name(self) -> str:
-        """What `--format` takes."""
+        """The values of `--format`."""
 
     @property
     def description(self) -> str:
@@ -192,7 +192,7 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
             f"{path}: JSON of no format that is known; a timeline of `tracekit export` has {MARK!r} in its first lines,"
             " `tracekit import --format` lists the formats"
         )
-    # Nothing recognises it: say what is wrong with it as a trace file, which most inputs are meant to be.
+    # Not recognised: report what is wrong with it as a trace file, which most inputs are meant to be.
     return _read(IMPORTERS["tracekit"], path, None, unit)
 
 
@@ -202,7 +202,7 @@ def is_known(path: Path) -> bool:
 
 
 def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None) -> Trace:
-    """What the importer reads; what damaged bytes made it stumble over becomes one FormatError."""
+    """Read the path with the importer; errors from damaged bytes become one FormatError."""
     try:
         return importer.read(path, layout=layout, unit=unit)
     except OSError as error:
@@ -218,7 +218,7 @@ def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None
 
 
 def _recognises(importer: Importer, path: Path) -> bool:
-    """Whether the importer takes the path. Never looks into a pipe: that would wait, and eat what comes."""
+    """Whether the importer recognises the path. Never reads a pipe: that would block and consume its data."""
     if importer.name in {"tracekit", "published"} or not (path.is_file() or path.is_dir()):
         return False
     try:

@@ -24,9 +24,9 @@ from tracekit.collectors.run_directory.writing import attempts
 from tracekit.collectors.runtime.wire_format import Schedule, attempt_directory
 from tracekit.errors import SelectionError, TraceError
 
-#: How often the ranks are looked at, seconds.
+#: How often the ranks are checked, seconds.
 PERIOD_S = 0.2
-#: So many steps before the recorded ones are read, to compare with.
+#: Number of steps before the recorded ones to read for comparison.
 STEPS_BEFORE = 300
 
 
@@ -41,7 +41,7 @@ class Attached:
 def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[str], None]) -> Attached:
     """Record `count` steps on all ranks. `tell` is given what is waited for.
 
-    Raises SelectionError where others are recording some already, TraceError where the steps did not come.
+    Raises SelectionError if others are recording some already, TraceError where the steps did not come.
     """
     before = current_schedule(directory)
     deadline = time.monotonic() + timeout_s
@@ -66,7 +66,7 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
 
 
 def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline: float) -> None:
-    """Return once all ranks have recorded step `last`. Raises TraceError where they do not."""
+    """Return once all ranks have recorded step `last`. Raises TraceError if they do not."""
     while True:
         follower.update(time.monotonic())
         ranks = follower.good.values()
@@ -77,7 +77,7 @@ def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline
 
 
 def _go_on(directory: Path, deadline: float, lacking: str) -> None:
-    """Wait a moment. Raises TraceError, with what is lacking, where there is nothing to wait for any more."""
+    """Wait a moment. Raises TraceError, which says what is missing, if waiting is useless."""
     if not running_launchers(directory):
         raise TraceError(f"{directory}: {lacking}: the job has ended")
     if time.monotonic() > deadline:

@@ -35,7 +35,7 @@ class CollectedAttempt:
     """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
     `continued`: its trace goes on with the next attempt.
 
-    `cost`: what recording costs, or why that is not known; None where nothing could be read. `notes`: what
+    `cost`: what recording costs, or why that is not known; None if nothing could be read. `notes`: what
     the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they were asked
     for.
     """
@@ -76,7 +76,7 @@ def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _ReadAttempt:
-    """What is to be told of an attempt, and its trace where there is one."""
+    """The report on an attempt, and its trace if there is one."""
 
     collected: CollectedAttempt
     merged: MergedAttempt | None = None
@@ -93,7 +93,7 @@ class _KeptTrace:
     problem: str | None
 
     def of(self, attempt: int) -> dict[str, Any]:
-        """What an attempt whose trace this is has to tell of it."""
+        """Fields for an attempt whose trace this is."""
         continued = attempt != self.last_attempt
         return {
             "name": self.name,
@@ -105,7 +105,7 @@ class _KeptTrace:
 
 
 def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _ReadAttempt:
-    """Merge one attempt, or say why that cannot be."""
+    """Merge one attempt, or report why that is impossible."""
     unlisted: tuple[str, ...] = ()
     try:
         write_manifest(attempt_directory(directory, number))
@@ -154,7 +154,7 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
 
 
 def _recorded_steps(recording: AttemptRecording) -> bool:
-    """Whether a step behind the first was recorded."""
+    """Whether a step after the first was recorded."""
     whole = int(Flag.COMPLETE | Flag.RECORDING)
     return any(
         bool(
@@ -182,7 +182,7 @@ def store_trace(options: CollectOptions, trace: Trace) -> Path:
 
 
 def _merged_attempt(number: int, merged: MergedAttempt, cost: RecordingCost | str | None) -> CollectedAttempt:
-    """An attempt with a trace; where that is, is not known yet."""
+    """An attempt with a trace that has not been written yet."""
     trace = merged.trace
     return CollectedAttempt(
         attempt=number,
@@ -204,7 +204,7 @@ def _merged_attempt(number: int, merged: MergedAttempt, cost: RecordingCost | st
 def _failed_attempt(
     number: int, recording: AttemptRecording | None, problem: str | None, cost: RecordingCost | str | None = None
 ) -> CollectedAttempt:
-    """An attempt without a trace; what its ranks reported is still told."""
+    """An attempt without a trace, with the reports of its ranks."""
     ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
     return CollectedAttempt(
         attempt=number,

@@ -48,7 +48,7 @@ from tracekit.store import Store, default_store
 from tracekit.text import printable, short
 from tracekit.trace import TRACE_FILE, Trace
 
-#: What switches PyTorch's flight recorder on: how many operations it keeps.
+#: Switches PyTorch's flight recorder on: the number of operations it keeps.
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
 #: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
 STANDBY = "tracekit.commands.hang_standby"
@@ -88,11 +88,11 @@ class CollectOptions:
 
 @dataclass(frozen=True, slots=True)
 class CollectSummary:
-    """What came of a run. `segments`: the kept segments, None where they were merged and removed.
+    """The outcome of a run. `segments`: the kept segments, None if they were merged and removed.
 
     `profiles`: what is to be said about the traces of torch.profiler, where they were asked for. `live`: name of the
     job whose windows are in the store, None without `--live`. `unstored`: the command that stores the windows which the
-    watch did not, None where it stored all.
+    watch did not, None if it stored all.
     """
 
     exit_code: int
@@ -113,7 +113,7 @@ class CollectSummary:
 def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSummary:
     """Run the command and collect its trace.
 
-    Raises OutputError where the run cannot be started or its trace could not be written, StoreError where it could not
+    Raises OutputError if the run cannot be started or its trace could not be written, StoreError where it could not
     be stored. A recording that cannot be merged is no exception but a
     `problem` in the summary, because the command has run.
     """
@@ -204,7 +204,7 @@ def _free_name(options: CollectOptions) -> str:
 
 
 def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | None:
-    """What cuts the run into windows: one process, beside the first launcher."""
+    """The process that cuts the run into windows, beside the first launcher."""
     if options.live is None or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     store = options.store or default_store()
@@ -215,7 +215,7 @@ def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | Non
 
 
 def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
-    """Who looks for hangs: the first launcher of a run. Reports go beside the trace."""
+    """The hang watcher, in the first launcher of a run only. Reports are written beside the trace."""
     if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
@@ -244,7 +244,7 @@ def _check_targets(options: CollectOptions) -> None:
 
 
 def _warn(warnings: Iterable[str]) -> None:
-    """Say before the command starts what may go wrong with it."""
+    """Warn, before the command starts, of likely problems."""
     for warning in warnings:
         say(f"tracekit: WARNING: {printable(warning)}")
 

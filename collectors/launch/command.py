@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.collectors.launch.attempts import CollectedAttempt
     from tracekit.collectors.launch.collect import Analyse, CollectSummary
 
-#: Who watches a job hears of its hang within that, without asking for it.
+#: Hang detection of watched jobs, unless set otherwise, seconds.
 LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
 
@@ -205,7 +205,7 @@ def collect_command(
 
 
 def summary_lines(summary: CollectSummary) -> list[str]:
-    """What to tell the user at the end; names and paths of the user's cannot break a line."""
+    """The closing lines for the user; names and paths cannot contain line breaks."""
     lines = [line for one in summary.attempts for line in _attempt_lines(one, len(summary.attempts) > 1)]
     if summary.merged_elsewhere:
         lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
@@ -269,7 +269,7 @@ def _where(one: CollectedAttempt, title: str) -> list[str]:
 
 
 def _troubles(rank: Any) -> list[str]:
-    """What went wrong on one rank, in words."""
+    """Problems of one rank, in words."""
     troubles = []
     if rank.dropped:
         troubles.append(f"dropped {rank.dropped} records (ring full)")

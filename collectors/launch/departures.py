@@ -22,7 +22,7 @@ from tracekit.collectors.runtime.wire_format import LAST_WORDS_SUFFIX, rank_stem
 
 
 class Departures:
-    """Notes when processes end: a thread that sleeps until one does."""
+    """Notes when processes end, in a thread that sleeps until one does."""
 
     def __init__(self) -> None:
         self.ended_ns: dict[int, int] = {}
@@ -31,7 +31,7 @@ class Departures:
         self._poll: select.epoll | None = None
 
     def follow(self, process_ids: Iterable[int]) -> None:
-        """Follow processes of this host from now on; those that have ended, or are hidden, are left out."""
+        """Follow processes of this host from now on, except those that have ended or are hidden."""
         for process_id in set(process_ids) - self._followed:
             self._followed.add(process_id)
             try:

@@ -1,4 +1,4 @@
-"""Will collecting work here? Looks at torch, GPUs, NCCL, places to write to and the clock, and tries it.
+"""Will collecting work here? Checks torch, GPUs, NCCL, writable places and the clock, then tries it.
 
 In: the interpreter of the training. Out: `Check`s. The trial is a real one: two ranks under `tracekit collect`.
 """
@@ -26,16 +26,16 @@ from tracekit.errors import OutputError, StoreError
 from tracekit.store import Store, default_store
 from tracekit.text import short
 
-#: Clocks of the kernel that take a microsecond or more to read, and are read twice for each op.
+#: Kernel clock sources that take a microsecond or more to read, twice for each op.
 SLOW_CLOCKS = frozenset({"hpet", "acpi_pm", "jiffies"})
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-#: Disk is told as how long so many ops of one rank fit into it.
+#: Ops of one rank per second, to state how long the disk space lasts.
 OPS_PER_SECOND = 1000
-#: Less room than this is a warning, bytes.
+#: Less space than this is a warning, bytes.
 SMALL_DISK = 1 << 30
 #: A probe or trial that takes longer hangs, seconds.
 PROBE_TIMEOUT_S, TRIAL_TIMEOUT_S = 120, 300
-#: What the trial must have recorded.
+#: Op kinds that the trial must record.
 EXPECTED = ("forward-compute", "backward-compute", "all-reduce", "optimizer", "data-load")
 _TRIAL = Path(__file__).with_name("trial.py")
 _PROBE = """
@@ -54,7 +54,7 @@ print(json.dumps(found))
 
 
 class Outcome(StrEnum):
-    """How a check came out. A note restricts what is recorded; what fails records nothing, or nowhere."""
+    """Result of a check. A note restricts what is recorded; a failure means that nothing can be recorded."""
 
     OK = "ok"
     NOTE = "note"
@@ -63,7 +63,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: what it is, how it came out, and what was found or what to do."""
+    """One check: its subject, its result, and what was found or what to do."""
 
     subject: str
     outcome: Outcome
@@ -71,7 +71,7 @@ class Check:
 
 
 def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[Check]:
-    """Everything that collecting depends on, the trial last. `python`: the interpreter of the training."""
+    """All checks, the trial last. `python`: the interpreter of the training."""
     yield _system()
     probe = _probe(python)
     torch = _torch(probe, python)
@@ -94,7 +94,7 @@ def _system() -> Check:
 
 
 def _probe(python: str) -> dict[str, Any]:
-    """What the interpreter says of itself and its torch; `problem` where it says nothing."""
+    """Facts about the interpreter and its torch; `problem` if they cannot be found out."""
     try:
         ran = subprocess.run(  # noqa: S603  the user names the interpreter
             [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
@@ -175,7 +175,7 @@ def _clock() -> Check:
 
 
 def _trial(python: str) -> Check:
-    """Two ranks train under `tracekit collect`; what came of it."""
+    """Train two ranks under `tracekit collect`, and check the trace."""
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         out = Path(folder) / "trial.parquet"
         collect = [sys.executable, "-P", "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", "--"]

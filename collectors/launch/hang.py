@@ -1,4 +1,4 @@
-"""Watches a running command for hangs, and has them explained.
+"""Watches a running command for hangs, and has them analysed.
 
 In: the pulses of the ranks. Out: where no rank has issued or finished anything for `hang_after_s` seconds, a folder
 with a dump per rank and a report, whose first lines are printed. The launcher never waits here: each `tick` does one
@@ -25,25 +25,25 @@ from tracekit.collectors.runtime.wire_format import HANG_REQUEST
 from tracekit.stderr import say
 from tracekit.text import printable
 
-#: How often the pulses are read within `hang_after_s` once all ranks have begun: a large job has thousands.
+#: Reads of the pulses per `hang_after_s` once all ranks have begun: a large job has thousands of ranks.
 LOOKS = 40
-#: A rank known to be busy with a long phase is no hang for so many times `hang_after_s`.
+#: A rank in a known long phase counts as hanging only after this many times `hang_after_s`.
 LONG_PHASE = 10
-#: Phases that end by themselves and take as long as they take.
+#: Phases that can take long and end by themselves.
 _LONG_PHASES = frozenset({"checkpoint", "compilation"})
-#: How long the analysis may take once the command has ended, seconds.
+#: Time limit of the analysis after the command has ended, seconds.
 AFTERWARDS_S = 60.0
 _LINES = 10
 _LEFT = "operations fail because a rank left"
-#: What can go wrong with files that other processes write, on a disk that can be full.
+#: Errors with files that other processes write, on a disk that can be full.
 _FAILURES = (OSError, ValueError, LookupError, TypeError)
 
 
 class Explainer(Protocol):
-    """What turns dumps into a report, beside the launcher."""
+    """Turns dumps into a report, beside the launcher."""
 
     def start(self) -> None:
-        """Get ready, unless it is."""
+        """Start, unless already started."""
 
     def explain(self, folder: Path, attempt: Path | None, ended_ns: Mapping[int, int]) -> None:
         """Begin to write report.txt, then report.json, into `folder`.
@@ -56,7 +56,7 @@ class Explainer(Protocol):
         """Whether a report can still be expected."""
 
     def close(self) -> None:
-        """No more reports are wanted."""
+        """Stop: no more reports are needed."""
 
 
 class ExplainerProcess:
@@ -79,7 +79,7 @@ class ExplainerProcess:
             )
 
     def explain(self, folder: Path, attempt: Path | None, ended_ns: Mapping[int, int]) -> None:
-        """Have it make a report. Raises OSError."""
+        """Request a report. Raises OSError."""
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
@@ -150,7 +150,7 @@ class HangWatcher:
         return False
 
     def command_ended(self, exit_code: int) -> None:
-        """Where the command failed because a rank left without a word, say which one."""
+        """If the command failed because a rank left without an error, say which one."""
         if exit_code == 0 or self.found or self._failed:
             return
         try:
@@ -159,7 +159,7 @@ class HangWatcher:
             self._fail(error)
 
     def close(self) -> None:
-        """The watch is over."""
+        """End the watch."""
         self.explainer.close()
 
     def _fail(self, error: Exception) -> None:
@@ -210,14 +210,14 @@ class HangWatcher:
                 self._ask(attempt, now)
 
     def _somebody_left(self, attempt: Path) -> bool:
-        """Whether a rank left without a word and others have failed behind it: they need not be waited for."""
+        """Whether a rank left without an error and others failed because of that: there is no need to wait for them."""
         ended_ns = self._departures.ended_ns
         if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):
             return False
         return find_departure(attempt, self._pulses, ended_ns) is not None
 
     def _next_folder(self) -> Path | None:
-        """A new folder for dumps; None where the launcher of another node has made it."""
+        """A new folder for dumps; None if the launcher of another node has made it."""
         self._number += 1
         folder = self.directory / f"hang-{self._number:03d}"
         try:
@@ -239,7 +239,7 @@ class HangWatcher:
         self.explainer.explain(folder, attempt, self._departures.ended_ns)
 
     def _conclude(self, folder: Path) -> bool:
-        """Say what was found: a hang, a long phase, or that nobody waits. Whether the command is to end."""
+        """Report the finding: a hang, a long phase, or no waiting. Returns whether to end the command."""
         self._folder = None
         found = read_report(folder)
         moves = self._attempt is not None and read_pulses(self._attempt) != self._pulses
@@ -272,7 +272,7 @@ class HangWatcher:
         return _Outcome.LONG_PHASE if patient and idle_s < LONG_PHASE * self.hang_after_s else _Outcome.HANG
 
     def _keep(self, folder: Path, lines: Sequence[str], why: str) -> None:
-        """Put the report where the user finds it, and print its first lines."""
+        """Write the report beside the trace, and print its first lines."""
         kept = self._kept(folder)
         self.found.append(kept)
         say(f"tracekit: {why}; report: {printable(str(kept / 'report.txt'))}")
@@ -298,7 +298,7 @@ class HangText:
 
 
 def read_report(folder: Path) -> HangText | None:
-    """The report in a folder; None where none was made."""
+    """The report in a folder; None if there is none."""
     try:
         report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
         return HangText(report, tuple((folder / "report.txt").read_text(encoding="utf-8").splitlines()))

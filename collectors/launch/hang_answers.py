@@ -1,4 +1,4 @@
-"""Where the ranks of a job that stands still are: what they answer, and what can be seen of those that do not.
+"""Finds where the ranks of a hanging job are: from their answers, or from outside if they do not answer.
 
 In: an attempt whose ranks were asked. Out: a dump per rank in one folder. A rank of this host that gives no answer is
 looked at from outside: has its process ended, is it stopped, or does it live with the interpreter locked? The stack of
@@ -114,13 +114,13 @@ def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, lis
 
 
 def _stack_of_stopped(pulse: Pulse) -> list[str] | None:
-    """A stopped process is read as it lies there."""
+    """A stopped process is read as it is."""
     threads = _py_spy(pulse.process_id, "--nonblocking")
     return _frames_of_main(threads, pulse.process_id) if threads else None
 
 
 def _py_spy(process_id: int, *options: str) -> list[dict[str, Any]]:
-    """The threads of a process as `py-spy dump --json` has them; none where it is not installed, or not allowed."""
+    """The threads of a process from `py-spy dump --json`; none if it is not installed or not permitted."""
     program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if program is None:
         return []
@@ -148,7 +148,7 @@ def _frames_of_main(threads: list[dict[str, Any]], process_id: int) -> list[str]
 
 
 def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
-    """Have the process write its stacks, where it said that it would; the stack of the main thread."""
+    """Have the process write its stacks, if it supports that; returns the stack of the main thread."""
     if not pulse.signal or not path.exists():
         return None
     before = path.stat().st_size
@@ -163,7 +163,7 @@ def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
 
 
 def _last_stack(path: Path, begin: int) -> list[str] | None:
-    """The stack of the main thread, which `faulthandler` writes last; None where it is not there whole."""
+    """The stack of the main thread, which `faulthandler` writes last; None if it is not there whole."""
     with path.open("rb") as file:
         file.seek(begin)
         text = file.read().decode("utf-8", "replace")

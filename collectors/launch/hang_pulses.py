@@ -1,4 +1,4 @@
-"""What the ranks of an attempt show of themselves while they run: their pulses, and what the system says of them."""
+"""The state of running ranks: their pulses, and what the system knows of their processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def all_began(pulses: Mapping[int, Pulse]) -> bool:
 
 
 def host_of(attempt: Path, rank: int) -> str | None:
-    """The host on which a rank runs; None where it has not said."""
+    """The host on which a rank runs; None if unknown."""
     try:
         facts = (attempt / f"{rank_stem(rank)}{FACTS_SUFFIX}").read_text(encoding="utf-8")
     except OSError:
@@ -49,7 +49,7 @@ def host_of(attempt: Path, rank: int) -> str | None:
 
 
 def state_of(process_id: int) -> str | None:
-    """The state letter of a process (proc(5)); None where there is none."""
+    """The state letter of a process (proc(5)); None if there is none."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:

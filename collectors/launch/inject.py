@@ -1,4 +1,4 @@
-"""The folder that is put on PYTHONPATH so that training processes start recording by themselves.
+"""Writes the folder that makes training processes start recording, through PYTHONPATH.
 
 Two ways in, because each can be switched off: `sitecustomize`, run by every Python at start, and an entry point that
 torch runs at the end of its import. Both end in `runtime.bootstrap.arm`, which is idempotent.

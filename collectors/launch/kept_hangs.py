@@ -37,7 +37,7 @@ class KeptHangs:
                 say(f"tracekit: the report is not in the store: {printable(str(error))}")
 
     def over(self, ending: str | None) -> None:
-        """The job has ended, and with it what was reported of it. `ending`: how; None where nobody says."""
+        """The job has ended, and with it what was reported of it. `ending`: how; None if nobody says."""
         if self._kept and self._store is not None:
             with suppress(TracekitError):  # the incident stays open, which can be seen
                 self._store.end_watch(self._name, ending)

@@ -38,18 +38,18 @@ from tracekit.collectors.runtime.wire_format import (
 )
 from tracekit.errors import OutputError
 
-#: How often the launcher looks after the command, seconds.
+#: How often the launcher checks on the command, seconds.
 POLL_S = 0.5
-#: How long the launchers of other nodes may take longer than the first, seconds.
+#: How long the first launcher waits for those of other nodes, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
-#: How often it gives a sign of life to a watch on another host, and how often it measures the reference clock, seconds.
+#: How often the launcher signals a watch on another host that it is alive, and measures the reference clock, seconds.
 BEAT_PERIOD_S = 10.0
 CLOCK_PERIOD_S = 10.0
 NOTHING_RECORDED = (
     "nothing was recorded: no process of the command trained with torch in this Python environment (python -I and -S,"
     " or an overwritten PYTHONPATH, keep the recorder out)"
 )
-#: What a launcher around this one, or a user's shell, may have left in the environment.
+#: Variables that an outer launcher or a user's shell may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 _CLOCK_FILE = "clock-server.json"
 
@@ -115,7 +115,7 @@ def launched_elsewhere(directory: Path) -> bool:
 
 
 def await_other_launchers(directory: Path) -> None:
-    """Give the launchers of the run's other nodes time to finish; what they are late with is missing and reported."""
+    """Wait for the launchers on other nodes to finish; ranks of those that are late are reported as missing."""
     deadline = time.monotonic() + OTHER_NODES_TIMEOUT_S
     while running_launchers(directory) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -128,7 +128,7 @@ def run_command(
     on_poll: Callable[[], bool],
     name: str = "",
 ) -> LaunchResult:
-    """Run the command to its end. Raises OutputError where it cannot be started.
+    """Run the command to its end. Raises OutputError if it cannot be started.
 
     `on_poll` is called every `POLL_S` while the command runs; where it returns True, the command is asked to end. What
     ranks that were killed had recorded and not written is written here. `name`: how `tracekit attach` finds the job.
@@ -158,7 +158,7 @@ def run_command(
                     beat_at = time.monotonic() + BEAT_PERIOD_S
                     with contextlib.suppress(OSError):  # the folder is gone
                         os.utime(presence)
-                with contextlib.suppress(OSError):  # what looks on must not part us from the command
+                with contextlib.suppress(OSError):  # a monitoring error must not stop the job
                     clocks.tick()
                     if on_poll():
                         process.terminate()
@@ -171,17 +171,17 @@ def run_command(
     finally:
         rings.close()
         announce_end(presence, code)
-        while signal.sigtimedwait(WATCHED, 0) is not None:  # none is left to surprise the merge
+        while signal.sigtimedwait(WATCHED, 0) is not None:  # drop pending signals before the merge
             continue
         release()
     return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
 
 
 def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], directory: Path) -> None:
-    """Start or stop recording where a signal says so; hand on the others that somebody has sent."""
+    """Start or stop recording on the signals for that; forward other signals that were sent to the launcher."""
     if received.si_signo in STEERING:
         start = received.si_signo == START_RECORDING
-        with contextlib.suppress(OSError, OutputError):  # a disk that is full: the job goes on as before
+        with contextlib.suppress(OSError, OutputError):  # the disk is full: the job goes on unchanged
             write_schedule(directory, Schedule(first_common_step(directory)) if start else IDLE)
     elif received.si_signo != signal.SIGCHLD and received.si_pid > 0:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
@@ -189,7 +189,7 @@ def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], d
 
 
 class _ClockKeeper:
-    """The first launcher of a run answers for the reference clock; those of other hosts measure against it."""
+    """Serves the reference clock in the first launcher of a run; launchers on other hosts measure against it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -26,7 +26,7 @@ from tracekit.text import printable
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions
 
-#: The watch gives way to the ranks.
+#: Niceness of the watch, so that ranks have priority.
 NICENESS = 5
 #: Names the webhook where --notify does not: a command line is for everybody on the machine to read.
 NOTIFY_VARIABLE = "TRACEKIT_NOTIFY"
@@ -92,7 +92,7 @@ class WatchOptions:
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
     def given(self) -> list[str]:
-        """What is not as it is by default."""
+        """Options that differ from their defaults."""
         given = [argument for argument in self.arguments() if argument not in WatchOptions().arguments()]
         return given if self.notify is None or NOTIFY_VARIABLE in os.environ else [*given, "--notify"]
 
@@ -128,13 +128,13 @@ class WatchProcess:
         )
 
     def tick(self) -> None:
-        """Say that it has ended before the run, and start it again where it was killed for the first time."""
+        """Report a watch that ended before the run; restart it if it was killed for the first time."""
         if self._process is not None and (code := self._process.poll()) is not None:
             self._process = None
             self._ended(code)
 
     def wait(self) -> str | None:
-        """Wait for the last window; how to store the windows that are not stored, None where all are."""
+        """Wait for the last window. Returns the command that stores missing windows, None if there are none."""
         while self._process is not None:
             if self._process.wait() == ExitCode.DONE:
                 self._process = None

@@ -11,7 +11,7 @@ import re
 from tracekit.collectors.runtime.wire_format import IDLE, Schedule
 from tracekit.errors import SelectionError
 
-#: `--overhead` records so many steps in a row, and leaves as many out.
+#: Number of consecutive steps that `--overhead` records, and then leaves out.
 OVERHEAD_STEPS = 10
 #: Less would be rewritten all the time, bytes.
 SMALLEST_KEPT = 1_000_000
@@ -21,7 +21,7 @@ _UNITS = {"M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def parse_steps(text: str) -> tuple[int, int | None]:
-    """`100:200`, `100:` or `:200` -> the first step and the exclusive last one, None where it is open."""
+    """`100:200`, `100:` or `:200` -> first step and exclusive last step, None if open."""
     match = _STEPS.match(text)
     if match is None:
         raise ValueError(f"{text!r} is no step range; write 100:200 for the steps 100 to 199")
@@ -43,7 +43,7 @@ def parse_size(text: str) -> int:
 
 
 def schedule_options(steps: tuple[int, int | None], every: int, length: int, *, idle: bool, overhead: bool) -> Schedule:
-    """Which steps to record, of the options about steps. Raises SelectionError where they exclude each other."""
+    """The steps to record, from the options about steps. Raises SelectionError if they exclude each other."""
     if length > every:
         raise SelectionError(f"--for {length} is more than --every {every}; record fewer steps, or all of them")
     if idle and (every > 1 or steps != (1, None)):

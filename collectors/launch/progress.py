@@ -1,4 +1,4 @@
-"""What a running collection knows so far: steps seen, the slowest rank.
+"""The progress of a running collection: steps seen, the slowest rank.
 
 In: segments while they grow. Out: a progress line.
 """
@@ -69,7 +69,7 @@ class Progress:
         return f"tracekit: {self.steps} steps on {len(self._compute_ns)} ranks{so_far}"
 
     def show(self) -> None:
-        """Update, and draw the line where somebody looks at a terminal."""
+        """Update, and draw the line if stderr is a terminal."""
         if sys.stderr is not None and sys.stderr.isatty():
             self.update()
             say(f"\r\033[K{self.line()}\r", end="")

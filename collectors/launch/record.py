@@ -121,7 +121,7 @@ def _collect(parsed: argparse.Namespace) -> int:
 
 
 def _script(command: Sequence[str]) -> str:
-    """What a command is called after: its script, else its program."""
+    """The name of a command: its script, or its program."""
     return next((Path(word).stem for word in command if word.endswith(".py")), Path(command[0]).name)
 
 
@@ -138,7 +138,7 @@ def _attach(parsed: argparse.Namespace) -> int:
 
 
 def _conclude(directory: Path) -> list[str]:
-    """Close the run directory; what to tell the user."""
+    """Close the run directory and return the lines for the user."""
     try:
         numbers = attempts(directory)
         counts = []

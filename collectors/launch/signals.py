@@ -1,4 +1,4 @@
-"""Which signals the launcher of a command hands on, and holding them back for it.
+"""The signals that a launcher forwards to its command, and how it blocks them until then.
 
 A process-wide signal goes to any thread that does not block it, also to those that numpy and polars start when they are
 imported, and Python would then end the launcher by KeyboardInterrupt while the job runs. So they are held before those
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import signal
 
-#: Signals handed on to the command.
+#: Signals that are forwarded to the command.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-#: Signals to the launcher that start recording, and stop it: `kill -s RTMIN+1 PID`. They are not handed on.
+#: Signals to the launcher that start and stop recording: `kill -s RTMIN+1 PID`. They are not forwarded.
 START_RECORDING, STOP_RECORDING = signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
 STEERING = (START_RECORDING, STOP_RECORDING)
 #: Signals the launcher waits for.
@@ -29,7 +29,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """Put the mask back that was there before the first `hold`; nothing where nothing is held."""
+    """Restore the mask from before the first `hold`; does nothing without one."""
     global _before  # noqa: PLW0603  a process has one mask
     if _before is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _before)

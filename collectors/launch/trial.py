@@ -1,4 +1,4 @@
-"""What `tracekit doctor` trains: DistributedDataParallel on two ranks of this machine, a few steps of milliseconds.
+"""The training job of `tracekit doctor`: DistributedDataParallel on two ranks of this machine, a few short steps.
 
 Runs in the interpreter of the training, which need not have tracekit: nothing is imported but torch.
 """

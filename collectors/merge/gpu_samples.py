@@ -47,7 +47,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class GpuSummary:
-    """One rank's GPU. `facts`: host, model, UUID, PCI bus id, versions; spreads are None where nothing was sampled.
+    """One rank's GPU. `facts`: host, model, UUID, PCI bus id, versions; spreads are None if nothing was sampled.
 
     `throttled`: share of the samples with any reason. `reasons`: reason -> share of the samples.
     """

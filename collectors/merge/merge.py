@@ -76,7 +76,7 @@ def merge_attempt(
     metadata: Mapping[str, Any] | None = None,
     running: bool = False,
 ) -> MergedAttempt:
-    """Merge the ranks of one attempt. Raises LayoutError where ranks disagree, TraceError where no step is whole.
+    """Merge the ranks of one attempt. Raises LayoutError if ranks disagree, TraceError where no step is whole.
 
     `running`: the recording is a part of a run that goes on. NCCL's events and samples of GPUs are then left out, for
     their files are of the whole run.
@@ -224,7 +224,7 @@ def _records(
 def _move(
     one: RankRecording, clocks: Mapping[str, ClockFit], reference: Mapping[str, Any]
 ) -> Callable[[IntArray], IntArray] | None:
-    """What puts the times of a rank on the reference clock; None where they are on it."""
+    """What puts the times of a rank on the reference clock; None if they are on it."""
     process = one.facts["process"][0]
     fit = clocks.get(str(process["host"]))
     if fit is not None:

@@ -121,7 +121,7 @@ class _Mesh:
 
 
 def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None) -> Placement:
-    """Find the layout of a job from what its ranks wrote. Raises LayoutError where they contradict each other."""
+    """Find the layout of a job from what its ranks wrote. Raises LayoutError if they contradict each other."""
     ranks = sorted(facts, key=lambda one: one.rank)
     world_size = _agreed_world_size(ranks)
     _check_loops(ranks)
@@ -187,7 +187,7 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
 
 
 def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
-    """What the job itself tells; None where it contradicts itself or says nothing, since options are there to help."""
+    """What the job itself tells; None if it contradicts itself or says nothing, since options are there to help."""
     try:
         return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
     except LayoutError:

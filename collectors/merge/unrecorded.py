@@ -1,4 +1,4 @@
-"""What a run could not record, and why: hooks this torch has no place for, hooks that failed, GPUs nobody used.
+"""What a run could not record, and why: hooks that do not fit this torch, hooks that failed, recordings that stopped.
 
 In: an `AttemptRecording`. Out: `Unrecorded`, for the closing lines of `tracekit collect` and the trace's metadata.
 """
@@ -50,7 +50,7 @@ class Unrecorded:
     unused_device: str | None
 
     def metadata(self) -> dict[str, Any]:
-        """What the trace says of it; nothing where nothing is lacking."""
+        """Entries of the trace's metadata; empty if nothing is missing."""
         found: dict[str, Any] = {}
         if self.lost:
             found["lost_hooks"] = [asdict(one) for one in self.lost]
@@ -70,7 +70,7 @@ class Unrecorded:
         return f"the recording stops early on {where}: killed, out of disk space, or still running"
 
     def lines(self) -> list[str]:
-        """What to tell the user at the end, a line each. Failed hooks are told rank by rank elsewhere."""
+        """Closing lines for the user. Failed hooks are reported per rank elsewhere."""
         lines = [
             f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {_ranks(one.ranks)}; the"
             f" trace lacks {one.lacks}"
@@ -82,7 +82,7 @@ class Unrecorded:
 
 
 def find_unrecorded(recording: AttemptRecording) -> Unrecorded:
-    """Gather what the ranks told."""
+    """Gather the reports of all ranks."""
     ranks = list(recording.ranks.values())
     stopped = {one.rank: _last_step(one) for one in ranks if (one.summary or {"off": "no summary"}).get("off")}
     return Unrecorded(_lost(ranks), _failed(ranks), stopped, _unused_device(ranks))
@@ -125,7 +125,7 @@ def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
 
 
 def _told(one: RankRecording, kind: str) -> dict[str, Any]:
-    """The last fact of a kind that is an object."""
+    """The last fact of a kind, if it is an object; else empty."""
     facts = one.facts.get(kind, [])
     return facts[-1] if facts and isinstance(facts[-1], dict) else {}
 

@@ -1,4 +1,4 @@
-"""What NCCL itself tells: a profiler plugin in C, its ring files, and their joining with the step trace.
+"""NCCL's own events: a profiler plugin in C, its ring files, and how they are joined with the step trace.
 
 `plugin.c` is compiled on first use (`build.py`) and loaded by NCCL; `drain.py` empties its rings while the job runs,
 `reader.py` and `operations.py` read them, `clock.py` puts GPU times on the host's clock, and `join.py` gives the

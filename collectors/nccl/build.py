@@ -19,7 +19,7 @@ from tracekit.atomic_write import Kind, replacing, starting_with
 from tracekit.errors import OutputError
 
 SOURCES = ("plugin.c", "abi.h", "ring.h")
-#: Warnings are errors where the tests compile; a newer compiler's warnings must not cost a user the recording.
+#: Only tests turn warnings into errors: a warning of a newer compiler must not stop a recording.
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
 #: NCCL closes the library behind its last communicator, while threads of the job may still come back to it.
 LINK_FLAGS = ("-Wl,-z,nodelete", "-Wl,-z,defs", "-pthread")
@@ -36,7 +36,7 @@ _HERE = Path(__file__).parent
 def build_plugin(cache: Path | None = None) -> Path:
     """Compile the plugin, unless the cache has it; returns where it is.
 
-    `cache`: default `$XDG_CACHE_HOME/tracekit`, else `~/.cache/tracekit`. Raises OutputError where there is no
+    `cache`: default `$XDG_CACHE_HOME/tracekit`, else `~/.cache/tracekit`. Raises OutputError if there is no
     compiler, it fails, or the place cannot be written or has too long a path.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -60,7 +60,7 @@ def build_plugin(cache: Path | None = None) -> Path:
 
 
 def default_cache() -> Path:
-    """Where compiled plugins are kept. Raises OutputError where the user has no home."""
+    """The cache of compiled plugins. Raises OutputError if the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "tracekit"
@@ -82,7 +82,7 @@ def _compile(compiler: str, library: Path) -> None:
 
 
 def _fingerprint() -> str:
-    """Changes with everything that goes into the library, and with the machine that runs it."""
+    """A key that depends on everything that goes into the library, and on the machine."""
     digest = hashlib.sha256(" ".join((*FLAGS, *LINK_FLAGS, platform.machine(), *platform.libc_ver())).encode())
     for name in SOURCES:
         digest.update((_HERE / name).read_bytes())

@@ -18,7 +18,7 @@ import polars as pl
 STRETCHES, LEAST_STRETCHES = 16, 4
 LEAST_CHANNELS = 8
 REFINEMENTS = 3
-#: What an ordinary clock drifts, where too few channels tell.
+#: Assumed drift of a clock if too few channels allow a fit.
 UNKNOWN_DRIFT = 5e-5
 #: A clock that is worse, because it was set back while the job ran, say, is none.
 LARGEST_UNCERTAINTY_NS = 5_000_000
@@ -47,7 +47,7 @@ class GpuClock:
 
 
 def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock | None:
-    """The clock of one rank's GPU from its channels and operations; None where no channel has both bounds, or they
+    """The clock of one rank's GPU from its channels and operations; None if no channel has both bounds, or they
     do not fit one line.
     """
     enqueued = operations.select("enqueue_ns", operation="handle")

@@ -145,7 +145,7 @@ def _numbers(groups: Groups) -> dict[_Members, int]:
 
 
 def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Members, int]) -> pl.DataFrame:
-    """Recorded collectives NCCL has a function for. `size`: bytes of the first tensor, 0 where unknown."""
+    """Recorded collectives NCCL has a function for. `size`: bytes of the first tensor, 0 if unknown."""
     rows = []
     for rank, of_rank in groups.items():
         for peer, group in of_rank.items():
@@ -305,7 +305,7 @@ def _replaced(records: pl.DataFrame, timed: pl.DataFrame) -> pl.DataFrame:
     ).drop("record", "gpu_start_ns", "gpu_end_ns")
 
 
-# ---- what to tell ----------------------------------------------------------------------------------------------------
+# ---- reporting -------------------------------------------------------------------------------------------------------
 
 
 def _split(operations: pl.DataFrame) -> dict[str, dict[str, float]]:

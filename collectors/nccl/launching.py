@@ -1,4 +1,4 @@
-"""What `tracekit collect --nccl` does around the command: give NCCL the plugin, and afterwards look what came of it.
+"""Gives NCCL the plugin before the command (`tracekit collect --nccl`), and reports the result afterwards.
 
 In: the command's environment and the mask asked for. Out: the environment with the plugin in it, lines for the user
 before the run (what may go wrong) and after it (which ranks NCCL told nothing about). NCCL says of a plugin it cannot
@@ -81,7 +81,7 @@ def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) 
 
 
 def installed_version() -> tuple[int, ...] | None:
-    """The NCCL that pip installed beside torch; None where there is none, or it came another way."""
+    """The NCCL that pip installed beside torch; None if there is none, or it came another way."""
     for generation in ("cu13", "cu12", "cu11"):
         try:
             return tuple(int(part) for part in metadata.version(f"nvidia-nccl-{generation}").split(".")[:3])
@@ -122,7 +122,7 @@ def _shared_memory(mask: int) -> tuple[str, ...]:
 def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, mask: int) -> list[str]:
     """What to tell of an attempt: ranks without a ring and why, hazards of the NCCL it ran with, what was joined.
 
-    `report`: the trace's `NcclReport` as plain data, None where no ring was there to join or no trace came of it.
+    `report`: the trace's `NcclReport` as plain data, None if no ring was there to join or no trace came of it.
     """
     version_before = installed_version()
     versions = [version for version in _versions(recording, recording.ranks) if version != version_before]
@@ -140,7 +140,7 @@ def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, ma
 
 
 def _joined(report: Mapping[str, Any]) -> list[str]:
-    """How many ops NCCL timed, and what is missing."""
+    """The number of ops that NCCL timed, and what is missing."""
     left = sum(report["unmatched_records"].values())
     extra = sum(report["unmatched_operations"].values())
     timed = (

@@ -126,7 +126,7 @@ class RingFile:
 
 
 def open_ring(path: Path) -> RingFile:
-    """Map a ring file for reading. Raises FormatError where it is none, or not of this version."""
+    """Map a ring file for reading. Raises FormatError if it is not one, or of another version."""
     if path.stat().st_size < HEADER_BYTES:
         raise FormatError(f"{path}: {path.stat().st_size} bytes; a ring of NCCL events has at least {HEADER_BYTES}")
     header = np.fromfile(path, _HEADER, 1)[0]
@@ -145,7 +145,7 @@ def is_ring(path: Path) -> bool:
 
 
 def read_ring(path: str | os.PathLike[str]) -> Ring:
-    """Everything one process wrote. Raises FormatError where the file is damaged."""
+    """All that one process wrote. Raises FormatError if the file is damaged."""
     path = Path(path)
     match = _FILE.match(path.name)
     if match is None:

@@ -63,7 +63,7 @@ def ring_files(directory: Path) -> list[Path]:
 
 
 def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecording | None:
-    """Read the rings of an attempt, by rank; None where there are none. Damaged ones are named, not raised."""
+    """Read the rings of an attempt, by rank; None if there are none. Damaged ones are named, not raised."""
     rank_of = {process: rank for rank, process in processes.items()}
     rings: dict[int, Ring] = {}
     unreadable = []

@@ -1,1 +1,1 @@
-"""The folder of one run: what ranks and launchers leave in it, as files and as arrays."""
+"""The folder of one run: the files of ranks and launchers, also as arrays."""

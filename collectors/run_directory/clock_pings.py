@@ -66,7 +66,7 @@ class EchoServer:
 
 
 def measure(host: str, port: int, clock: Clock = time.monotonic_ns, *, rounds: int = ROUNDS) -> ClockSample | None:
-    """Ask the echo server `rounds` times; None where nobody answered."""
+    """Ask the echo server `rounds` times; None if it did not answer."""
     best: ClockSample | None = None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         asker.settimeout(ECHO_TIMEOUT_S)

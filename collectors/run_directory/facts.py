@@ -135,7 +135,7 @@ class FactParser:
     def parse(self, line: bytes, path: Path, number: int, rank: int) -> tuple[str, Any]:
         """Kind and value of line `number`, from 1, of `path`, the facts of `rank`.
 
-        Raises BadFactError where it is none, or not what its kind must be.
+        Raises BadFactError if it is none, or not what its kind must be.
         """
         if (shared := self._shared.get(line)) is not None:
             return shared
@@ -158,7 +158,7 @@ class FactParser:
 
 
 def _problem(kind: object, value: Any, rank: int) -> str | None:
-    """What is wrong with a fact, with what was expected; None where nothing is."""
+    """What is wrong with a fact, with what was expected; None if nothing is."""
     if not isinstance(kind, str):
         return "expected text as its kind"
     if (expected := _SCHEMA.get(kind)) is None:
@@ -186,7 +186,7 @@ def _process_problem(process: _Process, rank: int) -> str | None:
 
 
 def _shape(nested: Any, depth: int = 0) -> tuple[int, ...] | None:
-    """Lengths of nested lists, outermost first; None where they are no table of ranks."""
+    """Lengths of nested lists, outermost first; None if they are no table of ranks."""
     if isinstance(nested, int) and not isinstance(nested, bool) and 0 <= nested < LARGEST_SIZE:
         return ()
     if not isinstance(nested, list) or not nested or depth > _DEEPEST:

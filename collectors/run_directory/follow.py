@@ -1,4 +1,4 @@
-"""Following what ranks write while they write it.
+"""Reads the files of ranks while they are being written.
 
 In: the directory of an attempt, looked at again and again. Out: what is new of each rank since, and, for a range of
 steps, an `AttemptRecording` of them. What was handed out is forgotten, so that memory holds the steps that are not over
@@ -87,7 +87,7 @@ class AttemptFollower:
 
     def update(self, now_s: float, *, at_end: bool = False) -> list[Notice]:
         """Read what is new at `now_s`, seconds on any steady clock; a notice for each rank with which something is
-        wrong. Raises OSError where the directory cannot be read.
+        wrong. Raises OSError if the directory cannot be read.
 
         `at_end`: nothing comes behind this.
         """
@@ -162,7 +162,7 @@ class AttemptFollower:
         if len(content) < head:
             return []
         records = records_in(content, path, has_header=head > 0)
-        # A shared folder can show zeros where bytes are still under way; no record is numbered 0.
+        # A shared folder can show zeros in place of bytes that have not arrived yet; no record has the number 0.
         absent = records["number"] == 0
         if absent.any():
             records = records[: int(absent.argmax())]
@@ -174,7 +174,7 @@ class AttemptFollower:
 
     @property
     def good(self) -> dict[int, FollowedRank]:
-        """The ranks that have told who they are and are not left out."""
+        """The ranks that have identified themselves and are not left out."""
         return {
             number: rank
             for number, rank in self.ranks.items()

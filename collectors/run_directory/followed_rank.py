@@ -58,7 +58,7 @@ class FollowedRank:
     """One rank: its facts, and the records that were not handed out yet.
 
     `whole`: the newest step that was recorded from begin to end, -1 without any. `late`: records of steps that had been
-    handed out. `bad`: why it is left out, None where it is not; `returns`: how often it may be read again. `on_trial`:
+    handed out. `bad`: why it is left out, None if it is not; `returns`: how often it may be read again. `on_trial`:
     it is read again, and not handed out yet. `ended`: whether it has closed its recorder.
     """
 
@@ -83,7 +83,7 @@ class FollowedRank:
 
     @classmethod
     def of(cls, recording: RankRecording) -> FollowedRank:
-        """A rank that has been read whole. Raises FormatError where its records contradict one another."""
+        """A rank that has been read whole. Raises FormatError if its records contradict one another."""
         followed, records = cls(recording.rank), recording.records
         first = int(records["step"][0]) if len(records) else 0  # the steps before it were not recorded, or are gone
         followed._trail = Trail(int(recording.facts["process"][0]["monotonic_ns"]), step=first)
@@ -173,7 +173,7 @@ class FollowedRank:
 
     def settle(self, ranks: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
         """Decide about records whose steps jumped: others of `ranks` that are there too, or that go on where this one
-        was, decide; where none does, its own following steps. Raises FormatError where the jump is garbage.
+        was, decide; where none does, its own following steps. Raises FormatError if the jump is garbage.
         """
         while self._held:
             assert self._trail is not None
@@ -202,7 +202,7 @@ class FollowedRank:
         return max([newest, *(int(part["step"].max()) for part in self._held)])
 
     def begin_again(self) -> None:
-        """Read it again, on trial: what comes now has nothing to do with what made it garbage."""
+        """Read the rank again, on trial, from records after the garbage."""
         self.bad, self.on_trial = None, True
         self.returns -= 1
         self._trail, self._last, self.whole = Trail(int(self.facts["process"][0]["monotonic_ns"])), 0, -1

@@ -1,4 +1,4 @@
-"""Clocks of several hosts: a line fitted per host to what its launcher measured.
+"""Clocks of several hosts: a line per host, fitted to the measurements of its launcher.
 
 In: the pings between launchers (`clock_pings.py`). Out: a `ClockFit` per host, applied when segments are merged.
 Ranks of one host share its monotonic clock.
@@ -65,7 +65,7 @@ def fit_clock(samples: Iterable[ClockSample]) -> ClockFit:
 def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFit]:
     """The fit of each host that measured, to all samples or to about the `newest`.
 
-    Raises FormatError where a file is damaged.
+    Raises FormatError if a file is damaged.
     """
     fits = {}
     for path in sorted(directory.glob("clock-*.samples")):

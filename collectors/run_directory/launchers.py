@@ -29,7 +29,7 @@ def announce(directory: Path) -> Path:
 
 
 def announce_end(presence: Path, code: int | None) -> None:
-    """Say that its command has ended with `code`, negative for a signal; None where that is unknown."""
+    """Say that its command has ended with `code`, negative for a signal; None if that is unknown."""
     if code is not None:
         with contextlib.suppress(OSError):  # the disk is full
             presence.write_text(str(code), encoding="ascii")
@@ -78,7 +78,7 @@ class Ending:
 
 
 def how_ended(directory: Path) -> Ending | None:
-    """How the job ended; None where nobody says.
+    """How the job ended; None if nobody says.
 
     Of several launchers, the first whose command failed speaks: the others end because of it.
     """

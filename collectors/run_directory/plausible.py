@@ -1,4 +1,4 @@
-"""Which records of a rank cannot be what happened: numbers, steps and times that contradict their neighbours.
+"""Finds impossible records of a rank: numbers, steps and times that contradict their neighbours.
 
 In: the newest records of a rank, in the order in which they were made, and what the last ones before said. Out: nothing
 where they agree, a FormatError that says what contradicts what.
@@ -86,7 +86,7 @@ class Trail:
             self.ended_step, self.end_ns = number, end_ns
 
     def first_jump(self, records: npt.NDArray[np.void]) -> int | None:
-        """Where the steps of records leave the reach of those before; None where they do not.
+        """Where the steps of records leave the reach of those before; None if they do not.
 
         What comes before that is taken as said. Raises FormatError for steps that go back.
         """

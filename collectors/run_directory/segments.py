@@ -99,7 +99,7 @@ class AttemptRecording:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The arguments of the first rank's process, none where it did not tell them."""
+        """The arguments of the first rank's process, none if it did not tell them."""
         told = self.ranks[min(self.ranks)].facts["process"][0].get("program")
         return tuple(map(str, told)) if isinstance(told, list) else ()
 
@@ -125,7 +125,7 @@ def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDAr
 
 
 def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
-    """The whole records of a segment and the bytes cut off behind them. Raises FormatError where it is none."""
+    """The whole records of a segment and the bytes cut off behind them. Raises FormatError if it is none."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -136,7 +136,7 @@ def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
 
 
 def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.NDArray[np.void]:
-    """The whole records in a segment, or in a part of one, which has no header. Raises FormatError where it is none."""
+    """The whole records in a segment, or in a part of one, which has no header. Raises FormatError if it is none."""
     start = HEADER.size if has_header else 0
     if has_header:
         magic, version, record_size, *_ = HEADER.unpack_from(content)
@@ -169,7 +169,7 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """The run of a run directory. Raises FormatError where its file is damaged."""
+    """The run of a run directory. Raises FormatError if its file is damaged."""
     path = directory / RUN_FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -53,7 +53,7 @@ class Pace:
 
 
 def pace(directory: Path) -> Pace | None:
-    """How far a run is; None where no step has ended yet."""
+    """The progress of a run; None if no step has ended yet."""
     numbers = attempts(directory)
     ends: list[tuple[int, float]] = []
     for path in _newest_segments(attempt_directory(directory, numbers[-1])) if numbers else ():

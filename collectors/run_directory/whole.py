@@ -32,7 +32,7 @@ from tracekit.errors import FormatError
 
 
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
-    """Read one attempt of a run directory. Raises FormatError where it holds no segments, or garbage alone."""
+    """Read one attempt of a run directory. Raises FormatError if it holds no segments, or garbage alone."""
     path = Path(directory) / f"attempt-{attempt:03d}"
     by_rank: dict[int, list[Path]] = {}
     for name in _file_names(path):
@@ -64,7 +64,7 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
 
 
 def _garbage(ranks: Mapping[int, RankRecording]) -> dict[int, FormatError]:
-    """The ranks whose records cannot be what happened, or that are of another job than most; and why."""
+    """The ranks with impossible records, or of another job than most ranks, with the reason."""
     sizes = Counter(one.world_size for one in ranks.values())
     most = max(sizes, key=lambda size: (sizes[size], -abs(size - len(ranks)), size), default=0)
     bad, followed = dict[int, FormatError](), dict[int, FollowedRank]()

@@ -47,7 +47,7 @@ def ranks_in(directory: Path) -> set[int]:
 
 
 def write_manifest(directory: Path) -> dict[str, Any]:
-    """List what the ranks of one attempt wrote in its manifest. Raises OutputError."""
+    """Write the manifest of an attempt: the files of its ranks. Raises OutputError."""
     files = [path.name for path in sorted(directory.iterdir()) if RANK_FILE.match(path.name)]
     manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
     write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
@@ -55,7 +55,7 @@ def write_manifest(directory: Path) -> dict[str, Any]:
 
 
 def write_left_over(directory: Path, left: LeftOver) -> None:
-    """Write what a rank did not live to write as a segment of its own. Raises OutputError."""
+    """Write the records that a dead rank left in memory as a segment of their own. Raises OutputError."""
     path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
     head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
     with replacing(path, _SEGMENT_KIND) as temporary:

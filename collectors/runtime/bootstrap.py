@@ -1,4 +1,4 @@
-"""How recording starts in a process that `tracekit collect` launched.
+"""Starts recording in a process that `tracekit collect` launched.
 
 In: the environment the launcher set. Out: one active `Session` in each training process, nothing in any other: the
 elastic agent, data-loader workers and resource trackers run this too. torch is never imported from here; what is to be
@@ -31,14 +31,14 @@ from tracekit.collectors.runtime.wire_format import (
     rank_stem,
 )
 
-#: How many processes there are, as torchrun, srun, Open MPI, MPICH and its kin, and MVAPICH tell them.
+#: Variables with the number of processes: of torchrun, srun, Open MPI, MPICH and its relatives, and MVAPICH.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _armed = False
 _session: Any = None
 
 
 def arm() -> None:
-    """Watch for the imports that tell a training process. Called by sitecustomize and by torch's entry point."""
+    """Watch for the imports that identify a training process. Called by sitecustomize and by torch's entry point."""
     global _armed  # noqa: PLW0603  once per process
     if _armed or ENV_DIRECTORY not in os.environ:
         return
@@ -53,7 +53,7 @@ def _warn(message: str) -> None:
 
 
 def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """`callback` as one that warns where it would raise."""
+    """`callback` with exceptions turned into a warning."""
 
     def call(module: ModuleType) -> None:
         try:
@@ -65,7 +65,7 @@ def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], N
 
 
 def _off_in_child() -> None:
-    """A forked child shares the parent's files and counters: it records nothing."""
+    """Record nothing in a forked child, which shares the parent's files and counters."""
     spans.attach(spans.NOBODY)
     if _session is not None:
         _session.recording = False
@@ -73,7 +73,7 @@ def _off_in_child() -> None:
 
 
 def _watch_process_group(module: ModuleType) -> None:
-    """A process that joins a process group is a training process: start when it has."""
+    """Start recording once the process has joined a process group, which makes it a training process."""
     original = module.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def _watch_process_group(module: ModuleType) -> None:
 
 
 def _replace(module: ModuleType, name: str, wrapper: Any) -> None:
-    """Put `wrapper` in the place of a function of `torch.distributed`."""
+    """Replace a function of `torch.distributed` by `wrapper`."""
     original = getattr(module, name)
     wrapper.__wrapped__, wrapper.__doc__ = original, original.__doc__
     setattr(module, name, wrapper)
@@ -103,13 +103,13 @@ def _replace(module: ModuleType, name: str, wrapper: Any) -> None:
 
 
 def _one_of_many() -> bool:
-    """Whether the launcher says that this process is one of several, which will join a process group."""
+    """Whether, according to the launcher, this process is one of several that will join a process group."""
     sizes = (os.environ.get(name, "1") for name in _SIZES)
     return any(size.isdecimal() and int(size) > 1 for size in sizes)
 
 
 def _watch_optimizer(module: ModuleType) -> None:
-    """A process without a process group that makes an optimizer is a training process of one rank."""
+    """Record a process that creates an optimizer without a process group as a training process of one rank."""
     optimizer = module.Optimizer
     original = optimizer.__init__
 
@@ -123,7 +123,7 @@ def _watch_optimizer(module: ModuleType) -> None:
 
 
 def activate(rank: int, world_size: int) -> None:
-    """Start recording this process as `rank`, unless another process of this attempt already is that rank."""
+    """Start recording this process as `rank`, unless another process of this attempt already has that rank."""
     global _session  # noqa: PLW0603  once per process
     if _session is not None:
         return

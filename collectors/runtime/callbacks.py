@@ -1,4 +1,4 @@
-"""Callbacks of collectives on threads of gloo, and how they let a process group and a process end.
+"""Callbacks of collectives on gloo's threads, without deadlocks at the end of a process group or a process.
 
 A process group joins its threads when it ends, and its last owner may hold the interpreter's lock meanwhile: the C++
 part of DistributedDataParallel does. A thread that wants the lock then, for a callback or to let go of a work and what
@@ -17,8 +17,8 @@ from typing import Any
 
 #: Threads of a gloo process group: as many works can end at once.
 GLOO_THREADS = 2
-#: How long the end waits for callbacks, and how often it looks, seconds. Those of finished collectives are done in a
-#: moment; those of others never come.
+#: How long to wait for callbacks at the end, and how often to check, seconds. Callbacks of finished collectives take a
+#: moment; those of unfinished ones never run.
 TIMEOUT_S, POLL_S = 2.0, 0.0005
 
 
@@ -27,7 +27,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._alive: dict[int, None] = {}
-        # With these, a thread of gloo is never the last owner of its latest work.
+        # Keeps gloo's threads from being the last owners of their latest works.
         self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
 
     def add(self, future: Any, tell: Callable[[], Any]) -> None:
@@ -35,18 +35,18 @@ class Callbacks:
         future.add_done_callback(_Callback(self._alive, tell))
 
     def hold(self, group: int, work: Any) -> None:
-        """Keep a work of gloo until its process group has had some more."""
+        """Keep a gloo work alive until its process group has started some more."""
         self._latest[group].append(work)
 
     def wait_for_all(self) -> None:
-        """Let gloo's threads finish with the callbacks while the interpreter's lock is there for them."""
+        """Let gloo's threads finish the callbacks while they can still acquire the GIL."""
         deadline = time.monotonic() + TIMEOUT_S
         while self._alive and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
 
 class _Callback:
-    """In `alive` until the thread that called it has let go of it."""
+    """Listed in `alive` until the thread that called it has released it."""
 
     __slots__ = ("_alive", "_tell")
 

@@ -59,11 +59,11 @@ class Collectives:
         return number
 
     def note_inside(self, name: str, group: Any, work: Any) -> None:
-        """Remember whose wait this work's is. By number: to keep the work would keep its tensors."""
+        """Remember which collective this work is of. By id: keeping the work would keep its tensors."""
         self.inside[id(work)] = (name, self.group_number(group))
 
     def launched(self, args: tuple[Any, ...]) -> Instant | None:
-        """When it is, on the clock of the first tensor; None while a graph is captured.
+        """The current time on the clock of the first tensor; None while a graph is captured.
 
         A callback of a captured collective would draw its stream into the graph, and the capture would fail.
         """
@@ -73,7 +73,7 @@ class Collectives:
         return None if session.device.capturing() else session.instant_for(_first_tensor(args))
 
     def begins(self, args: tuple[Any, ...]) -> Instant | None:
-        """The same for a call of Python, which may be the first op of a step."""
+        """As `launched`, for a call from Python, which may be the first op of a step."""
         session = self.session
         first = session.busy == 0 and get_ident() == session.thread_id
         if session.device is None:
@@ -85,7 +85,7 @@ class Collectives:
         return self.launched(args)
 
     def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
-        """Record the collective when its caller has waited for it or its future completes, at once without either."""
+        """Record the collective once its caller has waited or its future completes; at once if it has neither."""
         session = self.session
         number = self.group_number(group)
         flags = _flags(args) if get_ident() == session.thread_id else 0
@@ -93,12 +93,12 @@ class Collectives:
         if work is None:  # it runs on the current stream
             self.ended(*begun)
             return
-        # A caller that waits at once goes on when it is over; the thread that completes futures may come late.
+        # A blocking caller continues as soon as it is over; the thread that completes futures may run late.
         waited_for_here = flags and isinstance(start, int)
         if not waited_for_here and name not in self._without_future and not self._is_coalesced(work):
             try:
                 future = work.get_future()
-            except RuntimeError:  # gloo has none for some collectives: then the end is when their waiter goes on
+            except RuntimeError:  # gloo has none for some collectives: they end when their caller continues
                 self._without_future.add(name)
             else:
                 if isinstance(start, int):

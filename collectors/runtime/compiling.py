@@ -1,6 +1,6 @@
-"""Whether torch.compile is tracing the code that asks, in any version of torch.
+"""Whether torch.compile is tracing the calling code, in any version of torch.
 
-The compiler takes the answer for a constant, so that hooks vanish from what it compiles.
+The compiler treats the result as a constant, so compiled code contains no hooks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which steps are recorded from now on, as the run directory says while the job runs.
+"""Follows the file that changes, while the job runs, which steps are recorded.
 
-In: the control file, looked at a few times a second on the writer's thread. Out: a `Schedule` for the session. Without
-such a file nothing changes, and a file that cannot be read is as none, with a line that says so.
+In: the control file, checked several times a second on the writer's thread. Out: a `Schedule` for the session. A file
+that cannot be read is reported and ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tracekit.collectors.runtime.wire_format import CONTROL_FILE, Schedule
 
-#: How often the file is looked at, seconds.
+#: How often the file is checked, seconds.
 PERIOD_S = 0.25
 
 
@@ -27,7 +27,7 @@ class Control:
         self._due = 0.0
 
     def look(self) -> None:
-        """See whether there is a new schedule; cheap enough for every turn of a loop."""
+        """Check for a new schedule; cheap enough to call in a loop."""
         now = time.monotonic()
         if now < self._due:
             return

@@ -1,4 +1,4 @@
-"""When ops of a GPU began and ended, by CUDA events that nobody ever waits for.
+"""Times ops on a GPU with CUDA events, without ever waiting for one.
 
 In: the places in the streams that hooks mark. Out: records on the device's own clock, flagged so, and readings of that
 clock against the host's, with which the merge turns device times into host times. On a torch built without CUDA there
@@ -32,9 +32,9 @@ Head = tuple[int, int, int, int, int, int, int]
 #: half a microsecond exact up to 16 s. The first readings come sooner, so that short runs know their drift.
 REBASE_NS = 10_000_000_000
 FIRST_REBASE_NS = 1_000_000_000
-#: In long steps, what is done is drained this often, ns.
+#: How often finished ops are drained within long steps, ns.
 DRAIN_NS = 1_000_000_000
-#: Ops that wait to be drained; one more is dropped and counted. A GPU that hangs costs no more than these.
+#: Maximum number of ops that wait to be drained; further ones are dropped and counted, as when a GPU hangs.
 PENDING_LIMIT = 1 << 15
 #: Events kept for reuse.
 POOL_LIMIT = 1 << 12
@@ -43,7 +43,7 @@ READINGS, QUERIES = 3, 64
 
 
 class Cuda(Protocol):
-    """As much of `torch.cuda` as the clock uses."""
+    """The part of `torch.cuda` that the clock uses."""
 
     def is_initialized(self) -> bool:
         """Whether the process uses CUDA already."""
@@ -65,7 +65,7 @@ class Cuda(Protocol):
 
 
 class Mark:
-    """A place in a stream. Its event goes back to the pool when nobody holds the mark any more."""
+    """A place in a stream. Its event returns to the pool when the mark is released."""
 
     __slots__ = ("_pool", "event", "host_ns")
 
@@ -136,7 +136,7 @@ class DeviceClock:
         return self._base is not None and not self.off
 
     def owns(self, tensor: Any) -> bool:
-        """Whether what happens to that tensor happens on a GPU."""
+        """Whether the tensor is on a GPU."""
         return bool(getattr(tensor, "is_cuda", False))
 
     @property
@@ -172,7 +172,7 @@ class DeviceClock:
         return mark
 
     def keep(self, head: Head, begin: Instant, end: Instant, extra: Instant) -> None:
-        """Take a record: later, on the device's clock, where both its ends are marks; else now, on the host's."""
+        """Accept a record: if both ends are marks, deliver it later, on the device's clock; else now, on the host's."""
         timed = isinstance(begin, Mark) and isinstance(end, Mark)
         if self.off or not (timed or (head[0] == Category.STEP and self._pending)):
             self._deliver(self._host_record(head, begin, end, extra))
@@ -191,7 +191,7 @@ class DeviceClock:
         return taken
 
     def tick(self) -> None:
-        """Open the clock if CUDA is in use by now, drain what is done, read the clock when that is due. Never waits."""
+        """Open the clock if CUDA is in use by now, drain finished ops, read the clock if due. Never waits."""
         if self.off:
             return
         try:
@@ -205,7 +205,7 @@ class DeviceClock:
             self._switch_off(error)
 
     def close(self) -> int:
-        """Drain what is done and read the clock a last time; returns how many ops are given up."""
+        """Drain finished ops and read the clock a last time; returns the number of ops given up."""
         self._rebase_after_ns = 0
         self.tick()
         unfinished = sum(op.base is not None for op in self._pending)
@@ -286,7 +286,7 @@ class DeviceClock:
         self._tell((best.device_ns, best.before_ns, best.after_ns))
 
     def _reading(self) -> _Base | None:
-        """One reading; None where the device has not passed the event yet."""
+        """One reading; None if the device has not passed the event yet."""
         if self._candidate is None:
             self._candidate = self._new_mark(self._host_clock())
             self._candidate.event.record(self._side)
@@ -305,7 +305,7 @@ class DeviceClock:
         return _Base(mark, device_ns, mark.host_ns, after_ns)
 
     def _switch_off(self, error: BaseException) -> None:
-        """CUDA refused: what waits gets host times, and so does everything from here on."""
+        """Use host times from now on, also for ops that wait, because CUDA failed."""
         if self.off:
             return
         self.off = True

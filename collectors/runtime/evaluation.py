@@ -26,12 +26,12 @@ EVALUATION = "evaluation"
 
 
 def in_training_mode(module: Any) -> bool:
-    """Whether a module, or any inside it, is: Lightning leaves the wrapper of a model behind in evaluation mode."""
+    """Whether any part of a module is in training mode: Lightning leaves the wrapper of a model in evaluation mode."""
     return any(one.training for one in module.modules())
 
 
 class Evaluation:
-    """Where evaluation begins and ends, as the hooks tell. `under_way`: whether it has begun and not ended."""
+    """Begin and end of evaluations, as reported by hooks. `under_way`: whether one is running."""
 
     def __init__(self, session: Session) -> None:
         self.under_way = False
@@ -47,7 +47,7 @@ class Evaluation:
         self._session.patch(torch.nn.Module, "eval", self._eval, lacks="evaluation ops")
 
     def begins(self, module: Any) -> None:
-        """`module` is evaluated from here on, unless that is part of something else."""
+        """Begin an evaluation of `module`, unless the call is part of another op."""
         session = self._session
         if session.recording and session.busy == 0 and session.in_main_thread():
             self._start = session.begin_op()
@@ -56,7 +56,7 @@ class Evaluation:
             self._back.install()
 
     def ends(self) -> None:
-        """The training goes on: an evaluation that is under way ends here."""
+        """End a running evaluation: training continues."""
         if not self.under_way:
             return
         session = self._session

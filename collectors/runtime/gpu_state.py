@@ -19,9 +19,9 @@ import torch
 
 from tracekit.collectors.runtime.nvml import Nvml
 
-#: Samples are kept up to this many, a day of one every 2 s.
+#: Maximum number of samples: one every 2 s for a day.
 SAMPLE_LIMIT = 43_200
-#: How long the end of the process waits for the thread, seconds.
+#: How long to wait for the thread when the process ends, seconds.
 CLOSE_TIMEOUT_S = 0.5
 
 

@@ -27,7 +27,7 @@ class Guard:
         self.off: set[str] = set()
 
     def failed(self, hook: str, error: BaseException) -> None:
-        """Count the failure of a hook, switch that hook off and warn once per attempt."""
+        """Count the failure of a hook, disable that hook and warn once per attempt."""
         self.failures[hook] += 1
         self.off.add(hook)
         if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
@@ -41,7 +41,7 @@ class Guard:
         self.failures[hook] += 1
 
     def attempt_hook(self, hook: str, body: Callable[..., Any], *args: Any) -> Any:
-        """Run a hook's body; None where it failed or is off."""
+        """Run a hook's body; None if it failed or is off."""
         if hook in self.off:
             return self.skip(hook)
         try:
@@ -51,11 +51,11 @@ class Guard:
             return None
 
     def patch(self, owner: Any, path: str, wrap: Wrap, *, lacks: str) -> None:
-        """Hook `owner.path`. Where that cannot be, the ranks tell that the trace lacks `lacks`; training goes on."""
+        """Hook `owner.path`. If that fails, report that the trace lacks `lacks`; training goes on."""
         self.patch_any(owner, {path: wrap}, lacks=lacks)
 
     def patch_any(self, owner: Any, wraps: Mapping[str, Wrap], *, lacks: str) -> None:
-        """The same for one thing with several names, old and new: those that are there are hooked."""
+        """As `patch`, for a function with several names, old and new: hook those that exist."""
         hook = f"{getattr(owner, '__module__', '')}.{owner.__name__}.{next(iter(wraps))}".lstrip(".")
         try:
             added = [path for path, wrap in wraps.items() if self.patches.add(owner, path, wrap)]
@@ -66,14 +66,14 @@ class Guard:
                 self.lost_hook(hook, "there is none", lacks)
 
     def install(self, hook: str, body: Callable[..., Any], *args: Any, lacks: str) -> None:
-        """Run what puts a hook in place; where it raises, the trace lacks `lacks`."""
+        """Run `body`, which installs a hook. If it raises, report that the trace lacks `lacks`."""
         try:
             body(*args)
         except Exception as error:
             self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
 
     def lost_hook(self, hook: str, reason: str, lacks: str) -> None:
-        """Tell, once for all ranks now and on each for the trace, that a hook could not be put in place."""
+        """Report a hook that could not be installed: to the user once, and in the facts of every rank."""
         self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
         if self.recorder.first_of_all_ranks(f"lost-{hook}"):
             sys.stderr.write(

@@ -1,4 +1,4 @@
-"""What a rank does so that a hang can be explained: it shows that it moves, and says where it stands when asked.
+"""The part of hang detection that runs in a rank: it shows progress, and reports its state when asked.
 
 In: PyTorch's flight recorder and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten while
 operations are issued or finished, and, when the launcher asks, a dump in the format of the recorder, with the members
@@ -39,7 +39,7 @@ from tracekit.collectors.runtime.wire_format import (
     rank_stem,
 )
 
-#: How often the rank looks whether it has moved, and whether it is asked, seconds.
+#: How often the rank checks its progress and whether it is asked for its state, seconds.
 PERIOD_S = 0.25
 #: Entries in a dump, the newest.
 ENTRIES = 512
@@ -138,7 +138,7 @@ class HangWatch:
         return True
 
     def _beat(self) -> None:
-        """Rewrite the pulse where anything has been issued or finished since."""
+        """Update the pulse if anything has been issued or finished since."""
         seen = self._recorder._dump_fr_trace_json(False), self._transfers, self._session.step  # noqa: SLF001  see above
         if seen == self._seen and self._pulses:
             return
@@ -161,7 +161,7 @@ class HangWatch:
             self._session.attempt_hook("hang-last-words", self._say_last_words)
 
     def _say_last_words(self) -> None:
-        """Where the rank stands as its process ends, and the error that ends it, if one does."""
+        """The state of the rank as its process ends, and the error that ends it, if any."""
         dump, error = self._dump(), getattr(sys, "last_value", None)
         if error is None:
             dump["tracekit"]["process"] = "its process ended without an error"
@@ -172,7 +172,7 @@ class HangWatch:
         _write_whole(self._directory / f"{rank_stem(self._session.rank)}{LAST_WORDS_SUFFIX}", dump)
 
     def _dump(self) -> dict[str, Any]:
-        """Where this rank stands, in the recorder's format."""
+        """The state of this rank, in the format of the flight recorder."""
         dump: dict[str, Any] = load_plain(self._recorder._dump_fr_trace())  # noqa: SLF001  see `__init__`
         world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups of a process
         config = {}

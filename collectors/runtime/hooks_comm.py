@@ -33,7 +33,7 @@ COLLECTIVES = (
     ("scatter",),
     ("barrier",),
 )
-#: P2p a pipeline schedule did not tag: recorded under its own name.
+#: Point-to-point calls outside a pipeline schedule, recorded under their own names.
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
@@ -87,7 +87,7 @@ class CollectiveHooks:
         return collective
 
     def _point_to_point(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Record when the call was made; when it ended is the waiter's business, and nobody waits twice."""
+        """Record when the call was made; its end is recorded where its caller waits."""
         session = self.session
 
         @functools.wraps(original)
@@ -133,7 +133,7 @@ class CollectiveHooks:
     # ---- FSDP2 ---------------------------------------------------------------------------------------------------
 
     def install_fsdp(self, module: Any) -> None:
-        """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, and no work is asked."""
+        """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, not for a work."""
         lacks = "what computes on a GPU wait for FSDP2's parameters"
         self.session.patch(module, "FSDPParamGroup.wait_for_unshard", self._wait_for_unshard, lacks=lacks)
 

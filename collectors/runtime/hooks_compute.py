@@ -161,7 +161,7 @@ class PipelineHooks:
         return batch_p2p
 
     def _posted(self, ops: list[Any], works: list[Any], start: Instant) -> None:
-        """Remember which work carries which op; a backend that coalesces gives one work for all."""
+        """Remember the work of each op; a backend that coalesces returns one work for all."""
         coalesced, waiting = len(works) != len(ops), self._waiting
         for at, op in enumerate(ops):
             tag = getattr(op, _TAG, None)

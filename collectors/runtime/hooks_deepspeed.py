@@ -1,4 +1,4 @@
-"""Hooks for DeepSpeed: what its engine does around the backward and the optimizer is part of them.
+"""Hooks for DeepSpeed: work of its engine around the backward and the optimizer is part of these ops.
 
 In: calls of `DeepSpeedEngine`. Out: backward and optimizer ops. The engine prepares and reduces gradients after
 autograd's backward, and scales, clips and gathers around the optimizer that ZeRO wraps. Without these hooks, that time

@@ -13,7 +13,7 @@ from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 
-#: Functional collectives with one tensor, by their names, new and old: their result is waited for by `wait_tensor`.
+#: Functional collectives of one tensor, new and old names: `wait_tensor` waits for their results.
 FUNCTIONAL = (
     ("all_reduce",),
     ("all_gather_single", "all_gather_tensor"),

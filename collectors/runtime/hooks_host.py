@@ -1,4 +1,4 @@
-"""Hooks for what a worker does besides computing: optimizer, data loading, garbage collection, checkpoints.
+"""Hooks for work other than computes: optimizer, data loading, garbage collection, checkpoints.
 
 In: calls of torch and of the interpreter. Out: records of the session. Megatron-LM's parallel state and timers are
 read where the job imported them.
@@ -22,8 +22,8 @@ from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.wire_format import Category
 
-#: What scales or clips gradients for the optimizer. The inner functions are there for scripts that took
-#: `clip_grad_norm_` from torch before it was hooked; not every version has them.
+#: Functions that scale or clip gradients for the optimizer. The inner ones cover scripts that imported
+#: `clip_grad_norm_` before it was hooked; not every version of torch has them.
 CLIPPING: dict[Any, tuple[str, ...]] = {
     torch.nn.utils: (
         "clip_grad_norm_",
@@ -57,7 +57,7 @@ class HostHooks:
         self._megatron_timers: dict[int, Instant] = {}
 
     def install(self) -> None:
-        """Hook what is imported with torch."""
+        """Hook modules that torch imports."""
         session = self.session
         session.install("the optimizer's hooks", self._hook_optimizers, lacks="optimizer ops, and so the ends of steps")
         for owner, names in CLIPPING.items():
@@ -85,7 +85,7 @@ class HostHooks:
     def _timed(
         self, category: Category, name: str, before: Callable[[Any], None], original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """`before` is called with the first argument: it may end an evaluation."""
+        """Time calls of `original`. `before` gets the first argument and may end an evaluation."""
         session = self.session
 
         @functools.wraps(original)
@@ -173,7 +173,7 @@ class HostHooks:
     # ---- Megatron-LM -------------------------------------------------------------------------------------------
 
     def describe_megatron(self) -> None:
-        """Write the ranks and sizes Megatron's parallel state knows, once it is initialized."""
+        """Write the ranks and sizes from Megatron's parallel state, once it is initialized."""
         state = sys.modules.get("megatron.core.parallel_state")
         if state is None or not state.model_parallel_is_initialized():
             return
@@ -186,7 +186,7 @@ class HostHooks:
         self.session.recorder.fact("megatron", {"ranks": ranks, "sizes": sizes, "vpp": int(chunks or 1)})
 
     def install_megatron_timers(self, module: ModuleType) -> None:
-        """Record what Megatron's own timers time, under the timers' names."""
+        """Record Megatron's timers as ops under their own names."""
         for name, wrap in (("start", self._megatron_start), ("stop", self._megatron_stop)):
             self.session.patch(module, f"Timer.{name}", wrap, lacks="what Megatron's timers time")
 

@@ -1,4 +1,4 @@
-"""Puts all hooks of a session in place: now for what is imported, later for what the job imports later."""
+"""Installs all hooks of a session: now for modules that are imported, later for those that the job imports later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMES_WITH = {
 
 
 def install_hooks(session: Session) -> None:
-    """Install what this process can have; what cannot be installed is counted as a failed hook."""
+    """Install all hooks that fit this process; those that cannot be installed are reported."""
     session.recorder.fact("torch", {"version": torch.__version__, "device": _device_software()})
     session.install("GPU events", _install_device, session, lacks="GPU times; ops have host times")
     host, loop = HostHooks(session), LoopHooks(session)
@@ -71,14 +71,14 @@ def _install_profiler(session: Session) -> None:
 
 
 def _device_software() -> str | None:
-    """What torch can use a GPU with, such as `CUDA 13.0`; None where it is built without."""
+    """What torch can use a GPU with, such as `CUDA 13.0`; None if it is built without."""
     if torch.version.cuda:
         return f"CUDA {torch.version.cuda}"
     return f"ROCm {torch.version.hip}" if torch.version.hip else None
 
 
 def _install_device(session: Session) -> None:
-    """Be ready to time ops on a GPU where torch can use one; whether the process does shows later."""
+    """Prepare to time ops on a GPU if torch can use one; whether the process does shows later."""
     if _device_software() is None:
         return
     recorder = session.recorder
@@ -94,7 +94,7 @@ def _install_device(session: Session) -> None:
 
 
 def _later(session: Session, module: str, install: Callable[[ModuleType], None], *, lacks: str) -> None:
-    """Install what hooks `module` once it is imported. Where step 0 passes without it, see whether it was moved."""
+    """Install hooks for `module` once it is imported. If it is not by the end of step 0, check whether it was moved."""
 
     def look() -> None:
         if _COMES_WITH.get(module) in sys.modules and module not in sys.modules:
@@ -118,7 +118,7 @@ def _once(body: Callable[[], None]) -> Callable[[], None]:
 
 
 def _watch_mesh(session: Session, module: ModuleType) -> None:
-    """Write down every device mesh with named or unnamed dimensions."""
+    """Record every device mesh, with or without named dimensions."""
 
     def describe(mesh: Any) -> None:
         session.recorder.fact("mesh", {"names": list(mesh.mesh_dim_names or ()), "ranks": mesh.mesh.tolist()})

@@ -35,7 +35,7 @@ def follow_steps(session: Session) -> None:
 
 
 def _version() -> list[int] | None:
-    """NCCL's version as torch knows it; None where torch was built without."""
+    """NCCL's version as torch knows it; None if torch was built without."""
     try:
         return [int(part) for part in torch.cuda.nccl.version()]
     except (AttributeError, RuntimeError, TypeError, ValueError):

@@ -20,7 +20,7 @@ _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClock
 
 @dataclass(frozen=True)
 class GpuSample:
-    """The state of a GPU; None what it does not tell. `reasons`: bits of `nvmlClocksEventReasons`."""
+    """The state of a GPU; None for values it does not report. `reasons`: bits of `nvmlClocksEventReasons`."""
 
     sm_mhz: int | None
     temperature_c: int | None
@@ -29,7 +29,7 @@ class GpuSample:
 
 
 class Nvml:
-    """The library, initialized. Raises OSError where there is none, or no driver behind it."""
+    """The library, initialized. Raises OSError if there is no library or no driver."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)
@@ -43,7 +43,7 @@ class Nvml:
         return buffer.value.decode(errors="replace") if done == _SUCCESS else None
 
     def device(self, uuid: str | None, pci_bus_id: str | None) -> ctypes.c_void_p | None:
-        """The GPU of that UUID, else of that PCI bus id; its CUDA number says nothing here. None where unknown."""
+        """The GPU of that UUID, else of that PCI bus id; its CUDA number says nothing here. None if unknown."""
         handle = ctypes.c_void_p()
         for function, name in (("nvmlDeviceGetHandleByUUID", uuid), ("nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id)):
             if name and getattr(self._library, function)(name.encode(), ctypes.byref(handle)) == _SUCCESS:

@@ -1,6 +1,6 @@
-"""Replacing attributes of foreign modules and taking it back; reacting to imports.
+"""Wraps attributes of other modules, restores them, and reacts to imports.
 
-In: what to wrap and how. Out: the wrapped attribute, or, removed, the very object that was there before.
+In: attributes and wrappers. Out: the wrapped attribute; once removed, the original object again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Patch:
     installed: bool = False
 
     def install(self) -> None:
-        """Put the wrapper in place."""
+        """Install the wrapper."""
         self.original = (
             self.owner.__dict__[self.name] if isinstance(self.owner, type) else getattr(self.owner, self.name)
         )
@@ -35,32 +35,32 @@ class Patch:
         self.installed = True
 
     def remove(self) -> None:
-        """Put the original back."""
+        """Restore the original."""
         setattr(self.owner, self.name, self.original)
         self.installed = False
 
 
 class Installable(Protocol):
-    """Anything that can be put in place and taken back; `installed` says where it stands."""
+    """Anything that can be installed and removed; `installed` is its current state."""
 
     installed: bool
 
     def install(self) -> None:
-        """Put it in place."""
+        """Install it."""
 
     def remove(self) -> None:
-        """Take it back."""
+        """Remove it."""
 
 
 @dataclass
 class PatchSet:
-    """Patches that come and go together. While `active`, an added patch is installed at once."""
+    """Patches that are installed and removed together. While `active`, an added patch is installed at once."""
 
     active: bool = True
     patches: list[Installable] = field(default_factory=list)
 
     def add(self, owner: Any, path: str, wrap: Wrap) -> bool:
-        """Wrap `owner.path` (dots lead through inner objects); False where this version of the library has none."""
+        """Wrap `owner.path` (dotted for inner objects); False if this version of the library does not have it."""
         *inner, name = path.split(".")
         for part in inner:
             owner = getattr(owner, part, None)
@@ -70,21 +70,21 @@ class PatchSet:
         return True
 
     def add_patch(self, patch: Installable) -> None:
-        """Let `patch` come and go with the others. Raises where it cannot be put in place; then it is not kept."""
+        """Add a patch. Raises if it cannot be installed; it is not kept then."""
         patch.install()
         if not self.active:
             patch.remove()
         self.patches.append(patch)
 
     def install(self) -> None:
-        """Put all wrappers in place."""
+        """Install all wrappers."""
         self.active = True
         for patch in self.patches:
             if not patch.installed:
                 patch.install()
 
     def remove(self) -> None:
-        """Put all originals back, the latest first."""
+        """Restore all originals, the latest first."""
         self.active = False
         for patch in reversed(self.patches):
             if patch.installed:
@@ -92,7 +92,7 @@ class PatchSet:
 
 
 class _ImportWatcher(importlib.abc.MetaPathFinder):
-    """Calls back once a watched module has been imported."""
+    """Calls back after a watched module has been imported."""
 
     def __init__(self) -> None:
         self.watched: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -128,7 +128,7 @@ _watcher = _ImportWatcher()
 
 
 def on_import(name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call `callback(module)` when module `name` has been imported; at once where it already is."""
+    """Call `callback(module)` once module `name` has been imported; at once if it already is."""
     module = sys.modules.get(name)
     if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
         callback(module)

@@ -1,4 +1,4 @@
-"""Lets torch.profiler record a few steps of this rank, where `tracekit collect --profiler` asked for it.
+"""Runs torch.profiler for a few steps of this rank (`tracekit collect --profiler`).
 
 In: the session's steps. Out: one trace per rank, `rank<N>_trace.json.gz`, which appears once it is whole. The profiler
 starts a step before the first one that it keeps, for starting takes time that belongs to no step.
@@ -15,7 +15,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from tracekit.collectors.runtime.session import Session
 from tracekit.collectors.runtime.wire_format import attempt_directory
 
-#: What a file is called while it is written: no reader takes it for a trace.
+#: Suffix of an incomplete file, which no reader recognises as a trace.
 _UNFINISHED = ".part.gz"
 
 

@@ -1,8 +1,8 @@
 """The recorder of one rank: a bounded ring that a writer thread empties into segments.
 
 In: tuples in the order of `RECORD`, without its number, and facts. Out: sealed segments and a facts file. `add` never
-blocks and never raises: a full ring drops and counts, a disk that refuses switches the recorder off with one warning.
-What was added when the process was killed is in the ring, which outlives it.
+blocks and never raises: a full ring drops records and counts them, and a disk error stops the recorder with one
+warning. Records that a killed process had not written are still in the ring, which outlives it.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from tracekit.collectors.runtime.wire_format import (
     segment_stem,
 )
 
-#: The writer looks at the ring this often, seconds.
+#: How often the writer empties the ring, seconds.
 FLUSH_INTERVAL_S = 0.1
-#: Segments of a rank whose size on disk is bounded: the oldest goes as a new one begins.
+#: Number of segments per rank if their size on disk is limited: a new one replaces the oldest.
 RING_SEGMENTS = 8
-#: How long the end of the process waits for the writer, seconds.
+#: How long to wait for the writer when the process ends, seconds.
 CLOSE_TIMEOUT_S = 5.0
 
 
 def _segment_records(keep_bytes: int) -> int:
-    """Records of a segment where `RING_SEGMENTS` of them take no more than `keep_bytes`."""
+    """Records per segment such that `RING_SEGMENTS` segments take at most `keep_bytes`."""
     return max(1, (keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
 
 
 def _write_whole(file: BinaryIO, data: bytes) -> None:
-    """Write all of `data`. Raises OSError: a disk takes what has room, and refuses with the next call."""
+    """Write all of `data`. Raises OSError: a full disk accepts what fits, and fails on the next call."""
     written = file.write(data)
     while written < len(data):
         written += file.write(data[written:])
 
 
 class Recorder:
-    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it did.
+    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has.
 
-    `between`: called on the writer's thread some times a second.
+    `between`: called on the writer's thread several times a second.
     """
 
     def __init__(self, directory: Path, rank: int, attempt: int, options: RuntimeOptions) -> None:
@@ -83,7 +83,7 @@ class Recorder:
 
     @property
     def samples_path(self) -> Path:
-        """Where samples of the rank's GPU go."""
+        """The file for samples of the rank's GPU."""
         return self._directory / f"{rank_stem(self._rank)}{SAMPLES_SUFFIX}"
 
     def start(self) -> None:
@@ -96,29 +96,29 @@ class Recorder:
         return self._ring.dropped
 
     def fact(self, kind: str, value: Any) -> None:
-        """Hand over one fact, JSON data."""
+        """Write one fact (JSON data)."""
         self._facts.append(json.dumps({"kind": kind, "value": value}))
         self._wake.set()
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Write what is left and seal the segment; waits for the writer at most `CLOSE_TIMEOUT_S`."""
+        """Write all remaining records and seal the segment; waits at most `CLOSE_TIMEOUT_S` for the writer."""
         self._facts.append(json.dumps({"kind": "summary", "value": summary}))
         self._closing = True
         self._wake.set()
         self._writer.join(CLOSE_TIMEOUT_S)
 
     def first_of_all_ranks(self, what: str) -> bool:
-        """Whether no other rank of the attempt has asked this yet; what concerns all ranks alike is said once."""
+        """Whether this rank is the first to ask, so that messages which concern all ranks are printed once."""
         try:
             os.close(os.open(self._directory / f"{what}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
             return False
-        except OSError:  # a folder that cannot be written: then every rank speaks for itself
+        except OSError:  # the folder is not writable: every rank prints its own message
             return True
         return True
 
     def abandon(self) -> None:
-        """In a forked child: the writer thread and the files belong to the parent."""
+        """Stop recording in a forked child: the writer thread and the files belong to the parent."""
         self.off = "forked"
         self._ring.limit = 0
         self._facts.clear()
@@ -143,7 +143,7 @@ class Recorder:
     def _drain(self) -> None:
         while batch := self._ring.take(self._per_segment - self._in_segment):
             count = len(batch) // RECORD.size
-            self._write_facts()  # names and groups first: a record never refers to what is not there
+            self._write_facts()  # before the records that refer to them
             _write_whole(self._open_segment(), batch)
             self._ring.drain(count)
             self._in_segment += count
@@ -154,7 +154,7 @@ class Recorder:
         self._write_facts()
 
     def _tell_drops(self) -> None:
-        """How many records were lost so far, for who looks on; the summary tells it at the end."""
+        """Report the number of lost records while the job runs; the summary repeats it at the end."""
         if self.dropped != self._dropped_told:
             self._dropped_told = self.dropped
             self._facts.append(json.dumps({"kind": "dropped", "value": self.dropped}))
@@ -179,7 +179,7 @@ class Recorder:
         return self._segment
 
     def _seal(self) -> None:
-        """Make the open segment final: on disk under its own name."""
+        """Flush the open segment to disk and give it its final name."""
         if self._segment is None:
             return
         os.fsync(self._segment.fileno())

@@ -1,9 +1,9 @@
 """The ring of one rank: records in memory that outlives the process.
 
-In: records of the hooks, from any thread. Out: runs of whole records for the writer, and, where the process died before
-its writer came by, what is left for the launcher. The launcher owns the memory (a memfd, so no disk can be full or slow
-and no file is left behind); a rank maps one part of it. A rank that SIGTERM or SIGKILL ends loses nothing by that:
-there is no signal handler, and nothing about how it dies changes.
+In: records of the hooks, from any thread. Out: runs of whole records for the writer, and for the launcher those that a
+dead process had not written. The launcher owns the memory (a memfd: no disk that can be full or slow, and no file to
+clean up); each rank maps a part of it. A rank that is ended by SIGTERM or SIGKILL therefore loses nothing. No signal
+handler is involved.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _HEAD = struct.Struct("<8siiqq")
 _MAGIC = b"TKRING1\n"
 _DRAINED = struct.Struct("<q")
 _DRAINED_AT = _HEAD.size - _DRAINED.size
-#: Each record ends with its number, from 1: written last, it says that the record is whole.
+#: Each record ends with its number, from 1. It is written last, so it marks the record as whole.
 _NUMBERS = struct.Struct(f"<{RECORD.size - 8}xq")
 _FIRST_AT = mmap.PAGESIZE
 #: Looked up once: `Ring.add` is on the path of every op.
 _pack, _SIZE = RECORD.pack_into, RECORD.size
-#: Threads that add at the same moment may each pass the check for room.
+#: Extra slots: several threads may pass the check for space at the same moment.
 _SPARE = 64
-#: Stands for a record that could not be kept; no category is 0.
+#: Placeholder for a record that could not be kept; no category is 0.
 _NOTHING: Record = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-#: Records taken in one go, so that the interpreter is free again soon.
+#: Maximum number of records taken at once, to release the GIL soon.
 _AT_ONCE = 4096
-#: Rings in one launcher's memory; pages that no rank touches take none.
+#: Number of rings in a launcher's memory; untouched pages take no space.
 PLACES = 128
 
 
 @dataclass(frozen=True)
 class LeftOver:
-    """What a rank had recorded and not written when it ended: whole records, in order."""
+    """Records that a rank had not written when it ended: whole ones, in order."""
 
     rank: int
     attempt: int
@@ -53,7 +53,7 @@ class LeftOver:
 class Ring:
     """A bounded queue of records with many writers and one reader.
 
-    `dropped`: records that found it full, or hold a number too large for their field.
+    `dropped`: records lost because the ring was full or a number did not fit its field.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray, capacity: int) -> None:
@@ -66,26 +66,26 @@ class Ring:
         self._added = 0
 
     def add(self, record: Record) -> None:
-        """Keep one record; drops and counts it when the ring is full. Never blocks."""
+        """Keep one record, or drop and count it if the ring is full. Never blocks."""
         if self._added - self.drained >= self.limit:
             self.dropped += 1
             return
-        number = self._next_number()  # one step of the interpreter: no two threads get the same
+        number = self._next_number()  # atomic: no two threads get the same
         at = _FIRST_AT + (number - 1) % self._slots * _SIZE
         try:
             _pack(self._memory, at, *record, number)
-        except struct.error:  # a step or size no field can hold: nothing in its place, which readers skip
+        except struct.error:  # a number too large for its field: readers skip the placeholder
             self.dropped += 1
             _pack(self._memory, at, *_NOTHING, number)
         self._added = number
 
     def take(self, most: int) -> bytes:
-        """The oldest whole records not yet drained, at most so many, as bytes; `drain` them once they are written."""
+        """The oldest whole records, at most `most`, as bytes; call `drain` once they are written."""
         first = self.drained % self._slots
         most = min(most, self._added - self.drained, self._slots - first, _AT_ONCE)
         start = _FIRST_AT + first * RECORD.size
         content = bytes(self._memory[start : start + most * RECORD.size])
-        # Without a loop in Python: the thread that trains wants the interpreter.
+        # No Python loop: the training thread needs the GIL.
         found = list(itertools.chain.from_iterable(_NUMBERS.iter_unpack(content)))
         expected = list(range(self.drained + 1, self.drained + most + 1))
         if found == expected:
@@ -94,13 +94,13 @@ class Ring:
         return content[: whole * RECORD.size]
 
     def drain(self, count: int) -> None:
-        """Forget the oldest records: they are on disk."""
+        """Free the space of the oldest `count` records, which are on disk."""
         self.drained += count
         _DRAINED.pack_into(self._memory, _DRAINED_AT, self.drained)
 
 
 class RingStore:
-    """The memory of all ranks of one launcher. `path`: how they reach it."""
+    """The rings of all ranks of one launcher. `path`: the file that ranks map."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -109,7 +109,7 @@ class RingStore:
         self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
 
     def left_over(self) -> Iterator[LeftOver]:
-        """What ranks that have ended did not write."""
+        """Records that ranks which have ended did not write."""
         size, slots = ring_bytes(self._capacity), self._capacity + _SPARE
         for place in range(PLACES):
             magic, rank, attempt, process_id, drained = _HEAD.unpack(os.pread(self._handle, _HEAD.size, place * size))
@@ -125,31 +125,31 @@ class RingStore:
                 yield LeftOver(rank, attempt, process_id, records)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         os.close(self._handle)
 
 
 def open_ring(rank: int, attempt: int, capacity: int) -> Ring:
-    """A ring in the launcher's memory, or in the process's own where that cannot be reached."""
+    """A ring in the launcher's memory, or in this process if that is not accessible."""
     try:
         return Ring(_claim(os.environ[ENV_RINGS], rank, attempt, ring_bytes(capacity)), capacity)
-    except (KeyError, OSError, ValueError):  # another container, another user, or more ranks than there are places
+    except (KeyError, OSError, ValueError):  # another container or user, or more than `PLACES` ranks
         return Ring(bytearray(ring_bytes(capacity)), capacity)
 
 
 def ring_bytes(capacity: int) -> int:
-    """Size of a ring of that many records, in whole pages."""
+    """Size of a ring for `capacity` records, rounded up to pages, bytes."""
     size = _FIRST_AT + (capacity + _SPARE) * RECORD.size
     return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 def _claim(path: str, rank: int, attempt: int, size: int) -> mmap.mmap:
-    """Take the first free place. Raises OSError or ValueError where there is none, or this is no such memory."""
+    """Take the first free place. Raises OSError or ValueError if there is none or `path` is no ring memory."""
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(handle).st_size != PLACES * size:
             raise ValueError(f"{path}: not the memory of this run")
-        fcntl.lockf(handle, fcntl.LOCK_EX)  # held for these few lines, by each rank once
+        fcntl.lockf(handle, fcntl.LOCK_EX)  # each rank holds it once, briefly
         for place in range(PLACES):
             if os.pread(handle, len(_MAGIC), place * size) != _MAGIC:
                 os.pwrite(handle, _HEAD.pack(_MAGIC, rank, attempt, os.getpid(), 0), place * size)

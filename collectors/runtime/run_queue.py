@@ -1,7 +1,7 @@
-"""How long the training thread was ready to run and had no processor.
+"""Measures how long the training thread was ready to run but had no processor.
 
-In: the kernel's own accounting, read once a step. Out: nanoseconds of which only differences mean anything. Where the
-kernel does not account (no Linux, no `schedstat`), nothing is known.
+In: the kernel's accounting, read once per step. Out: nanoseconds, of which only differences are meaningful; None if the
+kernel has no `schedstat`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 
 class RunQueue:
-    """The waits of the thread that makes this object."""
+    """The waits of the thread that creates this object."""
 
     def __init__(self) -> None:
         try:
@@ -19,7 +19,7 @@ class RunQueue:
             self._accounts = -1
 
     def waited_ns(self) -> int | None:
-        """Time spent waiting for a processor so far, ns; None where nobody counts."""
+        """Total time spent waiting for a processor, ns; None if the kernel does not count it."""
         if self._accounts < 0:
             return None
         return int(os.pread(self._accounts, 64, 0).split()[1])

@@ -1,4 +1,4 @@
-"""The recording session of one rank: which step it is, whether it is recorded, and what the hooks share.
+"""The recording session of one rank: the current step, whether it is recorded, and state that hooks share.
 
 In: begins and ends from the hooks. Out: records and facts for the recorder.
 """
@@ -25,10 +25,10 @@ from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns
 _COMPUTE, _COLLECTIVE, _OPTIMIZER = Category.COMPUTE, Category.COLLECTIVE, Category.OPTIMIZER
-#: A script that names each span differently fills no memory: further names are one.
+#: Limit on names, so that a script with a new name for each span does not fill the memory; the rest share one.
 MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
-#: What fits a field of a record.
+#: The largest value of the field.
 MOST_WAITED_US = 2**31 - 1
 
 #: Spans of these kinds are work of a GPU where there is one; all others are the host's.
@@ -80,7 +80,7 @@ class Session(Guard):
         self._waited_ns = self._run_queue.waited_ns() or 0
 
     def start(self) -> None:
-        """Tell who this rank is and start writing."""
+        """Write the facts about this process and start the writer."""
         self.recorder.fact(
             "process",
             {
@@ -98,7 +98,7 @@ class Session(Guard):
         self.recorder.start()
 
     def close(self) -> None:
-        """Finish at the end of the process: what is pending, then the counters."""
+        """Write pending records and the counters at the end of the process."""
         if os.getpid() != self.process_id:
             return
         self.attempt_hook("close", self._finish)
@@ -131,7 +131,7 @@ class Session(Guard):
             self.unfinished += self.device.close()
 
     def in_main_thread(self) -> bool:
-        """Whether the thread is the one that trains; others must not move the step."""
+        """Whether this is the training thread; other threads must not advance the step."""
         return threading.get_ident() == self.thread_id
 
     # ---- the device ----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Session(Guard):
             self.attempt_hook("gpu-state", self._gpu.start, index)
 
     def device_failed(self, error: BaseException) -> None:
-        """The device refused to be timed: go on with host times, and say so once."""
+        """Go on with host times because the device cannot be timed, and say so once."""
         self.instant = now_ns
         self.failures["device-clock"] += 1
         if self.recorder.first_of_all_ranks("device-clock-failed"):
@@ -158,11 +158,11 @@ class Session(Guard):
             )
 
     def instant_for(self, tensor: Any) -> Instant:
-        """When it is, for something that happens to `tensor`."""
+        """The current time on the clock of `tensor`'s device."""
         return now_ns() if self.device is not None and not self.device.owns(tensor) else self.instant()
 
     def instant_like(self, start: Instant) -> Instant:
-        """When it is, for what began at `start`, on the same clock."""
+        """The current time on the clock of `start`."""
         return now_ns() if isinstance(start, int) else self.instant()
 
     # ---- names and records -------------------------------------------------------------------------------------
@@ -237,12 +237,12 @@ class Session(Guard):
             self.device.keep((_COLLECTIVE, flags, number, step, NONE, NONE, group), start, end, size)
 
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
-        """Keep a forward back until it shows whether its loss comes right behind it."""
+        """Hold back a forward until it is known whether its loss follows directly."""
         self.flush_held()
         self._held = (name, start, end, microbatch, chunk, self.step)
 
     def flush_held(self, until: Instant | None = None) -> None:
-        """Record the forward held back; up to `until` where its loss ended then."""
+        """Record the forward that was held back; up to `until` if its loss ended then."""
         held = self._held
         if held is None:
             return
@@ -251,7 +251,7 @@ class Session(Guard):
         self.record_compute(name, start, end if until is None else until, microbatch, chunk, step=step)
 
     def record_rest(self, name: str, until: Instant) -> None:
-        """Record the forward held back, and as `name` what the script has done from its end `until` now."""
+        """Record the forward that was held back, and what the script did between its end and `until` as `name`."""
         if self._held is not None:
             _, _, end, microbatch, chunk, step = self._held
             self.flush_held()
@@ -260,32 +260,32 @@ class Session(Guard):
     # ---- steps -------------------------------------------------------------------------------------------------
 
     def begin_op(self) -> Instant:
-        """The time at which an op of the main thread begins; starts a new step when the optimizer ended the last."""
+        """The start of an op on the main thread; begins a new step if an optimizer has ended the last one."""
         if self._step_over or self._held is not None:
             self._settle()
         return self.instant()
 
     def begin_host_op(self) -> int:
-        """The same on the host's clock, for what the host does while a device may still be busy."""
+        """As `begin_op`, on the host's clock: for host work while a device may still be busy."""
         if self._step_over or self._held is not None:
             self._settle()
         return now_ns()
 
     def begin_op_on(self, tensor: Any) -> Instant:
-        """The same for an op on `tensor`, on the clock of its device."""
+        """As `begin_op`, on the clock of `tensor`'s device."""
         if self._step_over or self._held is not None:
             self._settle()
         return now_ns() if self.device is None else self.instant_for(tensor)
 
     def _settle(self) -> None:
-        """What is over when another op begins: the step behind its optimizer, the forward held back."""
+        """Finish what the next op ends: a step whose optimizer has run, a forward that was held back."""
         if self._step_over:
             self._next_step()
         if self._held is not None:
             self.flush_held()
 
     def clipping_begins(self) -> None:
-        """Called before gradients are clipped: unless something computes first, that is where the optimizer begins."""
+        """Called before gradients are clipped: the optimizer begins here, unless something computes in between."""
         if self._clipping is None or self._clipping[0] != self._compute_ns:
             self._clipping = self._compute_ns, self.instant()
 
@@ -351,7 +351,7 @@ class Session(Guard):
         self._step_start = end_ns
 
     def _waited_us(self) -> int:
-        """How long the training thread waited for a processor since it was asked last, us; NONE where unknown."""
+        """Time that the training thread has waited for a processor since the last call, us; NONE if unknown."""
         waited_ns = self._run_queue.waited_ns()
         if waited_ns is None:
             return NONE
@@ -371,7 +371,7 @@ class Session(Guard):
             self.attempt_hook("step-entered", entered)
 
     def _switch(self, recording: bool) -> None:
-        """Put the hooks in or take them out, so that a step that is not recorded costs nothing."""
+        """Install or remove the hooks, so that a step that is not recorded costs nothing."""
         if recording == self.recording:
             return
         self.recording = recording
@@ -383,7 +383,7 @@ class Session(Guard):
     # ---- spans -------------------------------------------------------------------------------------------------
 
     def begin_span(self) -> Instant:
-        """Start of a user's span; 0 where it is not recorded."""
+        """Start of a user's span; 0 if it is not recorded."""
         if not self.recording:
             return 0
         if not self.in_main_thread():

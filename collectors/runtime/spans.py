@@ -1,7 +1,7 @@
-"""What a training script may say itself: `span("tokenize")`, `step()` and `set_step(number)`.
+"""The functions that a training script can call: `span("tokenize")`, `step()` and `set_step(number)`.
 
-In: calls of the user's code. Out: records of the rank's collector, when `tracekit collect` started the process;
-otherwise nothing happens, in under 100 ns. Imports nothing but the standard library.
+In: calls of the user's code. Out: records, if `tracekit collect` started the process; otherwise these calls do nothing,
+in about 100 ns. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ R = TypeVar("R")
 
 
 class SpanSink(Protocol):
-    """What receives spans while a collector is active in this process."""
+    """Receives spans while a collector is active in this process."""
 
     def begin_span(self) -> Any:
-        """When a span starts, for `end_span`; 0 where nothing is recorded."""
+        """The start of a span, to be passed to `end_span`; 0 if nothing is recorded."""
 
     def end_span(self, name: str, start: Any) -> None:
-        """A span of that name ended now."""
+        """End a span of that name now."""
 
     def set_step(self, step: int) -> None:
-        """The step with this number starts now."""
+        """Start the step with this number now."""
 
     def begin_step(self) -> None:
-        """The next step starts now."""
+        """Start the next step now."""
 
 
 class _Nobody:
@@ -45,13 +45,13 @@ class _Nobody:
         return 0
 
     def end_span(self, name: str, start: Any) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def set_step(self, step: int) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def begin_step(self) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
 
 NOBODY = _Nobody()
@@ -65,7 +65,7 @@ def attach(sink: SpanSink) -> None:
 
 
 class _Span:
-    """Times a block, or every call of the function it decorates. Closes on exceptions too."""
+    """Times a block, or every call of the function it decorates, also if it raises."""
 
     __slots__ = ("_name", "_start")
 

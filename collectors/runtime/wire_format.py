@@ -1,7 +1,7 @@
-"""What a rank writes: record layout, file names and environment, shared by the writing and the reading side.
+"""The files a rank writes: record layout, file names and environment variables, shared by writers and readers.
 
-A segment is a 32-byte header and fixed-size records, so a torn tail costs at most the record it tore. Facts (names,
-process groups, mesh, pipeline) are JSON lines beside it.
+A segment is a 32-byte header and fixed-size records, so an incomplete write costs at most one record. Facts (names,
+process groups, mesh, pipeline) are JSON lines in a file beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = struct.Struct("<8sHHiiq4x")
 MAGIC = b"TKSEGMT\n"
 VERSION = 2
 NONE = -1
-#: Records a rank keeps in memory at most.
+#: Maximum number of records a rank keeps in memory.
 RING_CAPACITY = 1 << 16
 
 ENV_DIRECTORY = "TRACEKIT_COLLECT_DIR"
@@ -30,28 +30,28 @@ ENV_RINGS = "TRACEKIT_COLLECT_RINGS"
 
 OPEN_SUFFIX = ".open"
 SEALED_SUFFIX = ".ops"
-#: Number of the segment in which the launcher puts what a rank did not live to write.
+#: Number of the segment into which the launcher writes the records that a dead rank left in memory.
 LEFT_OVER_SEGMENT = 99_999_999
 FACTS_SUFFIX = ".facts"
-#: A rank's sign that it moves, rewritten in place: count, process id, signal that makes it write its stacks (0: none),
+#: A rank's progress, rewritten in place: count, process id, signal that makes it write its stacks (0: none),
 #: world size.
 PULSE = struct.Struct("<qqiq")
 PULSE_SUFFIX = ".pulse"
 #: Stacks of all threads of a rank, as `faulthandler` writes them.
 STACKS_SUFFIX = ".stacks"
-#: What a rank's flight recorder held when its process ended in the ordinary way or by an exception.
+#: Dump of a rank's flight recorder, written if its process ends normally or with an exception.
 LAST_WORDS_SUFFIX = ".last"
-#: The file that asks the ranks of an attempt where they stand: it holds the folder for the answers, another each time.
+#: The file that asks the ranks of an attempt for their state: it names the folder for the answers, a new one each time.
 HANG_REQUEST = "hang-request"
 HANG_DUMP = "rank_{rank}.json"
-#: The file of a run directory that says which steps are recorded from now on: a `Schedule` as JSON.
+#: The file in a run directory that sets which steps are recorded from now on: a `Schedule` as JSON.
 CONTROL_FILE = "control.json"
-#: Samples of the GPU's state, JSON lines.
+#: JSON lines with samples of the GPU's state.
 SAMPLES_SUFFIX = ".gpu"
 
 
 class Category(IntEnum):
-    """What a record is about. `name` says which op of the category."""
+    """The category of a record. `name` is the op within it."""
 
     COMPUTE = 1  # name: forward-compute, backward-compute, backward-weight
     P2P = 2  # name: one of the four p2p kinds; `extra`: when the wait began, ns
@@ -97,7 +97,7 @@ class Schedule:
         return (step - self.first_step) % self.every < self.length
 
     def goes_on_after(self, step: int) -> bool:
-        """Whether it records steps after that one and then ends."""
+        """Whether it records further steps after that one, and then ends."""
         return self.last_step is not None and max(step + 1, self.first_step) < self.last_step
 
     @classmethod
@@ -115,7 +115,7 @@ class Schedule:
         return cls(**content)
 
 
-#: Nothing is recorded until somebody asks for it.
+#: Records nothing until a user asks for it.
 IDLE = Schedule(first_step=1, last_step=1)
 
 
@@ -147,20 +147,20 @@ class RuntimeOptions:
 
     @property
     def schedule(self) -> Schedule:
-        """Which steps are recorded, as long as nobody asks for others."""
+        """Which steps are recorded unless a user changes that at run time."""
         return Schedule(self.first_step, self.last_step, self.every, self.length)
 
 
 def attempt_directory(directory: Path, attempt: int) -> Path:
-    """Where the ranks of one (elastic) attempt write."""
+    """The folder of one (elastic) attempt."""
     return directory / f"attempt-{attempt:03d}"
 
 
 def rank_stem(rank: int) -> str:
-    """How the files of a rank start."""
+    """The prefix of a rank's file names."""
     return f"rank-{rank:06d}"
 
 
 def segment_stem(rank: int, number: int) -> str:
-    """The name of a segment, without its suffix."""
+    """The file name of a segment, without suffix."""
     return f"{rank_stem(rank)}-{number:08d}"

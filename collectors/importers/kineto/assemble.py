@@ -27,7 +27,7 @@ _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 
 
 def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str) -> GpuRecording:
-    """The recording. Raises FormatError where a file has no GPU ops, or files contradict each other."""
+    """The recording. Raises FormatError if a file has no GPU ops, or files contradict each other."""
     _check(files)
     _check_steps(files)
     placement = place(files)

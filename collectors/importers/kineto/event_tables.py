@@ -51,7 +51,7 @@ _SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream
 
 @dataclass(frozen=True, slots=True)
 class CollectiveArgs:
-    """What a collective's arguments say; None where they do not."""
+    """What a collective's arguments say; None if they do not."""
 
     collective: str | None
     elements_in: int | None

@@ -135,7 +135,7 @@ class EventStream:
     """Batches of the events of one file, by iteration; afterwards `header` and what could not be read.
 
     `categories`: those that matter, in small letters.
-    `lost`: events that could not be decoded. `cut`: why the file ends too early, None where it is whole. `bytes_read`:
+    `lost`: events that could not be decoded. `cut`: why the file ends too early, None if it is whole. `bytes_read`:
     of JSON, unpacked.
     """
 
@@ -150,7 +150,7 @@ class EventStream:
     _times: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((2, _ROWS)))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises FormatError where the file cannot be read or holds no events."""
+        """Raises FormatError if the file cannot be read or holds no events."""
         try:
             with self.path.open("rb") as raw:
                 yield from self._batches(raw)
@@ -159,7 +159,7 @@ class EventStream:
             raise FormatError(f"{self.path}: cannot be read: {reason}; check path and permissions") from None
 
     def header(self) -> dict[str, Any]:
-        """What the file says around its events; empty where that is damaged."""
+        """What the file says around its events; empty if that is damaged."""
         inside = self._tail if self._tail.strip() else b"}"
         for text in (self._head + b"]" + inside, self._head + b"]}"):
             try:
@@ -293,7 +293,7 @@ def _next_event(text: bytes, at: int) -> tuple[int, int]:
 
 
 def decoded(text: bytes) -> Event | None:
-    """An event, None where the text is none."""
+    """An event, None if the text is none."""
     try:
         return _EVENT.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -73,7 +73,7 @@ def _described(one: RankColumns) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _places(groups: Iterable[tuple[int, ...]]) -> dict[int, int]:
-    """The place of each rank in its group; none where groups overlap or differ in size."""
+    """The place of each rank in its group; none if groups overlap or differ in size."""
     some = list(groups)
     places = {rank: place for group in some for place, rank in enumerate(group)}
     if len({len(group) for group in some}) != 1 or len(places) != sum(map(len, some)):

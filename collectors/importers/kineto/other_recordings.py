@@ -27,7 +27,7 @@ _MOST_FILES = 1000
 
 
 def other_recording(path: Path) -> str | None:
-    """What a file, or some file in a folder, is instead of a trace; None where it cannot be read."""
+    """What a file, or some file in a folder, is instead of a trace; None if it cannot be read."""
     try:
         found = ((file, what_it_is(first_bytes(file))) for file in (_files(path) if path.is_dir() else [path]))
         return next((what if file == path else f"{file.name} is {what}" for file, what in found if what), None)

@@ -34,7 +34,7 @@ class Placement:
 
 
 def place(files: Sequence[RankColumns]) -> Placement:
-    """The rank of each file. Raises FormatError where sources contradict each other or two files have one rank."""
+    """The rank of each file. Raises FormatError if sources contradict each other or two files have one rank."""
     stated = [_rank(one) for one in files]
     notes: list[str] = []
     if len(files) > 1 and all(rank is None for rank in stated):
@@ -70,7 +70,7 @@ def place(files: Sequence[RankColumns]) -> Placement:
 
 
 def _rank(one: RankColumns) -> int | None:
-    """The rank that wrote a file, None where nothing says it."""
+    """The rank that wrote a file, None if nothing says it."""
     found: list[tuple[str, int]] = []
     if one.fused:
         return one.part
@@ -109,7 +109,7 @@ def _world_size(one: RankColumns) -> int | None:
 
 
 def info(one: RankColumns) -> Mapping[str, Any]:
-    """What the head of the file says of the job; empty where it says nothing."""
+    """What the head of the file says of the job; empty if it says nothing."""
     stated = one.header.get("distributedInfo")
     return stated if isinstance(stated, dict) else {}
 
@@ -131,7 +131,7 @@ def pg_config(one: RankColumns) -> dict[str, tuple[int, ...]]:
 
 
 def rank_list(value: object) -> tuple[int, ...]:
-    """Ranks as a list or as text such as "[0, 1]"; none where the list was cut short."""
+    """Ranks as a list or as text such as "[0, 1]"; none if the list was cut short."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value.encode())
@@ -143,7 +143,7 @@ def rank_list(value: object) -> tuple[int, ...]:
 
 
 def members(args: CollectiveArgs, groups: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks of a collective's group in the order of the group, none where they are not known."""
+    """The ranks of a collective's group in the order of the group, none if they are not known."""
     listed = groups.get(args.group_name or "") or rank_list(args.group_ranks)
     if args.group_size is not None and len(listed) != args.group_size:
         return ()
@@ -152,7 +152,7 @@ def members(args: CollectiveArgs, groups: Mapping[str, tuple[int, ...]]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """`name_of`: for each file, the name of the group of each of its `collectives`, None where it is not known."""
+    """`name_of`: for each file, the name of the group of each of its `collectives`, None if it is not known."""
 
     groups: tuple[ProcessGroup, ...]
     name_of: tuple[tuple[str | None, ...], ...]

@@ -21,7 +21,7 @@ from tracekit.errors import FormatError
 
 
 def read_file(path: Path) -> list[RankColumns]:
-    """The ranks of one file, none where it holds no events of torch.profiler. Raises FormatError."""
+    """The ranks of one file, none if it holds no events of torch.profiler. Raises FormatError."""
     stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
     with _no_garbage_collection():
         for batch in stream:

@@ -46,7 +46,7 @@ def _is_trace(path: Path) -> bool:
 
 
 def first_bytes(path: Path) -> bytes:
-    """The first bytes of a file, unpacked; none where it is damaged there."""
+    """The first bytes of a file, unpacked; none if it is damaged there."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
