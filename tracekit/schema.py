@@ -36,6 +36,9 @@ NULLABLE = frozenset({"microbatch", "chunk"})
 #: An optional column: seconds that each rank of the worker waited for the others inside the op, ranks in the order of
 #: their numbers; null or empty if not recorded.
 WAITED, WAITED_TYPE = "waited", pl.List(pl.Float64)
+#: An optional column: seconds that all ops of the kind in that step took on each rank of the worker, ranks as above, on
+#: the first op of each kind of a worker's step; null elsewhere.
+LASTED = "lasted"
 #: Optional columns of sends and receives, seconds: how long before its start the host had asked for the transfer, and
 #: how long after its start the host went on, having waited for it; null if not recorded.
 POSTED, RESUMED = "posted", "resumed"
@@ -105,8 +108,7 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     _check_layout(checked, layout, source)
     _check_identity(checked, source)
     optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
-    if WAITED in ops.columns:
-        optional.append(_waited(ops[WAITED], layout, source))
+    optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED) if name in ops.columns]
     return checked.with_columns(optional) if optional else checked
 
 
@@ -129,13 +131,14 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
     return pl.DataFrame([column.rechunk() for column in columns])
 
 
-def _waited(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
-    """The column `waited`: for each op, one number from 0 for each rank of the worker, or none."""
+def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
+    """The column `waited` or `lasted`: for each op, one number from 0 for each rank of the worker, or none."""
     try:
         waited = column.cast(WAITED_TYPE).rechunk()
     except pl.exceptions.PolarsError:
         raise TraceError(
-            f"{source}: {source.column(WAITED)} has type {column.dtype}; expected lists of numbers; convert the column"
+            f"{source}: {source.column(column.name)} has type {column.dtype}; expected lists of numbers; convert the"
+            " column"
         ) from None
     ranks, length = layout.tp * layout.cp, waited.list.len().fill_null(0)
     wrong = (length != 0) & (length != ranks)

@@ -5,7 +5,7 @@ In: `Evidence`. Out: `Candidate`s. See `rule`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -20,11 +20,37 @@ from tracekit.analysis.causes.model import (
 )
 from tracekit.analysis.causes.remedies import SLOW_RANK
 from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.causes.rules_host import SMALLEST_HOST_SHARE
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.lockstep import Lockstep
+from tracekit.analysis.evidence.significance import Bools
+from tracekit.model import OpKind
 from tracekit.text import seconds
+
+#: What makes a rank late besides computing: the kinds of op, and what they are in words.
+_PARTS: Mapping[CauseKind, tuple[tuple[OpKind, ...], str]] = {
+    CauseKind.SLOW_HOST_CODE: ((OpKind.HOST_DELAY, OpKind.LOSS), "host code"),
+    CauseKind.SLOW_OPTIMIZER: ((OpKind.OPTIMIZER,), "the optimizer"),
+    CauseKind.LATE_DATA: ((OpKind.DATA_LOAD,), "data loading"),
+    CauseKind.PYTHON_GC: ((OpKind.GC,), "garbage collection"),
+}
+
+
+def late_ranks(evidence: Evidence) -> dict[CauseKind, Bools]:
+    """Ranks that hold up their worker by something other than computing, and when, [workers, ranks, steps] each; only
+    what the trace tells of each rank.
+    """
+    lockstep = evidence.lockstep
+    if lockstep is None or lockstep.work_s is None:
+        return {}
+    found = {}
+    for kind, (ops, _) in _PARTS.items():
+        episodes = lockstep.late_by(ops, evidence.unchanged_s, len(_PARTS))
+        hit = episodes.on & episodes.significant(SMALLEST_HOST_SHARE)[:, None]
+        found[kind] = np.asarray(hit.reshape(lockstep.beyond_s(ops).shape))
+    return {kind: late for kind, late in found.items() if late.any()}
 
 
 class SlowRankOfWorker(Rule):
@@ -53,6 +79,35 @@ class SlowRankOfWorker(Rule):
             here = np.zeros_like(slow)
             here[worker] = slow[worker]
             yield self._candidate(evidence, lockstep, here)
+        for kind, late in late_ranks(evidence).items():
+            yield from self._late(evidence, lockstep, kind, late)
+
+    def _late(self, evidence: Evidence, lockstep: Lockstep, kind: CauseKind, late: Bools) -> Iterator[Candidate]:
+        """Ranks that hold up their worker by something other than computing, one candidate per worker."""
+        beyond_s, what = lockstep.beyond_s(_PARTS[kind][0]), _PARTS[kind][1]
+        for worker in np.flatnonzero(late.any(axis=(1, 2))):
+            here = np.zeros_like(late)
+            here[worker] = late[worker]
+            positions, steps = np.flatnonzero(late[worker].any(axis=1)), late[worker].any(axis=0)
+            longer_s = float(beyond_s[here].mean())
+            figures = (
+                Figure(
+                    "longer than its peers, over the step",
+                    longer_s / evidence.unchanged_s,
+                    SMALLEST_HOST_SHARE,
+                    Unit.SHARE,
+                ),
+            )
+            numbers = lockstep.ranks[worker]
+            where = (
+                Where(workers=(lockstep.workers[worker],))
+                if numbers is None
+                else Where(ranks=tuple(numbers[at] for at in positions))
+            )
+            effect = f"{what} takes {seconds(longer_s)} longer than on the other ranks of the worker, which wait for it"
+            series = np.where(steps, 1 + longer_s / evidence.unchanged_s, 1.0)
+            change = lockstep.on_time(here, beyond_s)
+            yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)
 
     def _candidate(self, evidence: Evidence, lockstep: Lockstep, slow: np.ndarray) -> Candidate:
         (worker,) = np.flatnonzero(slow.any(axis=(1, 2)))
@@ -102,7 +157,8 @@ class LockstepJitter(Rule):
         lockstep = evidence.lockstep
         if lockstep is None:
             return
-        even = np.logical_not(lockstep.slow(SMALLEST_FACTOR).any(axis=(1, 2)))
+        slow = [lockstep.slow(SMALLEST_FACTOR), *late_ranks(evidence).values()]
+        even = np.logical_not(np.logical_or.reduce(slow).any(axis=(1, 2)))
         if not even.any():
             return
         change = lockstep.alike(even)

@@ -2,27 +2,32 @@
 
 In: a trace whose ops record how long each rank of their worker waited inside them. Out: `Lockstep`. Tensor- and
 context-parallel ranks meet many times in every compute, so each of them takes as long as the slowest. A rank's own
-computing is the op minus its waits, and the others wait for the rank that waits least.
+computing is the op minus its waits, and the others wait for the rank that waits least. Where the trace says how long
+each rank took for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector
+is told from one that computes slowly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay
-from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
+from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, safe
-from tracekit.model import KINDS, Worker
-from tracekit.schema import WAITED
+from tracekit.model import KINDS, OpKind, Worker
+from tracekit.schema import LASTED, WAITED
 from tracekit.trace import Trace
+
+_COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
 
 
 class Lockstep(Struct, frozen=True, eq=False, dict=True):
@@ -30,6 +35,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
     which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
+    `work_s`: what each rank took for the ops of a kind without waiting for the others inside, seconds, [workers, ranks,
+    steps], nan for steps of which that is unknown; None without.
     """
 
     graph: DependencyGraph
@@ -40,6 +47,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     key: Ints
     duration_s: Floats
     waited_s: Floats
+    work_s: Mapping[OpKind, Floats] | None = None
 
     @classmethod
     def of(cls, trace: Trace, graph: DependencyGraph) -> Lockstep | None:
@@ -73,11 +81,14 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             key[order],
             ops["duration"].to_numpy()[order],
             waited[order],
+            _work(trace, graph, cells, ranks),
         )
 
     @cached_property
     def computed_s(self) -> Floats:
         """Seconds that each rank computes itself, [workers, ranks, steps]; nan in steps without such ops."""
+        if self.work_s is not None:
+            return self.work_of(_COMPUTES)
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
         total, seen = np.zeros(shape), np.zeros(shape, np.bool_)
         own = self.duration_s[:, None] - self.waited_s
@@ -94,6 +105,38 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         peers = own[:, ::-1] if ranks == 2 else lower_median(own, axis=1)[:, None]
         series = np.log(safe(own)) - np.log(safe(peers))
         return episodes_of(series.reshape(-1, own.shape[2]), ranks)
+
+    def work_of(self, kinds: Collection[OpKind]) -> Floats:
+        """Seconds that each rank works on ops of these kinds, [workers, ranks, steps]; nan where that is unknown."""
+        assert self.work_s is not None, "asked by the caller"
+        shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
+        known = [work for kind, work in self.work_s.items() if kind in kinds]
+        return np.asarray(np.sum(known, axis=0)) if known else np.zeros(shape)
+
+    def beyond_s(self, kinds: Collection[OpKind]) -> Floats:
+        """Seconds that each rank works longer on ops of these kinds than its peers, [workers, ranks, steps]."""
+        own = self.work_of(kinds)
+        peers = own[:, ::-1] if own.shape[1] == 2 else lower_median(own, axis=1)[:, None]
+        return np.asarray(own - peers)
+
+    def late_by(self, kinds: Collection[OpKind], step_s: float, parts: int) -> Episodes:
+        """When each rank is late because of ops of these kinds, one member per (worker, rank).
+
+        `step_s`: what a step takes; `parts`: how many such sets of kinds are tested.
+        """
+        beyond = np.nan_to_num(self.beyond_s(kinds)) / step_s
+        # As the logarithm of the step over the step without it.
+        series = np.log1p(np.maximum(beyond, -0.5)).reshape(-1, beyond.shape[2])
+        return replace(episodes_of(series, beyond.shape[1]), needed=needed_nats(len(series) * parts))
+
+    def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:
+        """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""
+        gained = self.held_up_s(late)
+        shape = len(self.workers), len(self.graph.steps)
+        held = np.zeros(shape)
+        np.add.at(held, (self.worker, self.step), gained)
+        most = np.where(late, np.maximum(beyond_s, 0.0), 0.0).max(axis=1)
+        return self._shorter(gained * np.minimum(most / safe(held), 1.0)[self.worker, self.step])
 
     def slow(self, smallest: float) -> Bools:
         """Which ranks compute longer than their peers by at least `smallest`, and when, [workers, ranks, steps]."""
@@ -145,6 +188,36 @@ class LockstepRepair(Struct, frozen=True, eq=False):
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""
         overlay.scale_costs(self.parts)
+
+
+def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict[OpKind, Floats] | None:
+    """See `Lockstep.work_s`. `cells`: the numbers of the workers."""
+    if LASTED not in trace.ops.columns:
+        return None
+    here = pl.col("step").is_in(graph.steps.tolist()) & pl.col("dp_rank").is_in(list(graph.dp_ranks))
+    ops = trace.ops.filter(here & ((pl.col(LASTED).list.len() > 1) | (pl.col(WAITED).list.len() > 1)))
+    step = np.searchsorted(graph.steps, ops["step"].to_numpy())
+    dp_index = np.searchsorted(graph.dp_ranks, ops["dp_rank"].to_numpy())
+    cell = dp_index * graph.layout.pp + ops["pp_rank"].to_numpy().astype(np.int64)
+    inside = np.isin(cell, cells)
+    worker = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
+    kind = ops["kind"].cat.physical().to_numpy()
+    nobody = pl.lit([0.0] * ranks)
+    lasted, waited = (
+        ops.select(pl.when(pl.col(name).list.len() > 1).then(name).otherwise(nobody)).to_series().list.to_array(ranks)
+        for name in (LASTED, WAITED)
+    )
+    own = lasted.to_numpy() - waited.to_numpy()
+    told = (ops[LASTED].list.len() > 1).fill_null(value=False).to_numpy() & inside
+    known = np.zeros((len(cells), len(graph.steps)), np.bool_)
+    known[worker[told], step[told]] = True
+    work = {}
+    for code in np.unique(kind[told]).tolist():
+        some = inside & (kind == code)
+        total = np.zeros((len(cells), ranks, len(graph.steps)))
+        np.add.at(total, (worker[some][:, None], np.arange(ranks)[None, :], step[some][:, None]), own[some])
+        work[KINDS[code]] = np.where(known[:, None], np.maximum(total, 0.0), np.nan)
+    return work or None
 
 
 def _key(graph: DependencyGraph, step: Ints, dp_index: Ints, stage: Ints, kind: Ints, seq: Ints) -> Ints:

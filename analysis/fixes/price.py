@@ -29,6 +29,7 @@ from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.model import OpKind
 from tracekit.text import seconds
 from tracekit.trace import Trace
 
@@ -253,6 +254,10 @@ def _pauses(evidence: Evidence) -> Floats:
     inside = pauses_in_forwards(evidence)
     within = np.empty(0) if inside is None else inside
     every: Floats = np.concatenate([between[between > 0], within[within > 0]])
+    lockstep = evidence.lockstep
+    if not len(every) and lockstep is not None and lockstep.work_s is not None:  # only other ranks of workers collect
+        of_ranks = lockstep.work_of((OpKind.GC,))
+        every = of_ranks[of_ranks > 0]
     return every
 
 

@@ -1,8 +1,9 @@
 """How long the ranks of a worker waited for each other: tensor- and context-parallel ranks that compute in lockstep.
 
 In: records of all ranks, ns on one clock, and the ops of the rank that stands for each worker. Out: for each op, how
-long each rank of the worker waited inside it for the last one. Ranks of a worker meet in collectives many times per op,
-so that all of them take equally long for it, whichever of them is slow: only who waited for whom tells.
+long each rank of the worker waited inside it for the last one, and for each kind of op how long each rank took for it.
+Ranks of a worker meet in collectives many times per op, so that all of them take equally long for it, whichever of them
+is slow: only who waited for whom tells. What they do between such ops, each does for itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import polars as pl
 
 from tracekit.collectors.merge.collective_ops import all_there_ns, counted_alike
 from tracekit.collectors.merge.placement import Place, Placement
-from tracekit.schema import WAITED
+from tracekit.model import OpKind
+from tracekit.schema import LASTED, WAITED
 
 _WORKER = ("step", "dp_rank", "pp_rank")
 
@@ -91,6 +93,38 @@ def with_waits_for_peers(
         .filter(pl.col(WAITED).list.len() == size)
     )
     return numbered.join(of_op, on="op", how="left", maintain_order="left").drop("op")
+
+
+def with_work_of_ranks(ops: pl.DataFrame, of_ranks: pl.DataFrame, placement: Placement) -> pl.DataFrame:
+    """`ops` in canonical columns with `lasted` on the first op of each kind of a worker's step.
+
+    `of_ranks`: the ops of all ranks (`step`, `rank`, `kind`, `start_ns`, `end_ns`). Steps that a rank lacks get none. A
+    worker of which only other ranks collect garbage gets an op of no length, at the start of its step, that says so.
+    """
+    members = ranks_of_workers(placement)
+    places = pl.DataFrame(
+        [(stands, rank, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)],
+        {"stands": pl.Int32, "rank": pl.Int32, "position": pl.Int64},
+        orient="row",
+    )
+    size = max(map(len, members.values()))
+    took = of_ranks.group_by("step", "rank", "kind").agg(took=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9)
+    took = took.join(places, on="rank")
+    whole = took.group_by("step", "stands").agg(ranks=pl.col("rank").n_unique()).filter(pl.col("ranks") == size)
+    grid = took.select("step", "stands", "kind").unique().join(whole, on=["step", "stands"])
+    lasted = (
+        grid.join(places, on="stands")
+        .join(took, on=["step", "stands", "rank", "position", "kind"], how="left")
+        .sort("step", "stands", "kind", "position")
+        .group_by("step", "stands", "kind", maintain_order=True)
+        .agg(pl.col("took").fill_null(0.0).alias(LASTED))
+        .select("step", "kind", LASTED, rank="stands", seq=pl.lit(0, ops.schema["seq"]))
+    )
+    collects = lasted.filter(kind=str(OpKind.GC)).join(ops, on=["step", "rank", "kind"], how="anti")
+    firsts = ops.sort("start").group_by("step", "rank").agg(pl.col("dp_rank", "pp_rank", "start").first())
+    silent = collects.drop(LASTED).join(firsts, on=["step", "rank"]).with_columns(duration=pl.lit(0.0))
+    ops = pl.concat([ops, silent], how="diagonal")
+    return ops.join(lasted, on=["step", "rank", "kind", "seq"], how="left", maintain_order="left")
 
 
 def _meetings(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:

@@ -19,7 +19,7 @@ import polars as pl
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
-from tracekit.collectors.merge.lockstep import ranks_of_workers, stands_for_worker, with_waits_for_peers
+from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
 from tracekit.collectors.merge.ops import OpReport, build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Place, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.stepcut import cut_steps
@@ -31,7 +31,7 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, RankRec
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import Unit
-from tracekit.schema import POSTED, RESUMED
+from tracekit.schema import POSTED, RESUMED, WAITED
 from tracekit.trace import COLLECTED, RUN_QUEUE, UNIT_KEY, Trace
 
 IntArray = npt.NDArray[np.int64]
@@ -107,6 +107,9 @@ def merge_attempt(
     kept = cut.ops if joined is None else cut.ops.drop(POSTED, RESUMED, strict=False)
     peers_waited = with_waits_for_peers(kept, met, group_table, placement, cut.step_starts_ns)
     epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
+    if members and WAITED in peers_waited.columns:
+        others = _ops_of_peers(records.join(timed.steps, on=["rank", "step"], how="semi"), placement, group_table)
+        peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
         peers_waited,
@@ -321,9 +324,19 @@ def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int
     )
 
 
-def _placed(records: pl.DataFrame, placement: Placement) -> pl.DataFrame:
-    """Records of one rank per worker, with its dp and pp rank."""
-    rows = [(rank, place.dp, place.pp) for rank, place in placement.places.items() if stands_for_worker(place)]
+def _ops_of_peers(records: pl.DataFrame, placement: Placement, groups: pl.DataFrame) -> pl.DataFrame:
+    """Ops of the ranks that stand for no worker, by the same rules: `step`, `rank`, `kind`, `start_ns`, `end_ns`."""
+    found = []
+    for tp, cp in sorted({(place.tp, place.cp) for place in placement.places.values()} - {(0, 0)}):
+        ops, _ = build_ops(waited_for(_placed(records, placement, tp, cp)).records, placement.layout, groups)
+        found.append(ops.select("step", "rank", "kind", "start_ns", "end_ns"))
+    return pl.concat(found)
+
+
+def _placed(records: pl.DataFrame, placement: Placement, tp: int = 0, cp: int = 0) -> pl.DataFrame:
+    """Records of one rank per worker, the one at `tp` and `cp`, with its dp and pp rank."""
+    here = [(rank, place) for rank, place in placement.places.items() if (place.tp, place.cp) == (tp, cp)]
+    rows = [(rank, place.dp, place.pp) for rank, place in here]
     places = pl.DataFrame(rows, schema={"rank": pl.Int32, "dp_rank": pl.Int32, "pp_rank": pl.Int16}, orient="row")
     return records.join(places, on="rank", how="inner")
 

@@ -16,6 +16,7 @@ from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.errors import TraceError
 from tracekit.job import Job
+from tracekit.model import Layout
 from tracekit.report import Report
 from tracekit.trace import Trace
 
@@ -122,6 +123,46 @@ def test_ranks_without_a_number_are_named_by_their_place() -> None:
     cause = found.diagnosis.causes[0]
     assert (cause.kind, [str(worker) for worker in cause.where.workers]) == (CauseKind.SLOW_RANK_OF_WORKER, ["(1,0)"])
     assert cause.effect.startswith("its rank at position 1 computes 100% slower")
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("optimizer", CauseKind.SLOW_OPTIMIZER),
+        ("host-delay", CauseKind.SLOW_HOST_CODE),
+        ("data-load", CauseKind.LATE_DATA),
+        ("gc", CauseKind.PYTHON_GC),
+    ],
+)
+def test_a_rank_that_is_late_for_the_others_is_named_with_the_part_that_is_slow(kind: str, cause: CauseKind) -> None:
+    """Rank 1 takes 5 ms for a part that takes rank 0 3 ms (2 instead of none to collect garbage). Rank 0 then
+    waits for it, for 2 ms of its forward's 10.
+    """
+    parts = ((kind, 0, 3, None), ("forward-compute", 3, 10, [0.002, 0.0]), ("backward-compute", 13, 20, None))
+    if kind == "optimizer":  # at the end of the step
+        parts = (
+            ("optimizer", 30, 3, None),
+            ("forward-compute", 0, 10, [0.002, 0.0]),
+            ("backward-compute", 10, 20, None),
+        )
+    lasted = ([0.003, 0.005], [0.010, 0.008], [0.020, 0.020])
+    if kind == "gc":  # rank 0 collects nothing
+        parts, lasted = ((kind, 3, 0, None), *parts[1:]), ([0.0, 0.002], *lasted[1:])
+    of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
+    rows = [
+        {"step": step, "kind": name, "start": start / 1e3, "duration": took / 1e3, "waited": waited, "lasted": of_ranks}
+        for step in range(STEPS)
+        for (name, start, took, waited), of_ranks in zip(parts, lasted, strict=True)
+    ]
+    ops = pl.DataFrame(rows).with_columns(**{name: pl.lit(value) for name, value in of_all.items()})
+    layout = Layout(dp=1, pp=1, tp=2)
+    metadata = {"ranks_of_workers": {"0": [0, 1]}}
+    found = Job(Trace.from_frame(ops, layout, name="late", metadata=metadata)).whatif()
+    (named,) = [one for one in found.diagnosis.causes if one.change is not None and one.where.ranks]
+    assert (named.kind, named.where.ranks) == (cause, (1,))
+    assert named.saved_s == pytest.approx(0.002)
+    plans = [fix for fix in found.diagnosis.fixes if fix.cause is CauseKind.PYTHON_GC]
+    assert [fix.details["pause_s"] for fix in plans] == ([pytest.approx(0.002)] if kind == "gc" else [])
 
 
 @pytest.mark.parametrize(

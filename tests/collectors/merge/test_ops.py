@@ -749,6 +749,28 @@ def test_ranks_of_a_worker_say_how_long_they_waited_for_each_other():
     assert result.trace.metadata["ranks_of_workers"] == {"0": [0, 1]}
 
 
+def test_ranks_of_a_worker_say_how_long_each_took():
+    """Rank 1 collects garbage for 4 ms, and its optimizer takes 24 ms instead of 9; rank 0 collects none."""
+    mesh = {"names": ["tp"], "ranks": [0, 1]}
+    group = {"number": 0, "name": "0", "description": "tp", "ranks": [0, 1]}
+    reduction = (Category.COLLECTIVE, "all_reduce", 8, 9, {"peer": 0})
+    prompt = [compute("forward-compute", 0, 20), reduction, (Category.OPTIMIZER, "optimizer", 51, 60, {})]
+    late = [
+        (Category.GC, "gc", 0, 4, {}),
+        compute("forward-compute", 4, 20),
+        reduction,
+        (Category.OPTIMIZER, "optimizer", 51, 75, {}),
+    ]
+    ops = merged(*(rank(at, rows, mesh=mesh, groups=[group]) for at, rows in enumerate((prompt, late)))).trace.ops
+    assert set(ops["rank"]) == {0}
+    assert dict(ops.select("kind", "lasted").iter_rows()) == {
+        "forward-compute": pytest.approx([0.020, 0.016]),
+        "gc": pytest.approx([0.0, 0.004]),
+        "optimizer": pytest.approx([0.009, 0.024]),
+    }
+    assert ops.filter(kind=OpKind.GC)["duration"].to_list() == [0.0]
+
+
 def test_ranks_of_a_worker_that_counted_differently_say_nothing():
     """Which of rank 0's reductions is the one of rank 1 cannot be told."""
     mesh = {"names": ["tp"], "ranks": [0, 1]}
