@@ -3,7 +3,6 @@
 import types
 
 import pytest
-import torch
 
 from tests.collectors.fake_cuda import FakeCuda
 from tracekit.collectors.runtime import session as session_module
@@ -112,18 +111,27 @@ def drained(rig):
     return [(round((r[7] - zero) / MS, 3), round((r[8] - r[7]) / MS, 3)) for r in rig.sink.records]
 
 
+def tensors():
+    """What a collective is given. Whoever only collects the tests is spared the import."""
+    import torch
+
+    return [torch.ones(2)]
+
+
 def all_reduce(rig, duration_ns, op_type=ALLREDUCE):
     """The hooked `allreduce` of a process group."""
 
     def original(_group, _tensors):
         return Work(rig.cuda, rig.nccl.launch(duration_ns), op_type)
 
-    return rig.hooks._collective("allreduce", original)(rig.group, [torch.ones(2)])
+    return rig.hooks._collective("allreduce", original)(rig.group, tensors())
 
 
 def test_the_played_gpu_answers_to_the_names_that_torch_has():
     """What the collector calls exists in this torch, with the arguments it passes."""
     import inspect
+
+    import torch
 
     names = ("is_initialized", "is_current_stream_capturing", "current_stream", "current_device", "Stream", "Event")
     assert all(hasattr(torch.cuda, name) for name in names)
@@ -183,7 +191,7 @@ def test_a_collective_without_a_work_ran_on_the_current_stream(rig):
     def original(_group, _tensors):
         rig.cuda.launch(2 * MS)
 
-    rig.hooks._collective("allreduce", original)(rig.group, [torch.ones(2)])
+    rig.hooks._collective("allreduce", original)(rig.group, tensors())
     assert drained(rig) == [(0.0, 2.0)]
 
 
@@ -199,7 +207,7 @@ def test_a_captured_collective_is_left_alone(rig):
     """Not even its future is asked for: the callback's stream would become part of the graph."""
     rig.cuda.capturing = True
     work = rig.hooks._collective("allreduce", lambda _group, _tensors: Work(rig.cuda, 0, COALESCED))
-    assert isinstance(work(rig.group, [torch.ones(2)]), Work)
+    assert isinstance(work(rig.group, tensors()), Work)
     rig.cuda.capturing = False
     assert rig.sink.records == []
     assert rig.collectives.waited_for == {}
@@ -212,23 +220,23 @@ def test_a_collective_of_host_tensors_is_timed_on_the_host(rig):
     def original(_group, _tensors):
         rig.host.now_ns += 2 * MS
 
-    rig.hooks._collective("allreduce", original)(rig.group, [torch.ones(2)])
+    rig.hooks._collective("allreduce", original)(rig.group, tensors())
     ((_, flags, *_, begin, end, _),) = rig.sink.records
     assert flags & Flag.DEVICE_CLOCK == 0
     assert end - begin == 2 * MS
 
 
 def test_the_bucket_of_a_reducer_is_timed_like_a_collective(rig):
-    start = rig.collectives.launched(([torch.ones(2)],))
+    start = rig.collectives.launched((tensors(),))
     work = Work(rig.cuda, rig.nccl.launch(3 * MS))
-    rig.collectives.started("allreduce", rig.group, ([torch.ones(2)],), start, work)
+    rig.collectives.started("allreduce", rig.group, (tensors(),), start, work)
     assert drained(rig) == [(0.0, 3.0)]
 
 
 def test_transfers_of_a_batch_share_one_work_and_end_where_the_stream_goes_on(rig):
     """A recv that takes 6 ms beside 2 ms of compute: the stream waits for the remaining 4."""
     pipeline = PipelineHooks(rig.session, pipelined=lambda: None)
-    ops = [types.SimpleNamespace(tensor=torch.ones(2), peer=1) for _ in range(2)]
+    ops = [types.SimpleNamespace(tensor=tensors()[0], peer=1) for _ in range(2)]
     stage = types.SimpleNamespace(stage_index=0)
     for op, kind in zip(ops, ("forward-recv", "backward-send"), strict=True):
         pipeline._tag(kind, lambda _stage, _chunk, op=op: [op])(stage, 3)

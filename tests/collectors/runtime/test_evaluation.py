@@ -1,9 +1,6 @@
 """Evaluation between training steps is one op, however a loop or a framework goes back to training."""
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import dataloader
 
 from tests.collectors.runtime.test_clipping import MS, Loop
 from tracekit.collectors.runtime import hooks_host
@@ -14,13 +11,20 @@ class Iterator:
     """What a loader iterates with."""
 
 
+def sequential(*modules):
+    """A module of these, or of a layer. Whoever only collects the tests is spared the import."""
+    from torch import nn
+
+    return nn.Sequential(*(modules or (nn.Linear(2, 2),)))
+
+
 class Evaluating(Loop):
     """A loop that also loads, evaluates and saves; what each takes is in the names of its methods."""
 
     def __init__(self, monkeypatch):
         super().__init__(monkeypatch)
         monkeypatch.setattr(hooks_host, "now_ns", lambda: self.now_ns)
-        self.model = nn.Sequential(nn.Linear(2, 2))
+        self.model = sequential()
         self.session.evaluation.install()
         self.training_loader = Iterator()
         self._load = self.hooks._timed(
@@ -57,7 +61,8 @@ def loop(monkeypatch):
     loop = Evaluating(monkeypatch)
     yield loop
     loop.session.patches.remove()
-    assert nn.Module.train.__module__ == nn.Module.eval.__module__ == "torch.nn.modules.module"
+    module = type(loop.model)
+    assert module.train.__module__ == module.eval.__module__ == "torch.nn.modules.module"
 
 
 def test_it_lasts_until_the_model_trains_again(loop):
@@ -86,7 +91,7 @@ def test_a_framework_that_sets_the_mode_itself_has_evaluated_until_it_loads_for_
 def test_a_wrapper_that_stays_in_evaluation_mode_is_evaluated_again(loop):
     """Lightning puts the wrapper of a model into evaluation mode, and only what is inside back into training."""
     inner = loop.model
-    loop.model = nn.Sequential(inner)
+    loop.model = sequential(inner)
     for _ in range(2):
         loop.train_10()
         loop.evaluate_8()
@@ -118,7 +123,7 @@ def test_an_optimizer_ends_it_where_nothing_else_tells(loop):
 
 def test_a_module_that_does_not_train_is_not_evaluated(loop):
     """A teacher, frozen and put into evaluation mode for good."""
-    teacher = nn.Linear(2, 2).requires_grad_(False)
+    teacher = sequential().requires_grad_(False)
     loop.train_10()
     teacher.eval()
     loop.train_10()
@@ -128,6 +133,8 @@ def test_a_module_that_does_not_train_is_not_evaluated(loop):
 
 def test_iterators_of_torch_can_be_told_apart():
     """By weak references, which every class of them allows."""
-    batches = iter(torch.utils.data.DataLoader([1, 2]))
+    from torch.utils.data import DataLoader, dataloader
+
+    batches = iter(DataLoader([1, 2]))
     assert isinstance(batches, dataloader._BaseDataLoaderIter)
     assert "__weakref__" in dir(batches)
