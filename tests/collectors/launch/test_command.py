@@ -6,7 +6,7 @@ from tracekit.collectors.launch.attempts import CollectedAttempt
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.collectors.launch.command import summary_lines
 from tracekit.collectors.launch.launcher import prepare_run, run_command
-from tracekit.collectors.run_directory.launchers import Ending, have_ended, how_ended
+from tracekit.collectors.run_directory.launchers import Ending, announce_end, have_ended, how_ended
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY, RuntimeOptions
 
 
@@ -57,3 +57,19 @@ def test_the_launcher_leaves_word_of_how_its_command_ended(script, ending, tmp_p
     environment = prepare_run(tmp_path, RuntimeOptions(), command)
     run_command(command, environment, tmp_path, lambda: False)
     assert (have_ended(tmp_path), how_ended(tmp_path)) == (True, ending)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "ended with exit code 1"),
+        (137, "ended with exit code 137 (SIGKILL)"),
+        (-250, "was killed by signal 250"),
+    ],
+)
+def test_signals_are_named_where_they_have_names(code, words, tmp_path):
+    """Above 128 are the exit codes that shells give for them."""
+    presence = tmp_path / "launcher-node-7.running"
+    presence.touch()
+    announce_end(presence, code)
+    assert how_ended(tmp_path) == Ending(words, failed=True)
