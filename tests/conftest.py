@@ -25,7 +25,7 @@ LONGEST = (
     "tests/dashboards/pages",
     "tests/dashboards",
     "tests/live/test_alerts.py",
-    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor")),
+    *(f"tests/collectors/launch/test_{name}.py" for name in ("nodes", "hang", "doctor", "around_a_command")),
     "tests/test_killed_import.py",
     "tests/live/test_run.py",
     "tests/fleet/test_run.py",

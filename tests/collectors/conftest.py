@@ -167,9 +167,21 @@ def contradictions(trace: Trace) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> dict[str, Run]:
+def nvml(tmp_path_factory) -> Path:
+    """A folder with a libnvidia-ml.so.1 that plays a GPU."""
+    folder = tmp_path_factory.mktemp("nvml")
+    source, library = Path(__file__).parent / "fake_nvml.c", folder / "libnvidia-ml.so.1"
+    flags = ["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, nvml) -> dict[str, Run]:
     """The runs that many tests look at, under collect."""
     directory = tmp_path_factory.mktemp("runs")
+    for library in nvml.iterdir():
+        (directory / library.name).symlink_to(library)
     return several(directory, RUNS)
 
 

@@ -1,9 +1,8 @@
 """The runs that many tests look at: name -> `NAME=value ... script.py argument ...`, as `several.py` takes them."""
 
 PAUSES = {
-    f"{where}{'-in-closure' * closure}": f"RANKS=2 PAUSE=gc WHERE={where} {'CLOSURE=1 ' * closure}paused.py"
-    for closure in (False, True)
-    for where in ("before", "middle", "after", "between")
+    "collecting": "RANKS=2 PAUSE=gc paused.py",
+    "collecting-in-closure": "RANKS=2 PAUSE=gc CLOSURE=1 paused.py",
 }
 #: Single-process training loops.
 STYLES = (
@@ -28,6 +27,12 @@ ROWS = {
     row: f"RANKS=2 STEPS=4 ../../../benchmarks/frameworks_train.py {row}"
     for row in ("fsdp1", "sequence_parallel", "context_parallel", "expert_parallel", "zero_bubble")
 }
+#: Rank and number of ranks, as Open MPI, srun and MPICH call them.
+LAUNCHERS = {
+    "mpi": "RANK_IN=OMPI_COMM_WORLD_RANK SIZE_IN=OMPI_COMM_WORLD_SIZE",
+    "srun": "RANK_IN=SLURM_PROCID SIZE_IN=SLURM_STEP_NUM_TASKS",
+    "pmi": "RANK_IN=PMI_RANK SIZE_IN=PMI_SIZE",
+}
 #: Jobs of several ranks.
 SHAPES = {
     "fsdp": "RANKS=2 fsdp_alone.py",
@@ -43,6 +48,7 @@ SHAPES = {
     "megatron": "RANKS=4 megatron_like.py",
     "accumulation": "RANKS=2 STEPS=5 ../../../benchmarks/frameworks_train.py accumulation",
     "pipeline": "RANKS=4 SLOW_RANK=3 SLOW_MS=6 dp2_pp2.py",
+    **{launcher: f"RANKS=2 {variables} optimizer_first.py" for launcher, variables in LAUNCHERS.items()},
 }
 #: What goes wrong in a training process, or is made to.
 FAULTS = {
@@ -57,10 +63,17 @@ FAULTS = {
     "renamed": "SABOTAGE=renamed loop.py plain",
     "driverless": "RANKS=2 SABOTAGE=driverless ddp_accumulation.py",
     "full-disk": "SABOTAGE=disk loop.py plain",
-    "silent": "RANKS=2 one_rank_silent.py",
+    "no-manifest": "SABOTAGE=manifest quick.py",
+}
+#: Jobs on a GPU that is played, with the library that plays NVML in the folder, and one without it.
+PLAYED = {
+    "gpu": "NVML=./libnvidia-ml.so.1 fake_gpu.py",
+    "gpus": "NVML=./libnvidia-ml.so.1 RANKS=2 STEPS=24 fake_gpu.py",
+    "gpu-fails": "NVML=./libnvidia-ml.so.1 STEPS=30 FAILS_AT=20 fake_gpu.py",
+    "gpu-captures": "NVML=./libnvidia-ml.so.1 STEPS=28 CAPTURES_AT=13 fake_gpu.py",
     "gpu-without-nvml": "STEPS=8 fake_gpu.py",
 }
-RUNS = {**SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS}
+RUNS = {**PLAYED, **SHAPES, **ROWS, **PAUSES, **LOOPS, **FAULTS}
 #: Those whose results must be what they are without collect.
 ALONE = (
     "fsdp",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectors.conftest import environment, several
+from tests.collectors.conftest import environment
 from tests.handmade import run
 from tracekit.model import OpKind
 
@@ -24,31 +24,9 @@ MARK_S = 20e-6
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory) -> Path:
-    """A folder with a libnvidia-ml.so.1."""
-    folder = tmp_path_factory.mktemp("nvml")
-    library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(HERE / "fake_nvml.c")]
-    subprocess.run(command, check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory, nvml):
-    """Jobs on a played GPU with its library."""
-    jobs = {
-        "one": "fake_gpu.py",
-        "two": "RANKS=2 STEPS=24 fake_gpu.py",
-        "fails": "STEPS=30 FAILS_AT=20 fake_gpu.py",
-        "captures": "STEPS=28 CAPTURES_AT=13 fake_gpu.py",
-    }
-    return several(tmp_path_factory.mktemp("gpu"), jobs, LD_LIBRARY_PATH=nvml)
-
-
-@pytest.fixture(scope="module")
-def job(played):
-    return played["one"]
+@pytest.fixture
+def job(runs):
+    return runs["gpu"]
 
 
 def shortest(collected, kind):
@@ -139,9 +117,9 @@ def test_without_the_library_there_are_facts_and_no_word(runs):
     assert "nvidia-ml" not in ran.complained
 
 
-def test_ranks_of_a_data_parallel_job_have_a_clock_each(played):
+def test_ranks_of_a_data_parallel_job_have_a_clock_each(runs):
     """Buckets are marked in the reducer's thread and end in gloo's; the layout is found as without a GPU."""
-    ran = played["two"]
+    ran = runs["gpus"]
     assert ran.exit_codes == [0, 0], ran.complained
     trace = ran.trace
     assert (trace.layout.dp, len(trace.steps)) == (2, 23)
@@ -153,8 +131,8 @@ def test_ranks_of_a_data_parallel_job_have_a_clock_each(played):
     assert found == expected
 
 
-def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(played):
-    ran = played["fails"]
+def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(runs):
+    ran = runs["gpu-fails"]
     assert ran.exit_codes == [0]
     assert "trained" in ran.said
     assert ran.complained.count("CUDA events failed (CudaError: an illegal memory access") == 1
@@ -165,8 +143,8 @@ def test_a_gpu_that_fails_costs_the_steps_behind_it_and_one_warning(played):
     assert found == expected
 
 
-def test_a_step_in_which_a_graph_is_captured_is_left_out(played):
-    ran = played["captures"]
+def test_a_step_in_which_a_graph_is_captured_is_left_out(runs):
+    ran = runs["gpu-captures"]
     assert 13 not in ran.trace.steps
     assert {12, 14, 27} <= set(ran.trace.steps)
     assert ran.complained.count("tracekit: rank") == 0

@@ -5,8 +5,8 @@ import sys
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, TIMEOUT_S, collect, contradictions, several
-from tests.collectors.shared_runs import PAUSES, STYLES
+from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, TIMEOUT_S, collect, contradictions
+from tests.collectors.shared_runs import LAUNCHERS, PAUSES, STYLES
 from tracekit.model import OpKind, Worker
 from tracekit.trace import RUN_QUEUE
 
@@ -187,12 +187,13 @@ def test_functional_collectives(runs):
 
 #: The ops of a step of `paused.py` in order, without the host work of the loop before it.
 STEP = ["forward-compute", "loss", "backward-compute", "all-reduce", "optimizer"]
-#: The same with a pause; one between steps opens the next step. One between forward and backward stands for the loss.
+#: The same with a pause in it; one between forward and backward stands for the loss.
 PAUSED = {
     "before": ["gc", *STEP],
     "middle": ["forward-compute", "gc", "backward-compute", "all-reduce", "optimizer"],
     "after": STEP,  # where the graph has no place for it: it is a launch delay of the optimizer
-    "between": ["gc", *STEP],
+    "between": STEP,  # it opens the next step
+    "nowhere": ["gc", *STEP],  # which has that of the step before
 }
 
 
@@ -205,26 +206,24 @@ def in_order(trace, rank: int) -> dict[int, list[str]]:
 
 @pytest.mark.parametrize("name", PAUSES)
 def test_who_waits_for_a_rank_that_collects_garbage_waits_in_the_reduction(runs, name):
-    """Rank 1 collects in each step, at one place, which is the pause's; rank 0 has the ops it would have alone.
+    """Rank 1 collects at one place of a step after the other; rank 0 has the ops it would have alone.
 
     Its reduction ends behind the collection before rank 1's. The collection finalizes what takes 30 ms.
     """
     run = runs[name]
     assert set(run.exit_codes) == {0}, run.complained
-    trace, where = run.trace, name.split("-")[0]
-    assert {tuple(kinds) for kinds in in_order(trace, 0).values()} == {tuple(STEP)}
-    assert {tuple(k for k in kinds if k != "host-delay") for kinds in in_order(trace, 1).values()} == {
-        tuple(PAUSED[where])
-    }
+    trace, places = run.trace, list(PAUSED)
+    assert trace.steps.tolist() == list(range(1, 11))  # each place twice
+    assert in_order(trace, 0) == dict.fromkeys(range(1, 11), STEP)
+    seen = {step: [kind for kind in kinds if kind != "host-delay"] for step, kinds in in_order(trace, 1).items()}
+    assert seen == {step: PAUSED[places[step % 5]] for step in range(1, 11)}
+    assert trace.metadata["collect"]["nested"]["gc"] >= 2  # those after the backward
     pauses = trace.ops.filter(kind=OpKind.GC)
-    if where == "after":
-        assert trace.metadata["collect"]["nested"]["gc"] >= 4
-    else:
-        assert pauses["duration"].min() >= 0.03
-        reduced = trace.ops.filter(rank=0, kind=OpKind.ALL_REDUCE).join(pauses, on="step", suffix="_gc")
-        assert reduced.height == len(trace.steps)
-        released = pl.col("start_gc") + pl.col("duration_gc")
-        assert reduced.filter(pl.col("start") + pl.col("duration") < released - CLOCK_TICK_S).is_empty()
+    assert pauses["duration"].min() >= 0.03
+    reduced = trace.ops.filter(rank=0, kind=OpKind.ALL_REDUCE).join(pauses, on="step", suffix="_gc")
+    assert reduced.height == pauses.height
+    released = pl.col("start_gc") + pl.col("duration_gc")
+    assert reduced.filter(pl.col("start") + pl.col("duration") < released - CLOCK_TICK_S).is_empty()
     assert contradictions(trace) == []
 
 
@@ -257,6 +256,14 @@ def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
         ended > pl.col("start_met") + CLOCK_TICK_S
     )
     assert outside.filter(inside).is_empty()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_make_their_optimizer_first(runs, launcher):
+    """As mpirun and srun start them, without RANK: none takes itself for the only one before it has met the others."""
+    run = runs[launcher]
+    assert run.exit_codes == [0, 0], run.complained
+    assert (run.trace.layout.dp, run.trace.coverage().complete) == (2, True)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -305,16 +312,6 @@ def test_misuse_of_spans_costs_the_training_nothing(runs, alone):
     assert "(more names)" in runs["misuse"].trace.metadata["collect"]["other"]
     (failed,) = runs["misuse"].trace.metadata["failed_hooks"]
     assert (failed["hook"], failed["ranks"]) == ("set-step", [0])
-
-
-def test_steps_and_every_choose_what_all_ranks_record(tmp_path):
-    """--steps 2:9 --every 3 keeps the steps 2, 5 and 8: hooks go out and come back on the same step everywhere."""
-    jobs = {"loop": "STEPS=12 loop.py plain", "pipeline": "RANKS=2 STEPS=12 plain_pipeline.py"}
-    for run in several(tmp_path, jobs, "--steps", "2:9", "--every", "3").values():
-        assert set(run.exit_codes) == {0}, run.complained
-        assert list(run.trace.steps) == [2, 5, 8]
-        assert run.trace.coverage().complete
-        assert contradictions(run.trace) == []
 
 
 #: A script as some launchers start it, which then says what its process has imported.

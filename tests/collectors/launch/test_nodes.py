@@ -6,9 +6,7 @@ import socket
 import subprocess
 import sys
 
-import pytest
-
-from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment, several
+from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
 from tracekit.collectors.importers.registry import read_any
 from tracekit.trace import read_parquet
 
@@ -50,10 +48,9 @@ def run_nodes(directory, segments, command):
     return [(json.loads(out.splitlines()[-1]), err) for out, err in outputs]
 
 
-@pytest.mark.parametrize("command", [TORCHRUN, ALONE], ids=["torchrun", "alone"])
-def test_two_nodes_share_the_segments_folder(tmp_path, command):
+def test_two_nodes_share_the_segments_folder(tmp_path):
     """Both nodes' ranks are in one trace; the node that started first writes it."""
-    ran = run_nodes(tmp_path, ("shared", "shared"), command)
+    ran = run_nodes(tmp_path, ("shared", "shared"), TORCHRUN)
     assert sorted(summary["merged_elsewhere"] for summary, _ in ran) == [False, True]
     (written,) = tmp_path.glob("node*.parquet")
     trace = read_parquet(written)
@@ -73,20 +70,3 @@ def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     assert trace.coverage().complete
     assert trace.metadata["missing_ranks"] == []
     assert abs(trace.ops["start"]).max() < TIMEOUT_S  # one clock: a boot lies between two
-
-
-#: Rank and number of ranks, as Open MPI, srun and MPICH call them.
-LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
-
-
-def test_ranks_that_make_their_optimizer_first(tmp_path):
-    """As mpirun and srun start them, without RANK: none takes itself for the only one before it has met the others."""
-    runs = {size: f"RANKS=2 RANK_IN={rank} SIZE_IN={size} optimizer_first.py" for rank, size in LAUNCHERS}
-    ran = several(tmp_path, runs)
-    for one in ran.values():
-        assert one.exit_codes == [0, 0], one.complained
-        assert (one.trace.layout.dp, one.trace.coverage().complete) == (2, True)

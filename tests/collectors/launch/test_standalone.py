@@ -83,17 +83,19 @@ def training(wheel, tmp_path_factory) -> Path:
 
 
 def test_a_job_is_recorded_without_the_analysis_and_read_with_it(training, tmp_path):
-    """Two ranks under torchrun; nothing is written into the environment, and nothing heavy is in it."""
+    """Two ranks; nothing is written into the environment, and nothing heavy is in it."""
     packages = training.parents[1] / "lib"
-    variables = environment(PYTHONDONTWRITEBYTECODE=1, PATH=f"{training.parent}{os.pathsep}{os.environ['PATH']}")
+    variables = environment(
+        STEPS=12, PYTHONDONTWRITEBYTECODE=1, PATH=f"{training.parent}{os.pathsep}{os.environ['PATH']}"
+    )
     heavy = "import importlib.util as u; print(*filter(u.find_spec, ('polars', 'duckdb', 'click', 'pyarrow')))"
     before = sorted(packages.rglob("*"))
     looked = subprocess.run([training, "-c", heavy], capture_output=True, text=True, check=True, env=variables)
     assert looked.stdout == "\n"
     ran = subprocess.run(
         [
-            *(training.parent / "tracekit", "collect", "--segments", "run", "--steps", "2:5", "--", training),
-            *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", SCRIPTS / "quick.py"),
+            *(training.parent / "tracekit", "collect", "--segments", "run", "--steps", "2:9", "--every", "3", "--"),
+            *(training, SCRIPTS / "ranks.py", "2", SCRIPTS / "quick.py"),
         ],
         cwd=tmp_path,
         env=variables,
@@ -108,7 +110,7 @@ def test_a_job_is_recorded_without_the_analysis_and_read_with_it(training, tmp_p
     ]
     assert sorted(packages.rglob("*")) == before
     trace = read_any(tmp_path / "run")
-    assert (trace.layout.dp, trace.steps.tolist()) == (2, [2, 3, 4])
+    assert (trace.layout.dp, trace.steps.tolist()) == (2, [2, 5, 8])
     assert trace.coverage().complete
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from tests.collectors.conftest import several
+from tests.collectors.conftest import contradictions, several
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.build import build_plugin
@@ -156,11 +156,15 @@ def test_what_was_joined_is_said(tmp_path):
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Two ranks without NCCL, one that plays it, and two that play it together; every second step is recorded."""
+    """Two ranks without NCCL, one that plays it, a loop and a pipeline without it, two that play it together; every
+    second step is recorded.
+    """
     directory = tmp_path_factory.mktemp("nccl")
     jobs = {
         "without": "RANKS=2 ddp_accumulation.py",
         "one": "plays_nccl_alone.py",
+        "loop": "STEPS=8 loop.py plain",
+        "pipeline": "RANKS=2 STEPS=8 plain_pipeline.py",
         "two": "RANKS=2 plays_nccl.py",
     }
     variables = {"XDG_CACHE_HOME": directory / "cache", "PYTHONPATH": ROOT, "TRACEKIT_NCCL_SLOTS": 64}
@@ -185,6 +189,15 @@ def test_steps_that_are_not_recorded_switch_nccl_off(jobs):
     assert path.with_suffix(".slots").exists()  # the launcher saved them
     assert operations(read_ring(path)).select("step", "sequence").rows() == [(0, 0), (1, 1), (3, 3), (5, 5)]
     assert ran.trace.metadata["nccl"]["ranks_without_ring"] == []
+
+
+@pytest.mark.parametrize("name", ["loop", "pipeline"])
+def test_hooks_go_out_and_come_back_on_the_same_step_everywhere(jobs, name):
+    ran = jobs[name]
+    assert set(ran.exit_codes) == {0}, ran.complained
+    assert ran.trace.steps.tolist() == [1, 3, 5, 7]
+    assert ran.trace.coverage().complete
+    assert contradictions(ran.trace) == []
 
 
 def test_kept_segments_give_the_same_times_of_nccl(jobs):

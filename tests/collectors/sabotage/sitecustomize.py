@@ -1,11 +1,14 @@
 """A user's sitecustomize, run behind the one of `tracekit collect`: says so, and breaks what SABOTAGE names.
 
-hooks: every hook's body raises. disk: the recorder's segments refuse to be written. renamed: a torch that has no longer
-what the hooks hold on to. driverless: a torch built for CUDA on a machine without a driver.
+hooks: every hook's body raises. disk: the recorder's segments refuse to be written. manifest: at the end there is a
+link to nowhere in its place. renamed: a torch that has no longer what the hooks hold on to. driverless: a torch built
+for CUDA on a machine without a driver.
 """
 
+import atexit
 import os
 import sys
+from pathlib import Path
 
 with open(os.environ["SITECUSTOMIZE_SAYS"], "a") as file:
     file.write(f"{os.getpid()}\n")
@@ -42,6 +45,13 @@ if "tracekit.collectors.runtime.bootstrap" in sys.modules:
         return session
 
     bootstrap._start = sabotaged
+
+    def plant():
+        attempt = f"attempt-{int(os.environ['TORCHELASTIC_RESTART_COUNT']):03d}"
+        Path(os.environ["TRACEKIT_COLLECT_DIR"], attempt, "manifest.json").symlink_to("nowhere")
+
+    if os.environ.get("SABOTAGE") == "manifest":
+        atexit.register(plant)
 
     def rename(dataloader):
         dataloader._BaseIterator = dataloader._BaseDataLoaderIter

@@ -1,9 +1,9 @@
 """DistributedDataParallel on two ranks, of which rank 1 collects garbage or sleeps in each step; the other waits.
 
 PAUSE: gc or sleep. WHERE: before (the forward), middle (between forward and backward), after (the backward), between
-(steps). MEET: ranks then meet in a broadcast. CLOSURE: the whole step is the optimizer's closure; Lightning does both.
-A piece of garbage takes 30 ms of processor time to finalize, so that a collection that finalizes it lasts at least as
-long on any machine.
+(steps); without it the steps pause at these in turn, and every fifth nowhere. MEET: ranks then meet in a broadcast.
+CLOSURE: the whole step is the optimizer's closure; Lightning does both. A piece of garbage takes 30 ms of processor
+time to finalize, so that a collection that finalizes it lasts at least as long on any machine.
 """
 
 import gc
@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 5
-PAUSE, WHERE = os.environ["PAUSE"], os.environ["WHERE"]
+PLACES = [os.environ["WHERE"]] if "WHERE" in os.environ else ["before", "middle", "after", "between", None]
+STEPS = 11 if len(PLACES) > 1 else 5
+PAUSE = os.environ["PAUSE"]
 PAUSE_S = 0.03
 CLOSURE = "CLOSURE" in os.environ
 
@@ -33,8 +34,8 @@ class Garbage:
             pass
 
 
-def pause(where):
-    if where != WHERE or dist.get_rank() == 0:
+def pause(where, step):
+    if where != PLACES[step % len(PLACES)] or dist.get_rank() == 0:
         return
     if PAUSE == "gc":
         Garbage()
@@ -51,24 +52,24 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train():
-        pause("before")
+        pause("before", step)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), x)
-        pause("middle")
+        pause("middle", step)
         loss.backward()
-        pause("after")
+        pause("after", step)
         return loss
 
     gc.collect()
     gc.freeze()
-    for _ in range(STEPS):
+    for step in range(STEPS):
         x = torch.randn(8, 32)
         if CLOSURE:
             optimizer.step(train)
         else:
             train()
             optimizer.step()
-        pause("between")
+        pause("between", step)
         if "MEET" in os.environ:
             dist.broadcast(torch.zeros(1), src=0)
 
