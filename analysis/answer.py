@@ -22,7 +22,7 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import Verdict, main_clause, straggling_s
 from tracekit.findings import Account
 from tracekit.model import Worker
-from tracekit.text import cost, seconds, three_digits, with_error
+from tracekit.text import cost, seconds, sure, three_digits, with_error
 
 #: The part of a rank that a cause slows down.
 _PART = {
@@ -112,7 +112,7 @@ def answer_of(
     return Answer(
         headline=verdict.sentence,
         cost=_cost(evidence, verdict, causes) if lost else None,
-        who=None if leading is None else _who(evidence, leading, sure=trust.trustworthy),
+        who=None if leading is None else _who(evidence, leading, trusted=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
         fix=None if leading is None else _fix(evidence, leading, best),
@@ -156,10 +156,10 @@ def _other(evidence: Evidence, cause: Cause) -> str:
     return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s)})"
 
 
-def _who(evidence: Evidence, cause: Cause, *, sure: bool = True) -> str:
-    """Ranks and nodes, then coordinates, since when and, for a trusted job, how `sure`."""
+def _who(evidence: Evidence, cause: Cause, *, trusted: bool = True) -> str:
+    """Ranks and nodes, then coordinates, since when and, for a `trusted` job, how sure."""
     coordinates = f" ({cause.where.workers[0].coordinates})" if len(cause.where.workers) == 1 else ""
-    confidence = f", {min(cause.confidence, 0.99):.0%} sure" if sure else ""
+    confidence = f", {sure(cause.confidence)}" if trusted else ""
     return f"{_place(evidence, cause)}{coordinates}, {cause.when}{confidence}"
 
 

@@ -148,7 +148,7 @@ COMMANDS = (
     Row("truncated Parquet", truncated, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
     Row("damaged Parquet", damaged, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
     Row("not Parquet", write("text.parquet", b"step,rank\n0,0\n"), ("text.parquet", "not a readable Parquet file")),
-    Row("directory", directory, ("trace.parquet", "cannot be read", "Is a directory", "check path")),
+    Row("directory", directory, ("trace.parquet", "an empty folder, not a trace")),
     Row("pipe", pipe, ("trace.parquet", "a pipe or device", "save it as a file first")),
     Row("unreadable file", failing_read, ("/proc/self/mem", "expected a Parquet trace")),
     Row("non-UTF-8 path", broken_non_utf8, ("\\udcff\\udcfe.parquet", "is empty")),
@@ -598,4 +598,4 @@ def test_a_stream_closed_from_the_start_changes_no_exit_code(stream: int, slow_f
 def test_a_terminal_without_unicode_shows_escapes(slow_file: Path) -> None:
     ran = run_process("whatif", slow_file, env={"PYTHONIOENCODING": "ascii"})
     assert ran.code == 0
-    assert "\\u2588" in ran.out
+    assert "\\u2586" in ran.out

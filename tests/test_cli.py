@@ -335,12 +335,13 @@ def test_info_says_what_a_trace_holds(folder: Path) -> None:
     ]
 
 
-def test_info_lists_the_jobs_of_a_store_newest_first(slow: str, healthy: str) -> None:
-    done("import", slow, healthy)
+def test_info_lists_the_jobs_of_a_store_by_what_fixing_them_saves(slow: str, healthy: str) -> None:
+    """Like its peers, rank 2 takes 4.25 s less of 15.5 s: 26.3 of the 96 GPU-hours that 4 GPUs have in a day."""
+    done("import", healthy, slow)
     rows = [line for line in done("info", "--store", "tracekit.store").stdout.splitlines() if " job " in line]
-    assert [row.split()[:7] for row in rows] == [
-        ["healthy", "job", "2", "2", "4", "2", "96"],
-        ["slow", "job", "2", "2", "4", "2", "96"],
+    assert [row.split()[:8] for row in rows] == [
+        ["slow", "job", "26.3", "2", "2", "4", "2", "96"],
+        ["healthy", "job", "0", "2", "2", "4", "2", "96"],
     ]
     assert "Job" in done("info", "--job", "slow job").stdout
 
@@ -527,8 +528,8 @@ def test_an_unknown_option_exits_with_2_and_names_the_help() -> None:
     ran = run("whatif", "--fixx", "a")
     assert ran.code == 2
     assert ran.out == ""
-    assert "No such option" in ran.err
-    assert "--help" in ran.err
+    assert ran.message.startswith("tracekit: no such option '--fixx'; did you mean")
+    assert ran.message.endswith("; see `tracekit whatif --help`")
 
 
 def test_no_arguments_at_all_shows_the_help() -> None:

@@ -57,6 +57,15 @@ def a_json_dump() -> None:
     Path("rank_0").write_text(json.dumps(DUMP))
 
 
+def an_empty_file() -> None:
+    Path("empty.json").touch()
+
+
+def a_folder_of_traces() -> None:
+    Path("traces").mkdir()
+    Path("slow.parquet").rename("traces/slow.parquet")
+
+
 def a_script() -> None:
     Path("train it.py").write_text("import torch\n")
 
@@ -74,8 +83,14 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_page, "report.html", "open it in a browser"),
     (a_table, "table.parquet", "a table that `tracekit whatif --parquet` wrote, not a trace"),
     (a_report, "report.json", "a report of `tracekit whatif --json`, not a trace"),
+    (an_empty_file, "empty.json", "an empty file, not a trace"),
+    (
+        a_folder_of_traces,
+        "traces",
+        "name one: `tracekit whatif traces/slow.parquet`, or study all: `tracekit fleet run",
+    ),
     (a_dump, "dumps", "flight-recorder dumps of a hang, not a trace; type `tracekit hang dumps`"),
-    (a_json_dump, "rank_0", "a flight-recorder dump, not a trace; type `tracekit hang` with its folder"),
+    (a_json_dump, "rank_0", "a flight-recorder dump, not a trace; type `tracekit hang .`"),
     (a_script, "train it.py", "record what it does: `tracekit collect -- python 'train it.py'`"),
     (a_layout, "meta.yaml", "`tracekit whatif TRACE --layout meta.yaml`"),
     (a_text, "notes.txt", "`tracekit import --format` lists the formats"),
@@ -92,6 +107,27 @@ def test_a_file_that_is_no_trace_is_named_with_the_command_that_fits(
     assert ran.code == ExitCode.BAD_INPUT
     assert ran.message.startswith(f"tracekit: {name}: ")
     assert words in ran.message
+
+
+def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> None:
+    a_store()
+    a_json_dump()
+    gpus = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
+    for command, words in (
+        (("hang", "slow.parquet"), "a trace, not a folder of dumps; type `tracekit whatif slow.parquet`"),
+        (("hang", gpus), f"traces of torch.profiler, not a folder of dumps; type `tracekit whatif {gpus}`"),
+        (("hang", "rank_0"), "one flight-recorder dump; name the folder with those of all ranks: `tracekit hang .`"),
+        (
+            ("compare", "jobs.store", "slow.parquet"),
+            "name two of its jobs: `tracekit compare JOB JOB --store jobs.store`",
+        ),
+        (("culprits", "jobs.store"), "name it with --store: `tracekit culprits --store jobs.store`"),
+        (("fleet", "report", "jobs.store"), "a store, not a study; name it with --store: `tracekit whatif --store"),
+        (("top", "--once", "--store", "slow.parquet"), "a trace, not a store; type `tracekit whatif slow.parquet`"),
+    ):
+        ran = run(*command)
+        assert ran.code == ExitCode.BAD_INPUT
+        assert words in ran.message
 
 
 def said(after_s: float, *, on_a_terminal: bool) -> str:
@@ -170,6 +206,30 @@ def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Pat
             os.killpg(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
     assert list(tmp_path.glob("tracekit-demo-*")) == []
+
+
+def completed(words: str, shell: str = "bash") -> list[str]:
+    """What the shell offers after `words`, the last of which is incomplete."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tracekit"],
+        env=os.environ
+        | {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TRACEKIT_COMPLETE": f"{shell}_complete"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stderr == ""
+    return ran.stdout.split("\n")[:-1]
+
+
+def test_the_shell_completes_jobs_of_the_store_that_is_named(folder: Path) -> None:
+    a_store()  # one job, "slow job"
+    assert completed("tracekit whatif --store jobs.store --job s") == ["plain,'slow job'"]
+    assert completed("tracekit hang jobs.store --job ") == ["plain,'slow job'"]
+    assert completed("tracekit compare --store jobs.store ", "zsh")[:2] == ["plain", "slow job"]
+    assert completed("tracekit compare sl") == ["file,sl"]
+    Path("jobs.store/catalog.duckdb").write_bytes(b"damaged")
+    assert completed("tracekit top --store jobs.store ") == [""]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit import __version__, memory
-from tracekit.errors import TracekitError
+from tracekit.errors import NotAStoreError, TracekitError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import open_stderr, say, silence_stdout
 from tracekit.text import printable
@@ -61,16 +61,25 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     output = sys.stdout
     try:
-        code = commands.main(standalone_mode=False, obj=_analyse)
+        code = commands.main(prog_name="tracekit", standalone_mode=False, obj=_analyse)
         click.echo(nl=False)  # flushes, and tolerates a closed stdout
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(ExitCode.BAD_INPUT)
+    except click.ClickException as error:
+        say(f"tracekit: {_usage(error)}")
         sys.exit(ExitCode.BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         say("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
+    except NotAStoreError as error:
+        from tracekit.commands.recognise import Wanted, what_it_is
+
+        words = what_it_is(error.path, Wanted.STORE)
+        say(f"tracekit: {printable(str(error) if words is None else f'{error.path}: {words}')}")
+        sys.exit(ExitCode.BAD_INPUT)
     except TracekitError as error:
         say(f"tracekit: {printable(str(error))}")
         sys.exit(ExitCode.BAD_INPUT)
@@ -90,6 +99,24 @@ def main() -> None:
         say("tracekit: out of memory; analyse fewer steps or use a larger machine")
         sys.exit(ExitCode.BAD_INPUT)
     sys.exit(code or 0)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with the arguments, on one line, and where it says what to type."""
+    words = (
+        printable(" ".join(error.format_message().split()).rstrip("."))
+        .replace(". (Did you", " (did you")
+        .replace(". Did you", "; did you")
+    )
+    names: list[str] = ["tracekit"]
+    command: click.Command = commands
+    for word in sys.argv[1:]:
+        found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        names.append(word)
+        command = found
+    return f"{words[:1].lower()}{words[1:]}; see `{' '.join(names)} --help`"
 
 
 class _Commands(click.Group):

@@ -7,6 +7,7 @@
     ├── LayoutError       the parallel layout is impossible or contradicts the trace
     ├── StoreError        the store cannot be opened, read or written, or lacks the job
     │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
+    │   ├── NotAStoreError the path is there, and is something else
     │   ├── StoreTakenError another process adds windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is no study of a fleet, or cannot be read as one
@@ -16,6 +17,13 @@
 The command line catches `TracekitError` once and exits with 2. A message carries the offending value,
 what was expected and the next step.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class TracekitError(Exception):
@@ -44,6 +52,14 @@ class StoreError(TracekitError):
 
 class StoreBusyError(StoreError):
     """Another process has the store open."""
+
+
+class NotAStoreError(StoreError):
+    """The path exists and is no store. `path`: where."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
 
 
 class StoreTakenError(StoreError):

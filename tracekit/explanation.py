@@ -13,7 +13,9 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.verdict import LossKind
 from tracekit.report import Report
-from tracekit.text import error_of, seconds, three_digits
+from tracekit.text import error_of, percent_sure, seconds, three_digits
+
+_SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
@@ -86,12 +88,15 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
         yield (
             "Sure",
             (
-                f"1 - 0.5^r = {min(cause.confidence, 0.99):.0%} (never more than 99%), r = {ratio:.2f}: how far the"
-                f" weakest figure, {weakest.name}, is above its threshold"
+                f"1 - 0.5^r = {percent_sure(cause.confidence)} (never more than 99%), r = {ratio:.2f}: how far the"
+                f" weakest figure, {weakest.name}, is above its threshold; {_SURE_OF}"
             ),
         )
     else:
-        yield "Sure", f"{min(cause.confidence, 0.99):.0%}, what this cause's rule gives for the figures above"
+        yield (
+            "Sure",
+            f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above; {_SURE_OF}",
+        )
 
 
 def _headline(report: Report, leading: Cause) -> Iterator[tuple[str, str]]:

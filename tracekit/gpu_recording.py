@@ -7,7 +7,8 @@ aligns and turns into an op trace.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import polars as pl
 
@@ -95,6 +96,25 @@ class GpuRecording:
     cut: bool = False
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
+
+    def redacted(self) -> GpuRecording:
+        """The recording without names: hosts are numbered in order of their ranks, and files go by the rank in them.
+
+        Names of kernels, operators and process groups stay.
+        """
+        numbers: dict[str, str] = {}
+        for _, host in sorted(self.hosts.items()):
+            numbers.setdefault(host, f"host-{len(numbers) + 1}")
+        notes = list(self.notes)
+        for rank, file in self.files.items():
+            notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
+        return replace(
+            self,
+            name="job",
+            hosts={rank: numbers[host] for rank, host in self.hosts.items()},
+            files={rank: f"rank {rank}" for rank in self.files},
+            notes=tuple(notes),
+        )
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -16,14 +16,15 @@ from tracekit.analysis.gpu.breakdown import Breakdown
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.culprit import Culprit, GpuCause
 from tracekit.analysis.gpu.matching import Matches
-from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
+from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS, OF_ALL
 from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
+from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE, LossKind
 from tracekit.gpu_activity import KernelClass
 from tracekit.gpu_recording import GpuRecording
 from tracekit.op_report import OpReport
 from tracekit.report_json import without_nan
-from tracekit.text import seconds, three_digits
+from tracekit.text import seconds, short, three_digits
 
 #: The part of a rank that a cause slows down.
 _PART = {
@@ -66,35 +67,91 @@ class GpuReport:
         return float(self.replayed.recorded.mean())
 
     @property
+    def kind(self) -> LossKind:
+        """What costs most: one rank, or what all ranks lose together."""
+        shares = self._shares()
+        kind = max(shares, key=lambda one: shares[one])
+        if shares[kind] >= SMALLEST_HEADLINE_SHARE:
+            return kind
+        return LossKind.BALANCED if self.culprit is None else LossKind.MINOR
+
+    def _shares(self) -> dict[LossKind, float]:
+        """The share of the recording that each kind of loss costs. All ranks lose what the busiest GPU is idle."""
+        recorded_s = self.recorded_s or 1.0
+        return {
+            LossKind.STRAGGLER: 0.0 if self.culprit is None else self.culprit.saved_s / recorded_s,
+            LossKind.HOST: min((one.idle_s for one in self.breakdowns), default=0.0) / recorded_s,
+            LossKind.COMMUNICATION: max(self.exposed_communication_s, 0.0) / recorded_s,
+        }
+
+    @property
+    def share(self) -> float:
+        """The share of the recording that this kind of loss costs; 0 for `balanced`."""
+        kind = LossKind.STRAGGLER if self.kind is LossKind.MINOR else self.kind
+        return self._shares().get(kind, 0.0)
+
+    @property
     def verdict(self) -> str:
-        """Which rank is to blame, and what it costs, in a sentence."""
+        """What costs most, in a sentence without its kind."""
+        share, several = f"{self.share:.0%}", len(self.recording.ranks) > 1
+        match self.kind:
+            case LossKind.HOST:
+                idle = f"every GPU is idle for at least {share}" if several else f"the GPU is idle for {share}"
+                return f"{idle} of the recording, because its host launches nothing"
+            case LossKind.COMMUNICATION:
+                return f"transfers that no compute hides cost {share} of the recording, with all ranks there"
+            case LossKind.BALANCED:
+                return f"{'no rank stands out, and ' if several else ''}nothing costs 5% of the recording"
+        assert self.culprit is not None
+        return f"{self.place(self.culprit.rank)} costs {share} of the recording: {self.effect}"
+
+    @property
+    def effect(self) -> str:
+        """What the rank to blame does, after its name; empty if nobody is."""
         found = self.culprit
         if found is None:
-            exposed = self.exposed_communication_s
-            return (
-                "no rank stands out; without transfers the recording would be"
-                f" {exposed * 1e3:.1f} ms ({exposed / self.recorded_s:.1%}) shorter"
-                if exposed > 0
-                else "no rank stands out"
-            )
-        host = self.recording.hosts.get(found.rank)
-        where = f" on {host}" if host is not None else ""
-        share = found.saved_s / self.recorded_s
-        return (
-            f"rank {found.rank}{where} holds the others up: they wait {seconds(found.waited_s)} for it in all, and at"
-            f" their pace the recording would be {seconds(found.saved_s)} ({share:.1%}) shorter"
-        )
+            return ""
+        if found.causes:
+            return EFFECTS[found.causes[0].cause]
+        return f"the others wait {seconds(found.waited_s)} for it"
+
+    def place(self, rank: int) -> str:
+        """Rank and host, as far as known: "rank 2 on node-7"."""
+        host = self.recording.hosts.get(rank)
+        return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+
+    @property
+    def lost(self) -> str | None:
+        """What the costliest kind of loss costs: time, and GPU-hours per day at this rate; None if nothing does."""
+        return None if self.kind is LossKind.BALANCED else self._rate(self.share)
+
+    @property
+    def who(self) -> str | None:
+        """The ranks that lose the time; None where none is lost."""
+        if self.kind in OF_ALL:
+            return "all ranks" if len(self.recording.ranks) > 1 else self.place(self.recording.ranks[0])
+        return None if self.culprit is None else self.place(self.culprit.rank)
+
+    @property
+    def first(self) -> tuple[str, str] | None:
+        """What to do first, and what that saves if that is known; None if nothing is advised."""
+        if self.kind in OF_ALL:
+            return OF_ALL[self.kind], ""
+        if self.culprit is None or not self.culprit.causes:
+            return None
+        leading = self.culprit.causes[0]
+        return ACTIONS[leading.cause], f"{seconds(leading.saved_s)} of the {seconds(self.recorded_s)} recorded"
 
     @property
     def cost(self) -> str | None:
         """What the rank to blame costs: time, and GPU-hours per day at this rate; None if nobody is to blame."""
-        found = self.culprit
-        if found is None:
-            return None
+        return None if self.culprit is None else self._rate(self.culprit.saved_s / self.recorded_s)
+
+    def _rate(self, share: float) -> str:
         a_day = (self.recording.world_size or len(self.recording.ranks)) * 24
-        lost = three_digits(found.saved_s / self.recorded_s * a_day)
         return (
-            f"{seconds(found.saved_s)} of the {seconds(self.recorded_s)} recorded, {lost} of {a_day:,} GPU-hours a day"
+            f"{seconds(share * self.recorded_s)} of the {seconds(self.recorded_s)} recorded,"
+            f" {three_digits(share * a_day)} of {a_day:,} GPU-hours a day"
         )
 
     @property
@@ -168,7 +225,12 @@ class GpuReport:
         content = {
             "job": self._job(),
             "verdict": {
+                "kind": str(self.kind),
+                "share": self.share,
                 "sentence": self.verdict,
+                "who": self.who,
+                "cost": self.lost,
+                "action": None if self.first is None else self.first[0],
                 "culprit": self._culprit(),
                 "exposed_communication_s": self.exposed_communication_s,
             },

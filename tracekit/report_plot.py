@@ -53,13 +53,13 @@ class Plots:
         `step`: in that step; by default over all. Workers that a cause names are outlined.
         """
         colours = _theme(theme)
-        from tracekit.figures.workers import colour_top, worker_heatmap
+        from tracekit.figures.workers import worker_heatmap
 
         found = self._map()
         position = None if step is None else self._position(step)
         named = {Worker(one.dp_rank, one.pp_rank) for one in self.report.diagnosis.answer.culprits}
         cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
-        return worker_heatmap(found, position, colours, top=colour_top(found.values(position)), marked=cells)
+        return worker_heatmap(found, position, colours, marked=cells)
 
     def steps(self, *, theme: str = "light") -> go.Figure:
         """Recorded, original and ideal time of each step, seconds."""

@@ -14,7 +14,8 @@ import numpy as np
 from tracekit.model import Worker
 from tracekit.report_words import worker_name
 from tracekit.text import seconds
-from tracekit.worker_cells import WorkerCells, worker_cells
+from tracekit.worker_cells import WorkerCells, level_of, worker_cells
+from tracekit.worker_map import LEVELS
 
 if TYPE_CHECKING:
     from tracekit.report import Report
@@ -34,7 +35,7 @@ def worker_map(report: Report) -> str:
     note = (
         "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
     )
-    words = [f"&lt; {cells.bounds[0]:.2f}", *(f"{bound:.2f}" for bound in cells.bounds)]
+    words = [f"&lt; {LEVELS[0]:.2f}", *(f"{bound:.2f}" for bound in LEVELS)]
     legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
     return (
         f'<svg class="map" role="img" aria-label="Slowdown of each worker alone, DP ranks down, stages across"'
@@ -52,7 +53,7 @@ def _cells(report: Report, cells: WorkerCells) -> Iterator[str]:
             mark = "" if rank is None else f' data-rank="{rank}"'
             words = f"{escape(named)}: slowdown alone {value:.3f}"
             yield (
-                f'<rect class="level{cells.level(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
+                f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
                 f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
             )
 

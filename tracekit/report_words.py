@@ -12,7 +12,7 @@ from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import main_clause
-from tracekit.text import cost, seconds, short, with_error
+from tracekit.text import cost, percent_sure, seconds, short, with_error
 
 if TYPE_CHECKING:
     from tracekit.model import Worker
@@ -96,7 +96,7 @@ def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
             cause.title,
             place,
             cause.when if priced else "",
-            f"{min(cause.confidence, 0.99):.0%}" if priced else "",
+            percent_sure(cause.confidence) if priced else "",
             cost(cause.saved_s, cause.alone_s).removeprefix("costs ") if priced else "",
             cause.effect,
             cause.next_check,
@@ -106,7 +106,7 @@ def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
 def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
     """A row for each fix, as `FIX_HEADS`; without figures where no saving is promised."""
     for fix in report.diagnosis.fixes:
-        sure = "-" if fix.confidence is None else f"{min(fix.confidence, 0.99):.0%}"
+        sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
         if fix.withheld is not None:
             yield f"{fix.title}: no promise, {fix.withheld}", sure, "", "", ""
             continue

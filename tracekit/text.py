@@ -10,6 +10,10 @@ from collections.abc import Iterable
 
 #: Longer names are cut for display.
 LONGEST_NAME = 80
+#: What stands for a name of spaces only.
+NO_NAME = "(no name)"
+#: Nothing is more certain than this.
+MOST_CONFIDENT = 0.99
 
 
 def encodable(text: str) -> str:
@@ -26,8 +30,8 @@ def printable(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """`printable`, cut to LONGEST_NAME characters."""
-    shown = printable(text)
+    """A name to show or to click: `printable`, cut to LONGEST_NAME characters; words for a blank one."""
+    shown = printable(text) if text.strip() else NO_NAME
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
 
 
@@ -54,6 +58,16 @@ def cost(saved_s: float, alone_s: float) -> str:
 def hidden(saved_s: float, alone_s: float) -> bool:
     """True for a cause that costs little until others are gone."""
     return saved_s < alone_s / 2
+
+
+def percent_sure(confidence: float) -> str:
+    """A confidence, 0 to 1, in percent; never more than 99%."""
+    return f"{min(confidence, MOST_CONFIDENT):.0%}"
+
+
+def sure(confidence: float) -> str:
+    """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
+    return f"{percent_sure(confidence)} sure of the cause"
 
 
 def three_digits(value: float) -> str:

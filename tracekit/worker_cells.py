@@ -14,31 +14,22 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
+from tracekit.worker_map import LEVELS
 
 if TYPE_CHECKING:
     from tracekit.report import Report
-
-#: Where levels begin, as a share of the range from S = 1 to the largest.
-_SHARES = (0.1, 0.25, 0.45, 0.65, 0.85)
-#: The largest S of a scale is at least this, so that a map of healthy workers stays blank.
-_LEAST_TOP = 1.1
 
 
 class WorkerCells(Struct, frozen=True):
     """`slowdown`: the largest exact S_w of each patch of workers, [rows, columns]; `patch`: DP ranks and stages per
     patch.
 
-    `dp_ranks`: the first DP rank of each row. `bounds`: the S at which each level but the lowest begins.
+    `dp_ranks`: the first DP rank of each row.
     """
 
     slowdown: Floats
     patch: tuple[int, int]
     dp_ranks: tuple[int, ...]
-    bounds: tuple[float, ...]
-
-    def level(self, slowdown: float) -> int:
-        """The level of slowness, 0 to the number of bounds."""
-        return int(np.searchsorted(self.bounds, slowdown, side="right"))
 
 
 def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
@@ -51,7 +42,6 @@ def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
         slowdown=padded.reshape(rows, patch[0], columns, patch[1]).max(axis=(1, 3)),
         patch=(patch[0], patch[1]),
         dp_ranks=tuple(dp_ranks[row * patch[0]] for row in range(rows)),
-        bounds=level_bounds(float(values.max())),
     )
 
 
@@ -64,7 +54,6 @@ def workers_that_matter(report: Report, most: int) -> list[Worker]:
     return sorted(list(dict.fromkeys([*culprits, *(Worker(*place) for place in slowest)]))[:most])
 
 
-def level_bounds(largest: float) -> tuple[float, ...]:
-    """The S at which each level but the lowest begins, on a map whose largest S_w is `largest`."""
-    top = max(largest, _LEAST_TOP)
-    return tuple(1.0 + (top - 1.0) * share for share in _SHARES)
+def level_of(slowdown: float) -> int:
+    """The level of slowness of a worker, 0 to the number of `LEVELS`."""
+    return int(np.searchsorted(LEVELS, slowdown, side="right"))

@@ -22,6 +22,9 @@ Ints = npt.NDArray[np.int64]
 
 #: Do not point at workers below this S_w: analysis/attribution/patterns.py treats less than 2 % as noise.
 WORTH_NAMING = 1.02
+#: The S_w at which each level but the lowest begins: the same colour and shade mean the same slowdown in every job,
+#: step and picture, and a map of healthy workers stays blank.
+LEVELS = (WORTH_NAMING, 1.05, 1.1, 1.2, 1.4)
 #: Pool maps with more cells or rows: a screen cannot show them, and a browser draws them slowly.
 MOST_CELLS, MOST_MAP_ROWS = 20_000, 160
 #: Marks a rank or host that the trace does not name.

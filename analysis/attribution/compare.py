@@ -21,6 +21,8 @@ from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.errors import SelectionError
 from tracekit.text import seconds
 
+#: A difference of less than this share is none, however clear.
+NEGLIGIBLE = 0.001
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
@@ -98,7 +100,7 @@ class Outcome(StrEnum):
 _LEADS = {
     Outcome.BETTER: "Yes, it helped",
     Outcome.WORSE: "No, it got worse",
-    Outcome.NO_DIFFERENCE: "No difference that these steps can show",
+    Outcome.NO_DIFFERENCE: "No difference",
     Outcome.UNKNOWN: "Unknown",
 }
 
@@ -183,28 +185,39 @@ def verdict(before: Side, after: Side) -> Verdict:
     same_layout = dict(before.layout) == dict(after.layout)
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
-        then, now, size = seconds(change.after), seconds(change.before), seconds(abs(change.difference))
-        what = f"a recorded step takes {then} instead of {now}, {size} ({abs(change.share):.1%})"
-        words, spread = ("less", "more"), _between(change, seconds)
+        what, words, show = "a recorded step takes", ("less", "more"), seconds
+        size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
         change = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
-        what = f"S is {change.after:.3f} instead of {change.before:.3f}, {abs(change.difference):.3f}"
-        words, spread = ("lower", "higher"), _between(change, lambda value: f"{value:+.3f}")
+        what, words, show = "S is", ("lower", "higher"), _three_decimals
+        size, spread = f"{abs(change.difference):.3f}", _between(change, lambda value: f"{value:+.3f}")
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only S compares, and {distrusted}"
             return Verdict(Outcome.UNKNOWN, unknown, None, _notes(before, after))
-    word = words[0] if change.difference <= 0 else words[1]
+    now, then, word = show(change.after), show(change.before), words[0] if change.difference <= 0 else words[1]
+    outcome = _outcome(change)
+    if outcome is Outcome.NO_DIFFERENCE:
+        both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
+        what = f"{what} {both}; nothing differs beyond {'noise' if not change.clear else f'{NEGLIGIBLE:.1%}'}"
+    elif now == then:  # a clear difference, but smaller than the digits shown
+        what = f"{what} {size} {word}, about {now}"
+    else:
+        what = f"{what} {now} instead of {then}, {size} {word}"
     how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
     certainty = "one side has a single step, which has no uncertainty" if change.low is None else how
-    return Verdict(_outcome(change), f"{what} {word}", certainty, _notes(before, after), not same_layout)
+    return Verdict(outcome, what, certainty, _notes(before, after), not same_layout)
 
 
 def _outcome(change: MeanDifference) -> Outcome:
     if change.low is None:
         return Outcome.UNKNOWN
-    if not change.clear:
+    if not change.clear or abs(change.share) < NEGLIGIBLE:
         return Outcome.NO_DIFFERENCE
     return Outcome.BETTER if change.difference < 0 else Outcome.WORSE
+
+
+def _three_decimals(value: float) -> str:
+    return f"{value:.3f}"
 
 
 def _between(change: MeanDifference, show: Any) -> str:

@@ -109,6 +109,8 @@ def _cost(before: Report, after: Report) -> str:
         f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['layout']['world_size'] * 24:,}"
         for report in (before, after)
     ]
+    if lost[0] == lost[1]:
+        return f"both lose {lost[0]} GPU-hours a day"
     return f"B loses {lost[1]} GPU-hours a day; A lost {lost[0]}"
 
 
@@ -123,6 +125,8 @@ def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
     """A cause of both sides, described as in the second run, with both costs."""
     sentence: str = reports[1]["answer"]["causes"][reports[1]["causes"].index(now)]
     then, today = _price(was), _price(now)
+    if then == today and then is not None:
+        return f"{sentence} ({then})"
     return (
         sentence if then is None or today is None else f"{sentence} ({then.replace('costs', 'cost', 1)}, now {today})"
     )

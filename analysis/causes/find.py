@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.patterns import pattern_of_series
-from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where
+from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where, as_confidence
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.analysis.causes.rule import Rule
@@ -193,7 +193,7 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         signature=rule.signature,
         effect=candidate.effect,
         evidence=candidate.evidence,
-        confidence=candidate.confidence,
+        confidence=as_confidence(candidate.confidence),
         saved_s=0.0,
         alone_s=0.0,
         refuted_by=rule.refuted_by,

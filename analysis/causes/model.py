@@ -16,7 +16,7 @@ from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
-from tracekit.text import hidden, seconds
+from tracekit.text import MOST_CONFIDENT, hidden, seconds
 
 #: Report a cause that nobody is to blame for, and no fix ends, only from this share of the step on; above it, every job
 #: needs an explanation.
@@ -283,4 +283,9 @@ class Cause:
 def confidence_from(figures: tuple[Figure, ...]) -> float:
     """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times the threshold."""
     ratios = [item.value / item.needed for item in figures if item.needed > 0]
-    return round(1 - float(0.5 ** min(ratios, default=1.0)), 3)
+    return as_confidence(1 - float(0.5 ** min(ratios, default=1.0)))
+
+
+def as_confidence(value: float) -> float:
+    """A confidence as JSON and texts give it: whole percent, and never more than 0.99."""
+    return min(round(value, 2), MOST_CONFIDENT)

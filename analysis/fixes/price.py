@@ -88,7 +88,7 @@ def price_fixes(
     *,
     layers: tuple[int, ...] | None = None,
 ) -> tuple[Fix, ...]:
-    """The fixes that would save time: those for a cause, then what any job can try, each best first; last the
+    """The fixes that would save time: those for a cause, then what any job can try, each by what it saves; last the
     combination.
 
     `layers`: transformer layers per stage; by default those of the trace's metadata. If neither is known, fixes give
@@ -117,7 +117,7 @@ def fixes_of(evidence: Evidence, causes: Sequence[Cause], *, layers: tuple[int, 
     combination = _combination(
         pricer, [fix for fix in paying if fix.cause is not None and not fix.bound and fix.change is not None], hidden
     )
-    paying.sort(key=lambda fix: (fix.cause is None, fix.bound))
+    paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None))
     return (*paying, *hidden, *combination)
 
 

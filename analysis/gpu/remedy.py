@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tracekit.analysis.gpu.culprit import GpuCause
+from tracekit.analysis.verdict import LossKind
 
 #: A cause as a person would put it, after "rank 2".
 EFFECTS: Final[Mapping[GpuCause, str]] = {
@@ -31,4 +32,12 @@ ACTIONS: Final[Mapping[GpuCause, str]] = {
     GpuCause.SYNC_CALLS: "Remove the calls that wait for the GPU (.item(), .cpu(), printing of tensors)",
     GpuCause.SLOW_LINK: "Check this rank's network card, cable and switch port",
     GpuCause.LATE_START: "Record more steps: the profiler may only have started later on this rank",
+}
+#: What to do about time that all ranks lose together; no saving is promised for it.
+OF_ALL: Final[Mapping[LossKind, str]] = {
+    LossKind.HOST: (
+        "Find out what the host does while the GPU is idle (py-spy, a timeline of its threads), then launch fewer and"
+        " larger kernels (torch.compile, CUDA graphs) or give the data loader more workers"
+    ),
+    LossKind.COMMUNICATION: "Overlap communication with compute, or send less (larger buckets, lower precision)",
 }

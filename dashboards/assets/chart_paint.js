@@ -3,7 +3,7 @@
   "use strict";
 
   const { axis, ticks, lines, words, format, marks, colourOf } = window.tracekitChart;
-  const TEXT_PX = 13, LINE_PX = 17, TICK_PX = 6, GAP_PX = 8, TITLE_PX = 24, BAR_PX = 14, SCALE_PX = 70, MOST_LABEL = 0.4;
+  const TEXT_PX = 13, LINE_PX = 17, TICK_PX = 6, GAP_PX = 8, TITLE_PX = 24, BAR_PX = 14, SCALE_PX = 70, MOST_LABEL = 0.4, MOST_TICKS = 12;
   const DASHES = { dot: "2 4", dash: "7 5" };
   const ANCHORS = { left: "start", center: "middle", right: "end" };
   const pen = document.createElement("canvas").getContext("2d");
@@ -51,7 +51,8 @@
     run("x", area.left, area.right);
     run("y", area.bottom, area.top);
     const widest = Math.max(24, ...ticks(axes.x, 12).map(([, text]) => wide(text)));
-    const across = ticks(axes.x, Math.max(2, (area.right - area.left) / (widest + 16)));
+    const fitting = (area.right - area.left) / (widest + 16);
+    const across = ticks(axes.x, Math.max(2, axes.x.names ? fitting : Math.min(fitting, MOST_TICKS)));
     return { made, axes, area, across, down, legend, width, hidden, layout };
   }
 
@@ -87,7 +88,8 @@
     for (const [at, said] of across) {
       const px = axes.x.at(at);
       if (axes.x.spec.showgrid !== false && !axes.x.names) drawn.push(line(px, top, px, bottom, { color: axes.x.spec.gridcolor }));
-      drawn.push(text([px, bottom + TICK_PX + LINE_PX / 2], said, { anchor: "middle", colour: ink, kind: "across" }));
+      const inside = Math.min(px, width - wide(said) / 2);
+      drawn.push(text([inside, bottom + TICK_PX + LINE_PX / 2], said, { anchor: "middle", colour: ink, kind: "across" }));
     }
     for (const [at, said] of down) {
       const px = axes.y.at(at), shown = cut(said, left - GAP_PX - TICK_PX);
@@ -194,12 +196,12 @@
   function colourScale({ made, area, layout }) {
     return made.maps.filter((one) => one.trace.colorbar).flatMap(function ({ trace }) {
       const { colorbar, zmin, zmax } = trace, x = area.right + 16, top = area.top + LINE_PX, height = area.bottom - top;
-      const colour = colourOf(trace), steps = 24, ink = layout.font.color;
-      const parts = Array.from({ length: steps }, (_, at) => make("rect", {
-        x, y: top + (height * at) / steps, width: BAR_PX, height: height / steps + 0.5, fill: `rgb(${colour(zmax - ((at + 0.5) / steps) * (zmax - zmin))})`,
+      const colour = colourOf(trace), ends = [zmin, ...colorbar.tickvals, zmax], block = height / (ends.length - 1), ink = layout.font.color;
+      // Levels as blocks of one height: on a linear scale the lowest ones were too thin for their numbers.
+      const parts = ends.slice(1).map((end, at) => make("rect", {
+        x, y: area.bottom - (at + 1) * block, width: BAR_PX, height: block + 0.5, fill: `rgb(${colour((ends[at] + end) / 2)})`,
       }));
-      const said = ticks(axis({}, null, { ends: [zmin, zmax], exact: true }), Math.max(2, height / 34));
-      const labels = said.map(([at]) => text([x + BAR_PX + 4, top + (height * (zmax - at)) / (zmax - zmin)], format(at, colorbar.tickformat || ".2f"), { colour: ink, size: 12 }));
+      const labels = colorbar.tickvals.map((value, at) => text([x + BAR_PX + 4, area.bottom - (at + 1) * block], format(value, colorbar.tickformat || ".2f"), { colour: ink, size: 12 }));
       const title = colorbar.title ? [text([x, area.top + 4], colorbar.title.text, { colour: ink })] : [];
       return [...parts, ...labels, ...title];
     });

@@ -50,7 +50,7 @@ class Streams(StrEnum):
 
 
 class Order(StrEnum):
-    """How workers are ordered: by DP rank and stage, or the DP ranks with the slowest worker first."""
+    """How workers are ordered: by DP rank and stage, or the slowest worker first."""
 
     RANK = "rank"
     SLOWEST = "slowest"
@@ -115,10 +115,11 @@ class TimelineState:
         chosen = self.matching(ops.dp_rank, ops.pp_rank)
         if self.order is Order.RANK or not len(chosen):
             return chosen
-        ranks = by_worker["dp_rank"].to_numpy()
-        worst = np.ones(max(ops.dp_rank.max(), ranks.max()) + 1)
-        np.maximum.at(worst, ranks, by_worker["slowdown"].to_numpy())
-        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -worst[ops.dp_rank[chosen]]))]
+        ranks, stages = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
+        slowdown = np.ones((max(ops.dp_rank.max(), ranks.max()) + 1, max(ops.pp_rank.max(), stages.max()) + 1))
+        slowdown[ranks, stages] = by_worker["slowdown"].to_numpy()
+        own = slowdown[ops.dp_rank[chosen], ops.pp_rank[chosen]]
+        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -own))]
 
     def window(self, columns: int) -> Window | None:
         """The part of the step that is shown; None for all of it."""

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tracekit.analysis.attribution.compare import CostChange, Side
 from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme, scale
+from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.figures.workers import map_height
 from tracekit.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
 
@@ -17,8 +17,6 @@ from tracekit.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
 MOST_TICKS = 16
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
-#: The colour of a map starts to tell from here on even where nobody is slow.
-LEAST_RANGE = 1.1
 
 
 def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
@@ -92,11 +90,10 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
     return drawn
 
 
-def worker_map(side: Side, ranks: Ints, top: float, theme: Theme) -> go.Figure:
+def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
     """Exact S_w of each worker, DP ranks down, stages across.
 
-    `ranks`: the global rank of each, as `side.workers`, UNKNOWN where the trace does not say. `top`: S of the last
-    colour, equal on both sides.
+    `ranks`: the global rank of each, as `side.workers`, UNKNOWN where the trace does not say.
 
     Pooled by maximum where there are more cells than a screen shows.
     """
@@ -108,10 +105,7 @@ def worker_map(side: Side, ranks: Ints, top: float, theme: Theme) -> go.Figure:
     drawn.add_heatmap(
         z=pooled.values,
         customdata=np.stack([side.dp_ranks[pooled.row], pooled.column, ranks[pooled.row, pooled.column]], axis=2),
-        zmin=1.0,
-        zmax=max(top, LEAST_RANGE),
-        colorscale=scale(theme),
-        colorbar={"thickness": 12, "outlinewidth": 0},
+        **slowdown_scale(theme),
         hovertemplate=f"{who}: slowdown alone %{{z:.3f}}<extra></extra>",
     )
     across = np.unique(np.linspace(0, columns - 1, MOST_TICKS).astype(int))

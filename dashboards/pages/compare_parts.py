@@ -34,9 +34,9 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import Tone, place_words, sure
+from tracekit.dashboards.ui.sentences import Tone, place_words
 from tracekit.model import Worker
-from tracekit.text import cost, seconds, short
+from tracekit.text import cost, seconds, short, sure
 from tracekit.worker_map import UNKNOWN, Ints
 
 #: Workers listed, and rows of the table beside a map.
@@ -231,13 +231,12 @@ def worker_panels(
 
     `reports`: by "before" and "after"; `split`: both sides are parts of one job.
     """
-    top = float(max(before.workers.max(), after.workers.max()))
     maps = [
         html.Div(
             panel(
                 [f"{title.capitalize()}: ", term("slowdown alone"), " of each worker"],
                 *figure_parts(
-                    worker_map(side, _ranks(side, reports[title]), top, viewer().theme),
+                    worker_map(side, _ranks(side, reports[title]), viewer().theme),
                     label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
                     table=_map_table(side),
                     csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),

@@ -1,4 +1,4 @@
-"""Jobs: a card for each job that needs attention, the costliest first; all of them in a table; what they lose."""
+"""Jobs: a card for each job that needs attention, by what fixing it saves; all in a table; what they lose."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ def _attention(analysed: pl.DataFrame) -> list[Component]:
     """The jobs whose verdict names a loss; those that are not trustworthy last."""
     share = pl.col("lost_gpu_hours_per_day") / (24 * pl.col("world_size"))
     losing = analysed.filter(pl.col("straggling") | (share >= SMALLEST_HEADLINE_SHARE))
-    losing = losing.sort("trustworthy", "lost_gpu_hours_per_day", descending=True, maintain_order=True)
+    losing = losing.sort("trustworthy", descending=True, maintain_order=True)
     if losing.is_empty():
         return [panel("No job needs attention", note("Nothing costs any analysed job 5 % of its step."))]
     cards = [job_card(stored) for stored in results().stored_jobs(losing["name"][:MOST_CARDS].to_list())]
     more = losing.height - len(cards)
     said = [note(f"{more:,} more jobs lose time: they are in the table below.")] if more > 0 else []
     lost = losing.filter("trustworthy")["lost_gpu_hours_per_day"].sum()
-    count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention, costliest first:"
+    count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention:"
     count += f" {lost:,.0f} GPU-hours a day are lost"
-    return [html.H2(count, className="count"), html.Div(cards, className="job-cards"), *said]
+    order = [note("First comes the job whose first fix saves the most GPU-hours a day.")] if losing.height > 1 else []
+    return [html.H2(count, className="count"), *order, html.Div(cards, className="job-cards"), *said]
 
 
 def _all_jobs(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame, q: str) -> Component:
@@ -104,13 +105,14 @@ def _figures(jobs: pl.DataFrame, analysed: pl.DataFrame, trusted: pl.DataFrame) 
 
 
 def job_rows(analysed: pl.DataFrame) -> list[dict[str, Any]]:
-    """The rows of the table, the costliest job first."""
+    """The rows of the table, in the order of the cards."""
     who = viewer()
     return [
         {
             "name": row["name"],
             "shown": short(row["name"]),
             "slowdown": row["slowdown"],
+            "saves": max(row["gives_back"], 0.0),
             "lost": max(row["lost_gpu_hours_per_day"], 0.0),
             "waste": row["waste"],
             "gpus": row["world_size"],
@@ -132,6 +134,13 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
     whole = {"function": "d3.format(',')(params.value)"}
     columns: list[dict[str, Any]] = [
         {"field": "shown", "headerName": "Job", "cellRenderer": "JobLink", "flex": 2, "minWidth": 180},
+        {
+            "field": "saves",
+            "headerName": "Fixing saves a day",
+            "headerTooltip": "GPU-hours a day that the first fix saves.",
+            "valueFormatter": one,
+            "type": "rightAligned",
+        },
         {
             "field": "lost",
             "headerName": "GPU-hours lost a day",
@@ -184,7 +193,7 @@ def _job_grid(analysed: pl.DataFrame, q: str) -> Component:
         columns,
         count=analysed.height,
         id="fleet-grid",
-        label="Jobs ranked by GPU-hours lost",
+        label="Jobs by what fixing them saves a day",
         options={"quickFilterText": q, "rowHeight": 36, "rowBuffer": 2, "enableBrowserTooltips": True},
     )
     csv = html.A("CSV", href=href("/download/jobs.csv"), download="")

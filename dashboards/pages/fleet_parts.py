@@ -68,4 +68,5 @@ def _gpu_rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
         return []
     what, saves = action
     costs = [("Costs", said)] if (said := gpu_cost(report)) else []
-    return [("Do first", html.B(what)), ("Saves", saves), ("Who", gpu_culprit(report)), *costs]
+    rows = [("Do first", html.B(what)), ("Saves", saves), ("Who", gpu_culprit(report)), *costs]
+    return [(label, words) for label, words in rows if words]

@@ -11,6 +11,7 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from tracekit.analysis.gpu.remedy import OF_ALL
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import rank_times
 from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card, do_first
@@ -42,15 +43,19 @@ def _hero(report: dict[str, Any]) -> Component:
     """Who, why, what to do first, what that saves, and whether to believe it."""
     culprit = report["verdict"]["culprit"] or {"causes": []}
     rows: list[AnswerRow] = [("Who", gpu_culprit(report), None)]
-    # Reports of older stores have no words for what a cause does, nor for what to do.
-    for number, one in enumerate(culprit["causes"]):
-        effect = f"{one['effect']}: " if "effect" in one else ""
-        rows.append(("Also" if number else "Why", f"{effect}{one['evidence']} ({one['cause']})", None))
+    if report["verdict"].get("kind") in OF_ALL:  # all ranks lose more together than to the one that they wait for
+        if culprit["causes"]:
+            rows.append(("Also", f"rank {culprit['rank']} costs {culprit['cost']}", None))
+    else:
+        # Reports of older stores have no words for what a cause does, nor for what to do.
+        for number, one in enumerate(culprit["causes"]):
+            effect = f"{one['effect']}: " if "effect" in one else ""
+            rows.append(("Also" if number else "Why", f"{effect}{one['evidence']} ({one['cause']})", None))
     if said := gpu_cost(report):
         rows.append(("Costs", said, None))
     rows.append(trust_row(report))
     first = gpu_action(report)
-    action = None if first is None else do_first(first[0], f"saves {first[1]}")
+    action = None if first is None else do_first(first[0], f"saves {first[1]}" if first[1] else None)
     return answer_card(op_headline(report), action, rows, report["trust"])
 
 
@@ -122,7 +127,7 @@ def _kernels(report: dict[str, Any]) -> Component:
         {
             "kernels": names,
             "ops": [f"{row['ops']:,}" for row in rows],
-            "time": [seconds(row["seconds"]) for row in rows],
+            "time": [seconds(row["seconds"]).replace(" ", "\u00a0") for row in rows],
             "share": [f"{row['seconds'] / total:.1%}" for row in rows],
         }
     )
@@ -142,4 +147,4 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         "Source": short(stored.source),
     }
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
-    return panel("About this job", html.Table(html.Tbody(body), className="plain"))
+    return panel("About this job", html.Table(html.Tbody(body), className="plain about"))

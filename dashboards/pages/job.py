@@ -18,9 +18,9 @@ from tracekit.dashboards.pages.op_parts import op_content
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, name_cells, note, panel, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, fix_place, place_words, sure
+from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.text import cost, seconds, short, with_error
+from tracekit.text import cost, percent_sure, seconds, short, sure, with_error
 
 
 def build(stored: Stored, **_: str) -> list[Component]:
@@ -111,7 +111,7 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     rows = []
     for fix in report["fixes"]:
         confidence = fix.get("confidence")
-        cells = [html.Td("-" if confidence is None else f"{min(confidence, 0.99):.0%}", className="number")]
+        cells = [html.Td("-" if confidence is None else percent_sure(confidence), className="number")]
         if fix["withheld"] is not None:
             cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
         else:
@@ -174,7 +174,7 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     ]
     return panel(
         "About this job",
-        html.Table(html.Tbody(body), className="plain"),
+        html.Table(html.Tbody(body), className="plain about"),
         html.P([html.Span([link, " "]) for link in links]),
     )
 

@@ -70,7 +70,7 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         "Source": short(stored.source),
     }
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
-    return panel("About this job", html.Table(html.Tbody(body), className="plain"))
+    return panel("About this job", html.Table(html.Tbody(body), className="plain about"))
 
 
 def critical_path(report: dict[str, Any], recorded: float, title: str) -> Component:

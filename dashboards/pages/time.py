@@ -25,7 +25,6 @@ from tracekit.dashboards.ui.forms import choice
 from tracekit.dashboards.ui.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.time import step_slowdown, step_times, step_workers
-from tracekit.figures.workers import colour_top
 from tracekit.text import seconds, short
 
 #: Workers of the map where only the worst are shown.
@@ -135,7 +134,7 @@ def _worker_parts(job: str, rows: str) -> list[Component]:
     cells = None if rows == "all" else found.worst(None, WORST_ROWS)
     shown = len(cells) if cells is not None else found.slowdown.size
     return figure_parts(
-        step_workers(found, cells, viewer().theme, top=colour_top(found.per_step)),
+        step_workers(found, cells, viewer().theme),
         label=f"Slowdown of {shown:,} workers in {len(found.steps):,} steps",
         table=found.table.head(WORST_ROWS) if cells is not None else found.table,
         csv=href("/download/by_worker_per_step.csv", job=job),

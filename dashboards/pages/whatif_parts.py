@@ -18,8 +18,7 @@ from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, Whatif
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, scrolled, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import sure
-from tracekit.text import seconds, with_error
+from tracekit.text import seconds, sure, with_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from tracekit.dashboards.ui.drawn import drawing
 from tracekit.dashboards.ui.forms import scale, text_field
 from tracekit.dashboards.ui.sentences import advice_words, believed, diagnosis_words, listed, space_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.figures.workers import colour_top, worker_heatmap
+from tracekit.figures.workers import worker_heatmap
 from tracekit.model import Worker
 from tracekit.worker_map import WORTH_NAMING, WorkerMap
 
@@ -91,7 +91,6 @@ def draw(found: WorkerMap, view: WorkerView) -> go.Figure:
         found,
         view.position,
         viewer().theme,
-        top=colour_top(found.slowdown if view.position is None else found.per_step),
         marked=marked,
         chosen=view.cell,
         dotted=of_host,

@@ -17,8 +17,7 @@ from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
 from tracekit.text import seconds
-from tracekit.worker_cells import level_bounds
-from tracekit.worker_map import Pooled, WorkerMap, pool
+from tracekit.worker_map import LEVELS, Pooled, WorkerMap, pool
 
 #: The largest small map, DP ranks down and stages across; maps of at most this many cells show figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128
@@ -49,8 +48,7 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
     dp_ranks, stages = found.slowdown.shape
     pooled = pool(found.slowdown, -(-dp_ranks // MOST_ROWS), -(-stages // MOST_COLUMNS))
     rows, columns = pooled.values.shape
-    bounds = level_bounds(float(found.slowdown.max()))
-    levels = np.searchsorted(bounds, np.nan_to_num(pooled.values), side="right")
+    levels = np.searchsorted(LEVELS, np.nan_to_num(pooled.values), side="right")
     corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
     noun = "stage " if columns <= FEW_COLUMNS else ""
     heads = [html.Span(f"{noun}{at * pooled.column_block}", className="axis") for at in range(columns)]

@@ -38,7 +38,8 @@ GLOSSARY: Final[dict[str, str]] = {
     "cause": "Why the job is slow: a signature found in the trace, with the evidence for it.",
     "fix": "What to do about it; its price is the step time of a replay, with its error.",
     "assumes": "What the price takes for granted and the trace does not show.",
-    "sure": "How sure the cause is that the fix is for, from the weakest figure of its evidence; no probability.",
+    "sure": "How sure it is that the cause exists where it is named: 50 % where the weakest figure of its evidence is"
+    " at its threshold, at most 99 %. Not a share of the loss.",
     "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
     "coverage": "Which ranks and steps of the job were traced.",
 }

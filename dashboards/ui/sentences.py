@@ -18,9 +18,10 @@ from typing import Any
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.fixes.model import FixKind
+from tracekit.analysis.gpu.remedy import OF_ALL
 from tracekit.analysis.verdict import LossKind
 from tracekit.model import COMMUNICATION, OpKind, ReportedKind, Worker
-from tracekit.text import cost, seconds, short
+from tracekit.text import cost, seconds, short, sure
 from tracekit.worker_map import WorkerMap
 
 #: Longer lists are cut.
@@ -98,13 +99,22 @@ def _gpu_headline(report: Report) -> Headline:
     culprit, said = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
     if not report["trust"]["trustworthy"]:
         return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {said}", Tone.UNSURE)
-    if culprit is None:
-        return Headline("no slow rank", said, Tone.GOOD)
-    return Headline(f"slow rank {culprit['rank']}", said, Tone.BAD)
+    kind = report["verdict"].get("kind")  # reports of older stores name none
+    if kind is None:
+        slow = culprit is not None
+        return Headline(
+            f"slow rank {culprit['rank']}" if slow else "no slow rank", said, Tone.BAD if slow else Tone.GOOD
+        )
+    if kind == LossKind.BALANCED:
+        return Headline(str(kind), said, Tone.GOOD)
+    badge = f"{kind.replace('-', ' ')}, {report['verdict']['share']:.0%} lost"
+    return Headline(badge, said, Tone.UNSURE if kind == LossKind.MINOR else Tone.BAD)
 
 
 def gpu_culprit(report: Report) -> str | None:
-    """The rank that a recording of GPUs waits for, and its host."""
+    """The rank that a recording of GPUs waits for, and its host, or whoever loses more."""
+    if who := (report.get("verdict") or {}).get("who"):
+        return short(who)
     culprit = (report.get("verdict") or {}).get("culprit")
     if not culprit:
         return None
@@ -112,9 +122,9 @@ def gpu_culprit(report: Report) -> str | None:
 
 
 def gpu_cost(report: Report) -> str | None:
-    """What that rank costs; None in reports of older stores."""
-    culprit = (report.get("verdict") or {}).get("culprit") or {}
-    cost: str | None = culprit.get("cost")
+    """What is lost, in words; None in reports of older stores."""
+    verdict = report.get("verdict") or {}
+    cost: str | None = verdict.get("cost") or (verdict.get("culprit") or {}).get("cost")
     return cost
 
 
@@ -123,8 +133,13 @@ def gpu_action(report: Report) -> tuple[str, str] | None:
 
     Reports of older stores have no words for it.
     """
-    causes = ((report.get("verdict") or {}).get("culprit") or {}).get("causes") or [{}]
-    if not report["trust"]["trustworthy"] or "action" not in causes[0]:
+    verdict = report.get("verdict") or {}
+    causes = (verdict.get("culprit") or {}).get("causes") or [{}]
+    if not report["trust"]["trustworthy"]:
+        return None
+    if verdict.get("kind") in OF_ALL and verdict["action"]:
+        return verdict["action"], ""
+    if "action" not in causes[0]:
         return None
     recorded = seconds(report["recording_time_s"]["recorded"])
     return causes[0]["action"], f"{seconds(causes[0]['saved_s'])} of the {recorded} recorded"
@@ -159,27 +174,35 @@ def fix_place(report: Report, fix: Mapping[str, Any]) -> str:
     return short(str(fix["where_text"]))
 
 
-def sure(confidence: float) -> str:
-    """A confidence in words; nothing is certain."""
-    return f"{min(confidence, 0.99):.0%} sure"
-
-
 def believed(report: Report, words: str) -> str:
     """`words` about figures of a report, which say first where they are not to be believed."""
     return words if report["trust"]["trustworthy"] else f"Not trustworthy: {words}"
 
 
 def diagnosis_words(report: Report) -> str:
-    """What the diagnosis names, with its confidence."""
+    """The verdict and the further causes, in the words of the answer, as on the page Job."""
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"Not trustworthy: {_distrust(report)}."
+    answer = report.get("answer")
+    if answer is not None:
+        others = f" Also: {'; '.join(answer['others'])}." if answer["others"] else ""
+        return headline(report).sentence + others
     if named := named_causes(report):
         return f"Diagnosis: {'; '.join(_cause_words(report, cause) for cause in named)}."
     return "Diagnosis: slow, and no known cause fits." if report["straggling"] else "Diagnosis: no cause named."
 
 
 def advice_words(report: Report) -> list[str]:
-    """What to do first about each named cause, with what it saves and how sure the cause is; else why nothing."""
+    """What to do first, in the words of the answer, with what it saves and how sure the cause is; else why nothing."""
+    if (first := first_action(report)) is not None:
+        confidence = report["verdict"].get("confidence")
+        certain = "" if confidence is None else f" ({sure(confidence)})"
+        return [f"Do this first: {first[0]}{f'; {first[1]}' if first[1] else ''}{certain}."]
+    return _advice_of_fixes(report)
+
+
+def _advice_of_fixes(report: Report) -> list[str]:
+    """The advice of reports of older stores, which have no words for it."""
     step_s, promised, said = report["step_time_s"]["recorded"], _promised(report), []
     for cause in named_causes(report):
         fixes = [fix for fix in promised if fix["cause"] == cause["kind"]]
@@ -222,7 +245,7 @@ def host_words(report: Report, found: WorkerMap) -> str:
         return "The trace does not name its hosts."
     drains = [fix for fix in _promised(report) if fix["kind"] == FixKind.DRAIN_HOST]
     if drains:
-        return " ".join(f"{fix['title']} ({sure(fix['confidence'])})." for fix in drains)
+        return " ".join(f"{_drain(report, fix)} ({sure(fix['confidence'])})." for fix in drains)
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"No advice: {why_no_advice(report)}."
     for cause in named_causes(report):
@@ -230,6 +253,12 @@ def host_words(report: Report, found: WorkerMap) -> str:
         if workers and cause["kind"] != CauseKind.SLOW_HOST:
             return _no_drain(cause, workers, found)
     return "No host to drain: the diagnosis names no host and no worker."
+
+
+def _drain(report: Report, fix: Mapping[str, Any]) -> str:
+    """What to do about a host, in the words for its cause; the title of the fix in reports of older stores."""
+    accounts = (report.get("answer") or {}).get("accounts") or []
+    return next((one["fix"] for one in accounts if one["kind"] == fix["cause"] and one["fix"]), fix["title"])
 
 
 def _no_drain(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:

@@ -96,20 +96,22 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
     pages: Pages, reports: dict[str, dict[str, Any]]
 ) -> None:
     (advice,) = advice_words(reports["worker"])
-    assert re.match(r"Make rank 9 on host-0001 as fast as its peers \(99% sure; saves .* of every .* step\)", advice)
+    answer = reports["worker"]["answer"]
+    assert advice == f"Do this first: {answer['action']}; {answer['saves']} (99% sure of the cause)."
+    assert answer["action"].startswith("Check rank 9 on host-0001")
     text = pages.text("/workers", job="worker")
     assert advice in text
     assert (
-        "No host to drain: the diagnosis names rank 9 (99% sure) on host-0001; the other 7 workers of it are not"
-        " named." in text
+        "No host to drain: the diagnosis names rank 9 (99% sure of the cause) on host-0001; the other 7 workers of it"
+        " are not named." in text
     )
 
 
 def test_a_host_is_named_where_the_diagnosis_names_it(pages: Pages, reports: dict[str, dict[str, Any]]) -> None:
     assert [cause["kind"] for cause in reports["host"]["causes"]] == ["slow-host"]
     text = pages.text("/workers", job="host")
-    confidence = reports["host"]["causes"][0]["confidence"]
-    assert f"Make ranks 8-15 on host-0001 as fast as their peers ({min(confidence, 0.99):.0%} sure)." in text
+    (account,) = reports["host"]["answer"]["accounts"]
+    assert f"{account['fix']} ({account['confidence']:.0%} sure of the cause)." in text
 
 
 def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(
@@ -155,7 +157,7 @@ def test_time_lost_without_a_straggler_is_in_the_headline_with_its_size(
     said = headline(report).sentence
     assert "data comes" in said
     assert f"{cause['saved_s'] * 1e3:.1f} ms" in said
-    assert advice_words(report)[0].startswith("Prefetch data")
+    assert advice_words(report)[0].startswith(f"Do this first: {report['answer']['action']}")
 
 
 def test_the_fleet_colours_no_slowdown_that_is_not_to_be_trusted(pages: Pages) -> None:

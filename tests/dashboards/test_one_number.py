@@ -111,8 +111,10 @@ def test_what_the_best_fix_saves(report: dict[str, Any], terminal: str, shown: A
     job = shown["/job"]
     at = max(at for at, line in enumerate(job) if line == fix["title"])
     assert job[at + 1 : at + 6] == ["rank 9 on host-0001", "99%", then, error, hours]
+    assert any(f"costs {saved} a step" in line for line in job)
+    assert any(f"saves {saved} \u00b1 " in line for line in shown["/workers"])
     for path in ("/job", "/workers", "/attribution", "/time"):
-        assert any(f"costs {saved} a step" in line for line in shown[path]), path
+        assert any(report["verdict"]["sentence"][1:] in line for line in shown[path]), path
 
 
 def test_what_an_ideal_worker_saves(report: dict[str, Any], terminal: str, shown: Any) -> None:

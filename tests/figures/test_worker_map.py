@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import polars as pl
 import pytest
@@ -12,9 +14,10 @@ from hypothesis.extra.numpy import arrays
 from tests.properties import examples
 from tracekit.figures.theme import LIGHT
 from tracekit.figures.time import step_workers
-from tracekit.figures.workers import colour_top, worker_heatmap
+from tracekit.figures.workers import worker_heatmap
 from tracekit.model import Worker
-from tracekit.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, pool
+from tracekit.worker_cells import level_of
+from tracekit.worker_map import LEVELS, MOST_CELLS, WorkerMap, blocks_that_fit, pool
 
 DP_RANKS, STAGES, STEPS = (0, 1, 3), 2, (7, 9)
 
@@ -135,7 +138,7 @@ def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> No
     found = one_slow(1024, 64, slow)
     cell = found.cell(slow)
     assert cell is not None
-    drawn = worker_heatmap(found, None, LIGHT, top=colour_top(found.slowdown), marked=[cell])
+    drawn = worker_heatmap(found, None, LIGHT, marked=[cell])
     heat, ring = drawn.data
     assert heat.z.size <= MOST_CELLS
     row, column = np.unravel_index(np.nanargmax(heat.z), heat.z.shape)
@@ -147,7 +150,7 @@ def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> No
 
 def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> None:
     found = small()
-    drawn = worker_heatmap(found, 1, LIGHT, top=1.5, marked=[2], chosen=4)
+    drawn = worker_heatmap(found, 1, LIGHT, marked=[2], chosen=4)
     assert [(shape.x0, shape.y0) for shape in drawn.layout.shapes] == [(-0.5, 0.5), (-0.5, 1.5)]
     assert drawn.layout.yaxis.ticktext == ("0", "1", "3")
     assert drawn.data[0].z == pytest.approx(found.per_step[1])
@@ -156,19 +159,24 @@ def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> Non
 
 def test_the_map_of_steps_shows_all_workers_pooled_or_the_chosen_ones() -> None:
     found = one_slow(100, 10, Worker(42, 3))
-    whole = step_workers(found, None, LIGHT, top=3).data[0]
+    whole = step_workers(found, None, LIGHT).data[0]
     assert whole.z.shape[0] <= 128
     assert np.nanmax(whole.z) == 3
     assert whole.customdata[np.nanargmax(whole.z[:, 0]), 0].tolist() == [0, 42, 3, 423]  # step, DP rank, stage, rank
-    few = step_workers(found, found.worst(None, 5), LIGHT, top=3).data[0]
+    few = step_workers(found, found.worst(None, 5), LIGHT).data[0]
     assert few.z[:, 0].tolist() == [3, 1, 1, 1, 1]
 
 
 def test_the_lowest_map_of_steps_has_room_for_the_title_of_its_axis() -> None:
-    assert step_workers(small(), [0, 1], LIGHT, top=3).layout.height >= 200
+    assert step_workers(small(), [0, 1], LIGHT).layout.height >= 200
 
 
-def test_noise_gets_no_colour() -> None:
-    assert colour_top(np.array([0.99, 1.003])) == 1.1
-    assert colour_top(np.array([np.nan, 2.5])) == 2.5
-    assert colour_top(np.array([np.nan])) == 1.1
+def test_a_slowdown_has_one_colour_in_every_picture() -> None:
+    """Whatever else is on the map: in maps of other jobs and of steps, in small maps, and as a shade."""
+    assert [level_of(value) for value in (0.9, 1.019, 1.03, 1.07, 1.15, 1.39, 1.4)] == [0, 0, 1, 2, 3, 4, 5]
+    for drawn in (worker_heatmap(small(), None, LIGHT).data[0], step_workers(small(), [0, 1], LIGHT).data[0]):
+        assert (drawn.zmin, drawn.zmax) == (1, 1.5)
+        ends = [(1 + 0.5 * share, colour) for share, colour in drawn.colorscale]
+        for level, (low, high) in enumerate(pairwise((1, *LEVELS, 1.5))):
+            assert ends[2 * level : 2 * level + 2] == [
+                (pytest.approx(low), LIGHT.slow[level]), (pytest.approx(high), LIGHT.slow[level])]  # fmt: skip

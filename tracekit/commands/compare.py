@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.commands.complete import traces_or_job_names
 from tracekit.commands.options import PATH, UNIT, console, load
 from tracekit.errors import SelectionError
 from tracekit.stderr import progress
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @click.command("compare")
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
+@click.argument("before", metavar="A", shell_complete=traces_or_job_names)
+@click.argument("after", metavar="B", shell_complete=traces_or_job_names)
 @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of published traces.")
 @click.option("--unit", type=UNIT, help="Unit of the times in both traces [default: s].")
 @click.option("--store", type=PATH, help="A and B are jobs in this store, of each the newest window.")
@@ -58,8 +59,10 @@ def compare_command(
 
 def _report(name: str, layout: Path | None, unit: str | None, store: Path | None) -> Report:
     from tracekit.job import Job
+    from tracekit.op_job import OpJob
 
     job = load(Path(name) if store is None else None, layout, unit, store, name if store is not None else None, None)
     if not isinstance(job, Job):
-        raise SelectionError(f"{short(name)} is an op trace (docs/op-trace.md); only pipeline traces are compared")
+        what = "an op trace (docs/op-trace.md)" if isinstance(job, OpJob) else "of torch.profiler (docs/kineto.md)"
+        raise SelectionError(f"{short(name)} is {what}; only pipeline traces are compared, `tracekit whatif` reads it")
     return job.whatif()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tracekit.atomic_write import Kind
     from tracekit.fleet.executor import Executor
     from tracekit.fleet.run import RunSummary, Standing
+    from tracekit.fleet.study import Study
 
 #: Value of `--ray` if it is given without one.
 _OWN_CLUSTER = "local"
@@ -104,6 +105,17 @@ def _bytes(text: str) -> int:
     if unit not in _UNITS or not number.isascii() or not number.isdigit():
         raise SelectionError(f"--memory {text!r:.40}; expected a size such as 2500M or 16G")
     return int(number) * _UNITS[unit]
+
+
+def _study(path: Path) -> Study:
+    """The study at `path`. Raises FormatError where it is something else, StudyError where it is nothing."""
+    from tracekit.commands.recognise import Wanted, explained
+    from tracekit.fleet.study import Study
+
+    with explained(path, Wanted.STUDY):
+        opened = Study(path)
+        opened.check()
+    return opened
 
 
 class _Rate:
@@ -195,14 +207,13 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     memory.return_soon()
     from tracekit.fleet.culprits import recurring_culprits
     from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
-    from tracekit.fleet.study import Study
 
     if html is not None:
         from tracekit.atomic_write import check_writable
         from tracekit.documents.fleet_page import FLEET_PAGE_FILE, fleet_page, write_fleet_page
 
         check_writable(html, FLEET_PAGE_FILE)
-    opened = Study(study)
+    opened = _study(study)
     if opened.unfinished:
         say(f"tracekit: {printable(str(study))}: its last run did not come to an end; run it again for what it found")
     with progress() as tell:
@@ -231,7 +242,6 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     memory.return_soon()
     from tracekit.atomic_write import check_writable, replacing
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
-    from tracekit.fleet.study import Study
     from tracekit.safe_csv import safe_csv
     from tracekit.terminal.fleet import print_culprits
 
@@ -240,7 +250,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
         check_writable(csv, kind)
     with progress() as tell:
         tell("reading the study")
-        found = recurring_culprits(Study(study), rate)
+        found = recurring_culprits(_study(study), rate)
     if csv is None:
         print_culprits(found, rate, console(), most=found.height)
         return
@@ -258,11 +268,10 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
     """What became worse from study BEFORE to study AFTER, in all, by cause and by team?"""
     memory.return_soon()
     from tracekit.fleet.comparison import Direction, compare_studies
-    from tracekit.fleet.study import Study
 
     with progress() as tell:
         tell("reading the studies")
-        found = compare_studies(Study(before), Study(after))
+        found = compare_studies(_study(before), _study(after))
     if as_json:
         click.echo(json.dumps(found.to_dict(), allow_nan=False))
     else:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
+from tracekit.commands.recognise import Wanted, explained
 from tracekit.errors import OutputError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
@@ -26,7 +28,7 @@ HANG_FOLDERS = "hang-*"
 
 @click.command("hang")
 @click.argument("directory", metavar="DIRECTORY|STORE", type=click.Path(path_type=Path))
-@click.option("--job", help="Of a store: the newest hang of this job.")
+@click.option("--job", shell_complete=job_names, help="Of a store: the newest hang of this job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--out", type=OUT, help="Also write report.txt and report.json to this folder.")
 def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | None) -> int:
@@ -79,7 +81,8 @@ def _analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
 
     with progress() as tell:
         tell("reading the dumps")
-        record = read_flight_records(newest_dumps(directory))
+        with explained(directory, Wanted.DUMPS):
+            record = read_flight_records(newest_dumps(directory))
         tell("finding who waits for whom")
         report = find_hang(record)
     return list(report_lines(report)), to_dict(report)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.commands.complete import job_names
 from tracekit.commands.recognise import explained
 from tracekit.errors import SelectionError
 from tracekit.s3 import shown
@@ -74,7 +75,7 @@ def job_source(command: Any) -> Any:
         click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace."),
         click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s]."),
         click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store]."),
-        click.option("--job", help="Job in the store [default: the newest]."),
+        click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest]."),
         click.option("--window", type=int, help="Window of the job, where it has several [default: the newest]."),
     )[::-1]:
         command = decorate(command)

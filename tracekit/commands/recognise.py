@@ -1,6 +1,6 @@
-"""What a file is if it is not a trace, and which command to use for it.
+"""What a file is if it is not what a command reads, and which command to use for it.
 
-In: a path that no importer recognises. Out: one sentence, None if nothing is known about the file.
+In: a path that a command cannot use. Out: one sentence, None if nothing is known about the file.
 """
 
 from __future__ import annotations
@@ -8,45 +8,83 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 
-from tracekit.errors import FormatError, StoreError
+import click
+
+from tracekit.errors import FormatError, StoreError, StudyError, TracekitError
 from tracekit.text import printable
 
 #: How many bytes of a file, and how many files of a folder, to look at.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
 #: Words near the beginning of flight-recorder dumps, pickled or as JSON.
 _DUMP_WORDS = (b"pg_config", b"entries")
+#: First bytes of a Parquet file.
+_PARQUET = b"PAR1"
+#: Commands that take `--store` with `--job` instead of a trace.
+_OF_ONE_JOB = ("culprits", "export", "whatif")
+
+
+class Wanted(StrEnum):
+    """What a command reads."""
+
+    TRACE = "a trace"
+    DUMPS = "a folder of dumps"
+    STUDY = "a study"
+    STORE = "a store"
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """If reading `path` fails because it is not a trace, report what it is instead. Raises FormatError."""
+def explained(path: Path, wanted: Wanted = Wanted.TRACE) -> Iterator[None]:
+    """If reading `path` fails because it is something else, report what it is instead. Raises FormatError."""
     try:
         yield
-    except FormatError:
-        words = what_it_is(path)
+    except (FormatError, StudyError):
+        words = what_it_is(path, wanted)
         if words is None:
             raise
         raise FormatError(f"{path}: {words}") from None
 
 
-def what_it_is(path: Path) -> str | None:
-    """What the file or folder is, and the command to type."""
+def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
+    """What the file or folder is, if that is not what is wanted, and the command to type."""
     named = shlex.quote(printable(str(path)))
     try:
         if _is_store(path):
-            return f"a store, not a trace; name it with --store: `tracekit whatif --store {named}`"
+            return None if wanted is Wanted.STORE else f"a store, not {wanted}; {_with_store(named, wanted)}"
+        if _is_study(path):
+            return None if wanted is Wanted.STUDY else f"a study, not {wanted}; type `tracekit fleet report {named}`"
+        if wanted is not Wanted.TRACE and (kind := _kind_of_trace(path)) is not None:
+            return f"{kind}, not {wanted}; {_for_trace(named, wanted)}"
         if path.is_dir():
-            files = [file for _, file in zip(range(_MOST_FILES), sorted(path.iterdir()), strict=False)]
-            if any(_is_dump(file) for file in files if file.is_file()):
-                return f"flight-recorder dumps of a hang, not a trace; type `tracekit hang {named}`"
-            return None
+            return _folder(path, named, wanted)
         if not path.is_file():
             return None
-        return _own(path, named) or _foreign(path, named)
+        if path.suffix != ".parquet" and not _beginning(path, 1):
+            return f"an empty file, not {wanted}; record or copy it again"
+        return _own(path, named, wanted) or _foreign(path, named, wanted)
     except OSError:
         return None
+
+
+def _with_store(named: str, wanted: Wanted) -> str:
+    """How the command at hand, or `whatif`, reads a store."""
+    context = click.get_current_context(silent=True)
+    command = None if context is None else context.info_name
+    if command == "compare":
+        return f"name two of its jobs: `tracekit compare JOB JOB --store {named}`"
+    if command == "info":
+        return f"list its jobs with `tracekit info --store {named}`"
+    of_command = command if command in _OF_ONE_JOB and wanted is Wanted.TRACE else "whatif"
+    return f"name it with --store: `tracekit {of_command} --store {named}`"
+
+
+def _for_trace(named: str, wanted: Wanted) -> str:
+    """What to do with a trace."""
+    if wanted is Wanted.STUDY:
+        return f"type `tracekit whatif {named}`, or study many with `tracekit fleet run TRACES --out STUDY`"
+    return f"type `tracekit whatif {named}`"
 
 
 def _is_store(path: Path) -> bool:
@@ -58,9 +96,44 @@ def _is_store(path: Path) -> bool:
         return False
 
 
-def _beginning(path: Path) -> bytes:
+def _is_study(path: Path) -> bool:
+    from tracekit.fleet.sources import MARK
+
+    return (path / MARK).is_file()
+
+
+def _kind_of_trace(path: Path) -> str | None:
+    """What kind of trace a file or folder is, None if it is none."""
+    from tracekit.any_job import are_gpu_traces
+    from tracekit.collectors.importers.registry import is_known
+    from tracekit.trace import read_header
+
+    if path.is_file() and _beginning(path, len(_PARQUET)) == _PARQUET:
+        try:
+            return "a Parquet file" if read_header(path) is None else "a trace"
+        except TracekitError:
+            return None
+    if are_gpu_traces((path,)):
+        return "traces of torch.profiler" if path.is_dir() else "a trace of torch.profiler"
+    return "a recording" if is_known(path) else None
+
+
+def _folder(path: Path, named: str, wanted: Wanted) -> str | None:
+    files = [file for _, file in zip(range(_MOST_FILES), sorted(path.iterdir()), strict=False)]
+    if not files:
+        return f"an empty folder, not {wanted}"
+    if wanted is not Wanted.DUMPS and any(_is_dump(file) for file in files if file.is_file()):
+        return f"flight-recorder dumps of a hang, not {wanted}; type `tracekit hang {named}`"
+    if trace := next((file for file in files if file.suffix == ".parquet" and _kind_of_trace(file)), None):
+        inside = shlex.quote(printable(str(trace)))
+        study = f"study all: `tracekit fleet run {named} --out STUDY`"
+        return f"a folder of traces, not {wanted}; name one: `tracekit whatif {inside}`, or {study}"
+    return None
+
+
+def _beginning(path: Path, size: int = _LOOKED_AT) -> bytes:
     with path.open("rb") as file:
-        return file.read(_LOOKED_AT)
+        return file.read(size)
 
 
 def _is_dump(path: Path) -> bool:
@@ -68,12 +141,13 @@ def _is_dump(path: Path) -> bool:
     return beginning[:1] in {b"\x80", b"{"} and all(word in beginning for word in _DUMP_WORDS)
 
 
-def _own(path: Path, named: str) -> str | None:
+def _own(path: Path, named: str, wanted: Wanted) -> str | None:
     """Files that tracekit wrote."""
     from tracekit.documents.markdown import MARKDOWN_FILE
     from tracekit.documents.page import PAGE_FILE
     from tracekit.report_tables import TABLE_FILE
 
+    made_of = ", or name the trace that it was made of" if wanted is Wanted.TRACE else ""
     for kind, hint in (
         (PAGE_FILE, f"open it in a browser: `xdg-open {named}`"),
         (MARKDOWN_FILE, "it is text to read"),
@@ -81,25 +155,31 @@ def _own(path: Path, named: str) -> str | None:
     ):
         with path.open("rb") as file:
             if kind.recognises(file):
-                return f"{kind.name}, not a trace; {hint}, or name the trace that it was made of"
+                return f"{kind.name}, not {wanted}; {hint}{made_of}"
     if _beginning(path).lstrip().startswith(b'{"report_version"'):
-        return "a report of `tracekit whatif --json`, not a trace; name the trace that it was made of"
+        instead = "the trace that it was made of" if made_of else wanted
+        return f"a report of `tracekit whatif --json`, not {wanted}; name {instead}"
     return None
 
 
-def _foreign(path: Path, named: str) -> str | None:
+def _foreign(path: Path, named: str, wanted: Wanted) -> str | None:
     """Files that belong to another command, or to none."""
     if _is_dump(path):
-        return f"a flight-recorder dump, not a trace; type `tracekit hang` with its folder, {path.parent}"
+        folder = shlex.quote(printable(str(path.parent)))
+        if wanted is Wanted.DUMPS:
+            return f"one flight-recorder dump; name the folder with those of all ranks: `tracekit hang {folder}`"
+        return f"a flight-recorder dump, not {wanted}; type `tracekit hang {folder}`"
     match path.suffix:
         case ".py" | ".sh":
             run = f"python {named}" if path.suffix == ".py" else f"sh {named}"
-            return f"a script, not a trace; record what it does: `tracekit collect -- {run}`"
+            return f"a script, not {wanted}; record what it does: `tracekit collect -- {run}`"
         case ".yaml" | ".yml":
-            return f"a layout, not a trace; give it with its trace: `tracekit whatif TRACE --layout {named}`"
-        case ".parquet" | ".json" | ".gz":  # a damaged or unknown trace; the reader has reported more
-            return None
+            return f"a layout, not {wanted}; give it with its trace: `tracekit whatif TRACE --layout {named}`"
+        case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
+            return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)
-    if beginning and b"\0" not in beginning:
-        return "a text file, not a trace; `tracekit import --format` lists the formats that tracekit reads"
-    return None
+    if b"\0" not in beginning:
+        if wanted is Wanted.TRACE:
+            return "a text file, not a trace; `tracekit import --format` lists the formats that tracekit reads"
+        return f"a text file, not {wanted}"
+    return f"a file, not {wanted}" if wanted is Wanted.DUMPS else None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
@@ -29,7 +30,7 @@ def store_command() -> None:
 
 
 @store_command.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @_STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
@@ -49,7 +50,7 @@ def windows(job: str, store: Path | None) -> None:
 
 
 @store_command.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @_STORE
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.commands.complete import job_names
 from tracekit.commands.options import PATH, console
 from tracekit.errors import NotStoredError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("top")
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--every", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Print one screen and leave.")

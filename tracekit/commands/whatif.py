@@ -22,7 +22,6 @@ from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.op_job import OpJob
-    from tracekit.report import Report
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
@@ -100,21 +99,24 @@ def whatif_command(
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
+    documents = {"--markdown": markdown, "--html": html, "--redact": redact or None}
     of_pipelines: dict[str, object] = {
         "--layers": layers,
         "--ignore-steps": ignore_steps,
         "--csv": csv_directory,
         "--parquet": parquet_file,
         "--fail-on": fail_on,
-        "--markdown": markdown,
-        "--html": html,
-        "--redact": redact or None,
+        "--gpu-hour": gpu_hour,
         "--explain": explain or None,
     }
     if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
         _refuse(of_pipelines, f"{traces[0]} is of torch.profiler (docs/kineto.md)")
-        return _whatif_of_gpus(traces, fix, keep, by, kernel_classes, as_json=as_json, full=full)
+        _check_files(None, markdown, html)
+        return _whatif_of_gpus(
+            traces, fix, keep, by, kernel_classes,
+            as_json=as_json, full=full, markdown=markdown, html=html, redact=redact,
+        )  # fmt: skip
     if kernel_classes:
         raise SelectionError("--kernel-class is for traces of torch.profiler")
     if len(traces) > 1:
@@ -126,7 +128,7 @@ def whatif_command(
         loaded = load(trace, layout, unit, store, job, window, method)
         if not isinstance(loaded, Job):
             name = short(loaded.trace.name) if trace is None else trace
-            _refuse(of_pipelines, f"{name} is an op trace (docs/op-trace.md)")
+            _refuse(of_pipelines | documents, f"{name} is an op trace (docs/op-trace.md)")
             from tracekit.op_job import OpJob
 
             assert isinstance(loaded, OpJob)  # GPU traces were handled above
@@ -150,16 +152,16 @@ def whatif_command(
         report.write_parquet(parquet_file)
     source = "JOB" if redact else as_arguments(trace, layout, store, job, window)
     if markdown is not None:
-        _write_markdown(markdown, report, gpu_hour, source)
+        from tracekit.documents.markdown import markdown as as_markdown
+
+        _write_markdown(markdown, as_markdown(report, gpu_hour=gpu_hour, source=source))
     if as_json:
         click.echo(report.to_json())
     elif markdown != STDOUT:
         from tracekit.terminal.pipeline import print_report
 
         print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
-    for path in (csv_directory, parquet_file, markdown, html):
-        if path is not None and path != STDOUT:
-            click.echo(f"Wrote {printable(str(path))}", err=True)
+    _say_written(csv_directory, parquet_file, markdown, html)
     return ExitCode.CONDITION if condition is not None and condition.holds(report.attribution) else ExitCode.DONE
 
 
@@ -181,10 +183,15 @@ def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | 
         check_writable(html, PAGE_FILE)
 
 
-def _write_markdown(path: Path, report: Report, gpu_hour: float | None, source: str) -> None:
-    from tracekit.documents.markdown import markdown, write_markdown
+def _say_written(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and path != STDOUT:
+            click.echo(f"Wrote {printable(str(path))}", err=True)
 
-    text = markdown(report, gpu_hour=gpu_hour, source=source)
+
+def _write_markdown(path: Path, text: str) -> None:
+    from tracekit.documents.markdown import write_markdown
+
     if path == STDOUT:
         click.echo(text, nl=False)
     else:
@@ -227,17 +234,32 @@ def _whatif_of_gpus(
     *,
     as_json: bool,
     full: bool,
+    markdown: Path | None,
+    html: Path | None,
+    redact: bool,
 ) -> int:
     """`whatif` for traces of torch.profiler."""
-    from tracekit.gpu_job import load_gpu
+    from tracekit.gpu_job import GpuJob, load_gpu
     from tracekit.terminal.gpu import print_gpu_report
 
     with progress() as tell:
         job = load_gpu(*traces, kernel_classes=kernel_classes, progress=tell)
+        if redact:
+            job = GpuJob(job.recording.redacted())
         report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
+    source = "FOLDER" if redact else " ".join(shlex.quote(printable(str(path))) for path in traces)
+    if html is not None:
+        from tracekit.documents.gpu import gpu_page
+        from tracekit.documents.page import write_page
+
+        write_page(html, gpu_page(report))
+    if markdown is not None:
+        from tracekit.documents.gpu import gpu_markdown
+
+        _write_markdown(markdown, gpu_markdown(report, source=source))
+    _say_written(markdown, html)
     if as_json:
         click.echo(report.to_json())
-    else:
-        source = " ".join(shlex.quote(printable(str(path))) for path in traces)
+    elif markdown != STDOUT:
         print_gpu_report(report, console(), source=source, asked=by, full=full)
     return 0

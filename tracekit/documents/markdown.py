@@ -30,11 +30,13 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
         f"## {escaped(short(report.name))}",
         escaped(job_sizes(report)),
         f"**{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
-        _table(("", "Answer"), _named(answer_rows(report, gpu_hour))),
+        answer_table(answer_rows(report, gpu_hour)),
         "### Causes",
-        _table(CAUSE_HEADS, cause_rows(report)),
+        markdown_table(CAUSE_HEADS, cause_rows(report)),
         "### Fixes",
-        _table(FIX_HEADS, fix_rows(report)) if report.diagnosis.fixes else "None that would save 1 % of the step.",
+        markdown_table(FIX_HEADS, fix_rows(report))
+        if report.diagnosis.fixes
+        else "None that would save 1 % of the step.",
         f"{escaped(report.rate_assumption)}. Steps as recorded, with launch delays.",
     ]
     if source is not None:
@@ -61,6 +63,12 @@ def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
         yield last, words
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def answer_table(rows: Iterable[tuple[str, str]]) -> str:
+    """The rows of an answer as a table."""
+    return markdown_table(("", "Answer"), _named(rows))
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with escaped cells."""
     lines = [heads, ["---"] * len(heads), *([escaped(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

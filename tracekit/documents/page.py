@@ -18,9 +18,10 @@ from tracekit.report import Report
 from tracekit.report_words import job_sizes
 from tracekit.text import short
 
-_BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
+#: How every page begins.
+BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
 #: The kind of file that `write_page` replaces.
-PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(_BEGINNING.encode()))
+PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEGINNING.encode()))
 
 
 def page(report: Report, *, gpu_hour: float | None = None) -> str:
@@ -28,7 +29,7 @@ def page(report: Report, *, gpu_hour: float | None = None) -> str:
     name = report_html.plain(short(report.name))
     data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'{_BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
+        f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(job_sizes(report))}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{report_html.pair(report)}"
         f"{report_html.causes(report)}{report_html.fixes(report)}{_TIMELINE}"

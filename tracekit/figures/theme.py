@@ -8,7 +8,12 @@ sequential scale with monotonic lightness).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from tracekit.worker_map import LEVELS
+
+#: The end of the scale of slowdowns for a picture that needs one; everything above the last level looks alike.
+_END = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,9 @@ DARK: Final = Theme(
 THEMES: Final = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
-def scale(theme: Theme) -> list[tuple[float, str]]:
-    """The slowdown scale in Plotly's format."""
-    last = len(theme.slow) - 1
-    return [(position / last, colour) for position, colour in enumerate(theme.slow)]
+def slowdown_scale(theme: Theme) -> dict[str, Any]:
+    """The colours of a heat map of S_w in Plotly's terms: one for each level of `LEVELS`, the same in every picture."""
+    edges = [(bound - 1) / (_END - 1) for bound in (1, *LEVELS, _END)]
+    stops = [(edge, colour) for at, colour in enumerate(theme.slow[: len(LEVELS) + 1]) for edge in edges[at : at + 2]]
+    bar = {"thickness": 12, "tickformat": ".2f", "outlinewidth": 0, "tickvals": list(LEVELS)}
+    return {"zmin": 1, "zmax": _END, "colorscale": stops, "colorbar": bar}

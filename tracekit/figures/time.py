@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.figures.base import figure, step_axis
-from tracekit.figures.theme import Theme, scale
+from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
 
 #: A job with at least this S is straggling.
@@ -82,11 +82,9 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
     return drawn
 
 
-def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme, *, top: float) -> go.Figure:
+def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme) -> go.Figure:
     """S_w of workers (down) in each step (across). `cells`: the workers to show, by flat cell number; None: all,
     pooled.
-
-    `top`: S_w at the end of the colour scale.
     """
     everyone = found.per_step.reshape(len(found.steps), -1).T
     shown = np.arange(len(everyone)) if cells is None else np.array(cells)
@@ -108,10 +106,7 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme, *,
     drawn.add_heatmap(
         z=pooled.values,
         customdata=customdata,
-        zmin=1,
-        zmax=top,
-        colorscale=scale(theme),
-        colorbar={"thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
+        **slowdown_scale(theme),
         hovertemplate=f"{several}step %{{customdata[0]}}, {who}: slowdown alone %{{z:.3f}}<extra></extra>",
         hoverongaps=False,
         xgap=1 if columns <= 100 else 0,

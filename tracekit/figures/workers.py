@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.figures.base import figure, step_axis
-from tracekit.figures.theme import Theme, scale
-from tracekit.worker_map import UNKNOWN, Floats, Pooled, WorkerMap, blocks_that_fit, pool
+from tracekit.figures.theme import Theme, slowdown_scale
+from tracekit.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
 
 #: Maps up to this many cells show each value and the gaps between cells.
 FEW_CELLS = 160
@@ -27,15 +27,14 @@ def worker_heatmap(
     position: int | None,
     theme: Theme,
     *,
-    top: float,
     marked: Sequence[int] = (),
     chosen: int | None = None,
     dotted: Sequence[int] = (),
 ) -> go.Figure:
     """DP ranks down, stages across; pooled by maximum if there are too many cells.
 
-    `position`: which step, None for all. `top`: S_w at the end of the colour scale. Flat cell numbers: `marked` are
-    outlined, `chosen` is outlined boldly, `dotted` get a dot.
+    `position`: which step, None for all. Flat cell numbers: `marked` are outlined, `chosen` is outlined boldly,
+    `dotted` get a dot.
     """
     values = found.values(position)
     pooled = pool(values, *blocks_that_fit(*values.shape))
@@ -46,10 +45,7 @@ def worker_heatmap(
     drawn.add_heatmap(
         z=pooled.values,
         customdata=_who(found, pooled),
-        zmin=1,
-        zmax=top,
-        colorscale=scale(theme),
-        colorbar={"thickness": 12, "tickformat": ".2f", "outlinewidth": 0},
+        **slowdown_scale(theme),
         hovertemplate=_hover(found, pooled, named=cells <= NAMED_CELLS),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
@@ -129,12 +125,6 @@ def worker_over_steps(
         drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
     step_axis(drawn, found.steps)
     return drawn
-
-
-def colour_top(values: Floats) -> float:
-    """The end of the colour scale: the largest S_w, but never so low that noise is coloured."""
-    finite = values[np.isfinite(values)]
-    return max(1.1, float(finite.max())) if finite.size else 1.1
 
 
 def _who(found: WorkerMap, pooled: Pooled) -> np.ndarray:

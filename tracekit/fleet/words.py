@@ -199,7 +199,7 @@ def culprit_rows(found: pl.DataFrame) -> list[tuple[str, ...]]:
             f"{row['q_value']:.2g}",
             hours(row["lost_gpu_hours"]),
             row["parts"],
-            short(row["last_job"] or ""),
+            "" if row["last_job"] is None else short(row["last_job"]),
         )
         for row in found.iter_rows(named=True)
     ]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import polars as pl
 
-from tracekit.errors import StoreError
+from tracekit.errors import NotAStoreError, StoreError
 from tracekit.s3 import s3_url
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb
@@ -66,10 +66,10 @@ def backend_of(path: Path) -> Backend:
         raise StoreError(f"{path}: no such store; make one with `tracekit import TRACE --store {path}`")
     if path.is_dir():
         if not is_store_folder(path):
-            raise StoreError(f"{path}: a folder, but no tracekit store; choose another --store")
+            raise NotAStoreError(path, "a folder, but no tracekit store; choose another --store")
         return Folder(path)
     if not is_duckdb_file(path):
-        raise StoreError(f"{path}: not a tracekit store; a trace file is given without --store")
+        raise NotAStoreError(path, "not a tracekit store; a trace file is given without --store")
     return SingleFile(path)
 
 

@@ -54,14 +54,17 @@ _JOB_LIST = """
 SELECT jobs.job_id, jobs.name, jobs.source, counted.windows, counted.all_steps, counted.all_ops,
        epoch(newest.added_at) AS imported_at,
        newest.problem IS NOT NULL OR newest.slowdown IS NOT NULL OR newest.tracekit IS NOT NULL AS analysed,
+       CASE WHEN priced.number IS NULL THEN newest.lost_gpu_hours_per_day
+            ELSE coalesce(priced.saved_gpu_hours_per_day, 0) END AS gives_back,
        newest.* EXCLUDE (job_id, added_at)
 FROM jobs
 JOIN (SELECT job_id, max(number) AS number, count(*) AS windows, sum(steps)::BIGINT AS all_steps,
              sum(ops)::BIGINT AS all_ops
       FROM windows GROUP BY job_id) AS counted USING (job_id)
 JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = coalesce($number, counted.number)
+LEFT JOIN findings AS priced ON priced.job_id = newest.job_id AND priced.number = newest.number
 WHERE $name IS NULL OR jobs.name = $name
-ORDER BY newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
+ORDER BY gives_back DESC NULLS LAST, newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
 """
 _WINDOWS = """
 SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at, windows.first_step,
@@ -108,8 +111,9 @@ class Catalogue:
         return cls(connection, path)
 
     def job_list(self) -> pl.DataFrame:
-        """One row per job: name, source, and the columns of `windows` for its newest window; costliest first.
+        """One row per job: name, source, and the columns of `windows` for its newest window.
 
+        `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
         `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch.
         """
         return self._job_list(None, None)
@@ -140,6 +144,7 @@ class Catalogue:
                 ops=row["all_ops"],
                 windows=row["windows"],
                 kind=TraceKind(row["kind"]),
+                gives_back=row["gives_back"],
             )
             for row in rows.iter_rows(named=True)
         )

@@ -19,7 +19,7 @@ from tracekit.atomic_write import Kind, starting_with, write_text
 from tracekit.errors import StoreError
 from tracekit.findings import Account
 from tracekit.store.incidents import HANG
-from tracekit.text import printable, ranks_text
+from tracekit.text import MOST_CONFIDENT, printable, ranks_text
 
 HANGS = "hangs"
 _KIND = Kind("a report on a hang", starting_with(b'{"format": "tracekit-hang"'))
@@ -97,7 +97,7 @@ def sighting_of_hang(report: Mapping[str, Any]) -> Account:
         gpu_uuids=(),
         cost_s=0.0,
         share=1.0,
-        confidence=1.0,
+        confidence=MOST_CONFIDENT,
         first_step=None,
         saved_gpu_hours_per_day=None,
     )

@@ -45,7 +45,8 @@ class StoredFile:
 class StoredJob:
     """What the store knows about a job without reading its ops; `steps` and `ops` are totals of all its windows.
 
-    `layout`: None for op traces. `ranks`: GPUs of the layout, or ranks of an op trace.
+    `layout`: None for op traces. `ranks`: GPUs of the layout, or ranks of an op trace. `gives_back`: GPU-hours a day
+    that the first fix saves, None if the job was not analysed.
     """
 
     name: str
@@ -57,6 +58,7 @@ class StoredJob:
     ops: int
     windows: int
     kind: TraceKind
+    gives_back: float | None
 
 
 @dataclass(frozen=True, slots=True)

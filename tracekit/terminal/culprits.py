@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit.terminal.tables import new_table
-from tracekit.text import seconds, short
+from tracekit.text import percent_sure, seconds, short
 
 
 def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -26,7 +26,7 @@ def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> N
             Text("unknown" if row["host"] is None else short(row["host"])),
             str(row["part"]),
             seconds(row["cost_s"]),
-            "-" if confidence is None else f"{min(confidence, 0.99):.0%}",
+            "-" if confidence is None else percent_sure(confidence),
             "-" if first is None else f"step {first}",
         )
     console.print(table)

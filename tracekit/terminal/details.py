@@ -17,7 +17,7 @@ from tracekit.report import Report
 from tracekit.report_words import FIX_HEADS, fix_rows, published_instead, worker_label
 from tracekit.terminal.maps import step_bars, worker_map
 from tracekit.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
-from tracekit.text import cost, seconds, short, three_digits
+from tracekit.text import cost, seconds, short, sure, three_digits
 
 #: The number of rows in a table that names culprits.
 _TOP = 8
@@ -146,7 +146,7 @@ def _causes(report: Report) -> RenderableType:
         line = Text().append(cause.title, style="bold")
         line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
-            line.append(f", {cause.when}, {min(cause.confidence, 0.99):.0%} sure: {cost(cause.saved_s, cause.alone_s)}")
+            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost(cause.saved_s, cause.alone_s)}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(_hanging(f" {number}.", line))

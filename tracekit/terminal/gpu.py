@@ -5,20 +5,22 @@ In: a `GpuReport`. Out: what rich prints. The first lines answer who, how much, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.analysis.gpu.remedy import ACTIONS
+from tracekit.analysis.verdict import LossKind
 from tracekit.gpu_report import GpuReport
-from tracekit.terminal.tables import by_label, new_table, percent, questions, side_by_side, slowdown_text
-from tracekit.text import printable, seconds, short
+from tracekit.gpu_words import answer_rows, headline, rank_table, recording_sizes
+from tracekit.terminal.tables import by_label, labelled, new_table, percent, questions, side_by_side, trust_line
+from tracekit.text import seconds, short
 
 _MOST_RANKS, _FEWEST_RANKS = 16, 8
 _MOST_WAITS = 8
 _MOST_KERNELS = 5
+_STYLE = {LossKind.BALANCED: "bold black on green", LossKind.MINOR: "bold black on yellow"}
 
 
 def print_gpu_report(
@@ -29,14 +31,12 @@ def print_gpu_report(
     `source`: the recording as arguments of a command, for the suggested next command. `asked`: labels, or several
     joined by commas, whose tables are printed in any case.
     """
-    recording = report.recording
-    steps = recording.step_spans["step"].n_unique()
-    counts = {"rank": len(recording.ranks), "step": steps, "GPU op": recording.gpu_ops.height}
-    sizes = "   " + ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
-    device = f" on {printable(recording.device_name)}" if recording.device_name else ""
-    console.print(Text.assemble((short(recording.name), "bold"), sizes, device))
+    heading = (short(report.recording.name), "bold"), (f"   {recording_sizes(report)}", "dim")
+    console.print(Text.assemble(*heading))
     console.print()
-    console.print(_verdict(report))
+    console.print(_headline(report))
+    console.print()
+    console.print(labelled(_styled(answer_rows(report))))
     console.print()
     if report.replayed.questions_asked:
         console.print(questions(report.replayed.questions_asked, float(report.replayed.original.mean())))
@@ -50,66 +50,28 @@ def print_gpu_report(
         console.print(Text.assemble(("Next   ", "bold"), f"tracekit whatif {source} --full"), soft_wrap=True)
 
 
-def _verdict(report: GpuReport) -> Table:
-    """Who, why, how much, and whether to trust it."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    culprit, replayed = report.culprit, report.replayed
-    if culprit is None:
-        grid.add_row("Verdict", Text.assemble(("NO CULPRIT", "bold black on green"), f"  {report.verdict}"))
-    else:
-        grid.add_row(
-            "Verdict", Text.assemble(("SLOW RANK", "bold white on dark_red"), f"  {printable(report.verdict)}")
-        )
-        grid.add_row("Cost", Text(report.cost or ""))
-        for number, one in enumerate(culprit.causes):
-            grid.add_row("" if number else "Why", Text(f"{one.cause}: {printable(one.evidence)}"))
-        if culprit.causes and not report.doubts:
-            leading = culprit.causes[0]
-            saved = f"saves {seconds(leading.saved_s)} of the {seconds(report.recorded_s)} recorded"
-            grid.add_row("Fix", Text(f"{ACTIONS[leading.cause]}: {saved}"))
-    times = f"{seconds(report.recorded_s)} recorded, {seconds(float(replayed.ideal.mean()))} with all ranks alike"
-    grid.add_row("Recording", Text(f"{times} (S = {replayed.slowdown:.2f})"))
-    trusted = Text("yes", "green") if not replayed.doubts else Text("NO", "bold red")
-    grid.add_row("Trust", Text.assemble(trusted, f"  {_figures(report)}"))
-    for doubt in report.doubts:
-        grid.add_row("", Text(printable(doubt)))
-    return grid
+def _headline(report: GpuReport) -> Text:
+    kind, said = headline(report)
+    doubt = () if not report.replayed.doubts else (("NOT TRUSTED", "bold red"), ", looks like ")
+    return Text.assemble(*doubt, (str(kind).upper(), _STYLE.get(kind, "bold white on dark_red")), f": {said}")
 
 
-def _figures(report: GpuReport) -> str:
-    """How much of the recording the graph explains."""
-    left, matches = report.unexplained, report.matches
-    longest = seconds(max(left.communication_gap_s, left.compute_gap_s))
-    figures = [
-        f"replay error {report.replayed.replay_error:.2%}",
-        f"unexplained gaps {report.replayed.discrepancy:.1%}, 99 % of them below {longest}",
-        f"{left.inferred:,} of {left.edges:,} dependencies inferred, {left.violations:,} contradicted",
-        f"{matches.matched:,} collectives matched, {matches.unmatched:,} kernels not",
-    ]
-    if report.without_launch:
-        figures.append(f"{report.without_launch:,} GPU ops launched outside the recording")
-    return "; ".join(figures)
+def _styled(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str | Text]]:
+    """The rows, the word on trust in its colour."""
+    for name, words in rows:
+        if name == "Trust":
+            trusted, _, why = words.partition(": ")
+            yield name, trust_line(trusted == "yes", why)
+        else:
+            yield name, words
 
 
 def _by_rank(report: GpuReport, most: int) -> Table:
     """Costliest ranks first."""
-    table = new_table("rank", "S alone", "sole delay", "waits", "compute", "transfers", "exposed", "idle", "of")
-    slowdown = report.slowdown_by_rank
-    rows = list(zip(report.breakdowns, report.waits.wait.tolist(), report.waits.sole_delay.tolist(), strict=True))
-    rows.sort(key=lambda row: -row[2])
-    for one, wait, sole_delay in rows[:most]:
-        span = one.span_s or 1.0
-        table.add_row(
-            str(one.rank),
-            slowdown_text(slowdown[one.rank]) if one.rank in slowdown else "",
-            seconds(sole_delay),
-            seconds(wait),
-            percent(one.compute_s / span),
-            percent(one.communication_s / span),
-            percent(one.exposed_communication_s / span),
-            percent(one.idle_s / span),
-            seconds(one.span_s),
-        )
+    heads, rows = rank_table(report)
+    table = new_table(*heads)
+    for row in rows[:most]:
+        table.add_row(*row)
     if len(rows) > most:
         table.caption = f"the costliest {most} of {len(rows)}; all with --json"
         table.caption_justify = "left"

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tracekit.store import StoredJob
 from tracekit.terminal.tables import new_table
-from tracekit.text import printable, seconds, short
+from tracekit.text import printable, seconds, short, three_digits
 from tracekit.trace import Trace, share_of_samples
 
 #: The number of throttled GPUs to name.
@@ -80,16 +80,19 @@ def _names(found: object) -> list[str]:
 
 
 def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
-    """Print the jobs of a store, newest first."""
+    """Print the jobs of a store, in the order of the dashboard: by what fixing saves a day."""
     if not jobs:
         console.print(Text(f"{printable(store)}: no job yet; add one with `tracekit import TRACE`"))
         return
     several = any(job.windows > 1 for job in jobs)
-    heads = ["Job", "dp", "pp", "GPUs", "steps", "ops", *(["windows"] if several else []), "imported (UTC)"]
+    heads = ["Job", "saves a day", "dp", "pp", "GPUs", "steps", "ops"]
+    heads += [*(["windows"] if several else []), "imported (UTC)"]
     table = new_table(*heads)
-    for job in jobs:
+    console.print("Jobs by the GPU-hours a day that fixing them saves, most first")
+    for job in sorted(jobs, key=lambda job: -1.0 if job.gives_back is None else job.gives_back, reverse=True):
+        saves = "-" if job.gives_back is None else three_digits(max(job.gives_back, 0.0))
         grid = ("-", "-") if job.layout is None else (f"{job.layout.dp:,}", f"{job.layout.pp:,}")
         sizes = (job.ranks, job.steps, job.ops, *([job.windows] if several else []))
         shown = (*grid, *(f"{size:,}" for size in sizes))
-        table.add_row(Text(short(job.name)), *shown, f"{job.imported_at:%Y-%m-%d %H:%M}")
+        table.add_row(Text(short(job.name)), saves, *shown, f"{job.imported_at:%Y-%m-%d %H:%M}")
     console.print(table)

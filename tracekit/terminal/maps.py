@@ -15,7 +15,8 @@ from tracekit.analysis.causes.model import Where
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report import Report
 from tracekit.text import seconds
-from tracekit.worker_cells import WorkerCells, worker_cells
+from tracekit.worker_cells import WorkerCells, level_of, worker_cells
+from tracekit.worker_map import LEVELS
 
 #: The largest map, DP ranks x stages; larger jobs are pooled.
 LARGEST_MAP = (24, 32)
@@ -38,12 +39,12 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     for first, values in zip(cells.dp_ranks, cells.slowdown, strict=True):
         line = Text(f"  {first:>5} ", style="dim")
         for value in values:
-            level = cells.level(value)
+            level = level_of(value)
             line.append(_GLYPHS[level] * 2, style=_HEAT[level])
         lines.append(line)
     legend = Text("        ")
     for level, glyph in enumerate(_GLYPHS):
-        bound = f"<{cells.bounds[0]:.2f}" if level == 0 else f"{cells.bounds[level - 1]:.2f}"
+        bound = f"<{LEVELS[0]:.2f}" if level == 0 else f"{LEVELS[level - 1]:.2f}"
         legend.append(glyph * 2, style=_HEAT[level]).append(f" {bound} ", style="dim")
     lines.append(legend)
     return Group(*lines)
@@ -110,7 +111,7 @@ def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[
 
 
 def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
-    return tuple(cells.level(value) for value in cells.slowdown[row])
+    return tuple(level_of(value) for value in cells.slowdown[row])
 
 
 def steps_line(report: Report) -> Text:

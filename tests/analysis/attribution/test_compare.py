@@ -31,8 +31,20 @@ def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
 def test_a_change_for_the_worse_and_one_within_the_scatter_are_told_apart() -> None:
     steady, scattered = side([1.0, 1.01, 0.99]), side([0.5, 1.6, 1.0])
     assert verdict(steady, side([2.0, 2.01, 1.99])).outcome is Outcome.WORSE
-    assert verdict(steady, scattered).outcome is Outcome.NO_DIFFERENCE
+    within = verdict(steady, scattered)
+    assert within.outcome is Outcome.NO_DIFFERENCE
+    assert within.change == "a recorded step takes 1.00 s before and 1.03 s after; nothing differs beyond noise"
     assert verdict(side([1.0]), steady).outcome is Outcome.UNKNOWN
+
+
+def test_what_reads_the_same_on_both_sides_is_not_told_as_a_change() -> None:
+    steady = side([1.0, 1.01, 0.99])
+    assert verdict(steady, steady).change == "a recorded step takes 1.00 s on both sides; nothing differs beyond noise"
+    tiny = verdict(side([1.0, 1.0]), side([1.0005, 1.0005]))
+    assert (tiny.outcome, tiny.change.partition("; ")[2]) == (Outcome.NO_DIFFERENCE, "nothing differs beyond 0.1%")
+    small = verdict(side([2.0, 2.0]), side([1.996, 1.996]))
+    assert (small.outcome, small.change) == (
+        Outcome.BETTER, "a recorded step takes 4.0 ms (0.2%) less, about 2.00 s")  # fmt: skip
 
 
 def test_other_layouts_are_compared_by_s_and_that_is_said() -> None:

@@ -92,10 +92,10 @@ def test_what_cannot_be_followed_is_one_sentence(texts: dict[str, str], said: st
         assert all(len(remark) < 200 for remark in read.remarks)
 
 
-def test_dp_ranks_are_ordered_by_their_slowest_worker_and_keep_their_stages_together() -> None:
+def test_the_slowest_worker_comes_first_and_equally_slow_ones_by_rank() -> None:
     ops = step_ops(JobReplay.from_trace(slow_trace()).only_steps([0]))
     ordered = read_state({}, STEPS, WORKERS).state.ordered(ops, WORKERS)
-    assert list(zip(ops.dp_rank[ordered], ops.pp_rank[ordered], strict=True)) == [(1, 0), (1, 1), (0, 0), (0, 1)]
+    assert list(zip(ops.dp_rank[ordered], ops.pp_rank[ordered], strict=True)) == [(1, 1), (0, 0), (0, 1), (1, 0)]
     by_rank = read_state({"order": "rank"}, STEPS, WORKERS).state.ordered(ops, WORKERS)
     assert by_rank.tolist() == [0, 1, 2, 3]
 

@@ -34,7 +34,7 @@ def test_a_map_larger_than_a_screen_keeps_the_slowest_worker_and_its_name() -> N
     workers[514, 1] = 3.0
     each = side([1.0], workers=workers, dp_ranks=np.arange(1024))
     ranks = np.arange(1024 * 64).reshape(1024, 64)
-    drawn = worker_map(each, ranks, 3.0, LIGHT).data[0]
+    drawn = worker_map(each, ranks, LIGHT).data[0]
     assert drawn.z.shape == (147, 64)  # 7 DP ranks in a row
     assert drawn.z.max() == drawn.z[73, 1] == 3.0
     assert drawn.customdata[73, 1].tolist() == [514, 1, 514 * 64 + 1]

@@ -49,7 +49,7 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
     ]
     text = page.inner_text("#page")
     assert f"One worker stands out: rank 9 on host-0001, with a slowdown alone of {worst['slowdown']:.3f}" in text
-    assert "Diagnosis: Worker computes slower than its peers, rank 9 on host-0001" in text
+    assert "Rank 9 on host-0001 costs 31% of each step: computes 80% slower than its peers." in text
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 

@@ -1,0 +1,59 @@
+"""A report on a GPU-recorded job as Markdown, and as one self-contained HTML page.
+
+In: a `GpuReport`. Out: text. Names are escaped wherever they appear; `markdown.py` and `page.py` write the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tracekit.analysis.verdict import LossKind
+from tracekit.documents.elements import head
+from tracekit.documents.markdown import answer_table, escaped, markdown_table
+from tracekit.documents.page import BEGINNING
+from tracekit.gpu_report import GpuReport
+from tracekit.gpu_words import answer_rows, headline, kernel_rows, path_rows, rank_table, recording_sizes
+from tracekit.report_html import plain, table
+from tracekit.text import short
+
+_KERNEL_HEADS = ("Kernels", "Ops", "Time", "Share")
+_PATH_HEADS = ("On the critical path", "Time", "Share")
+_TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure"}
+
+
+def gpu_markdown(report: GpuReport, *, source: str) -> str:
+    """The whole document. `source`: the recording as arguments of a command."""
+    kind, said = headline(report)
+    parts = [
+        f"## {escaped(short(report.recording.name))}",
+        escaped(recording_sizes(report)),
+        f"**{escaped(str(kind).upper())}: {escaped(said)}**",
+        answer_table(answer_rows(report)),
+        "### Ranks",
+        markdown_table(*rank_table(report)),
+        "### Kernels",
+        markdown_table(_KERNEL_HEADS, kernel_rows(report)),
+        f"```sh\ntracekit whatif {source} --full\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def gpu_page(report: GpuReport) -> str:
+    """The whole page."""
+    kind, said = headline(report)
+    name, sizes = plain(short(report.recording.name)), plain(recording_sizes(report))
+    rows = "".join(f"<dt>{row}</dt><dd>{plain(words)}</dd>" for row, words in answer_rows(report))
+    return (
+        f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
+        f"<header><h1><bdi>{name}</bdi></h1><p>{sizes}</p></header>"
+        f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(str(kind).upper())}</b>'
+        f" {plain(said)}</p><dl>{rows}</dl></section>"
+        f"{_section('Ranks', *rank_table(report))}"
+        f"{_section('Kernels', _KERNEL_HEADS, kernel_rows(report))}"
+        f"{_section('Critical path', _PATH_HEADS, path_rows(report))}"
+        "<footer>Made by tracekit.</footer></main></body></html>\n"
+    )
+
+
+def _section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return f"<section><h2>{title}</h2>{table(heads, rows)}</section>"
