@@ -52,9 +52,10 @@ def _attention(analysed: pl.DataFrame) -> list[Component]:
     cards = [job_card(stored) for stored in results().stored_jobs(losing["name"][:MOST_CARDS].to_list())]
     more = losing.height - len(cards)
     said = [note(f"{more:,} more jobs lose time: they are in the table below.")] if more > 0 else []
-    lost = losing.filter("trustworthy")["lost_gpu_hours_per_day"].sum()
+    sure = losing.filter("trustworthy")
+    lost, of = sure["lost_gpu_hours_per_day"].sum(), 24 * int(sure["world_size"].sum())
     count = f"{losing.height:,} job{'s need' if losing.height > 1 else ' needs'} attention:"
-    count += f" {lost:,.0f} GPU-hours a day are lost"
+    count += f" {lost:,.0f} of {of:,} GPU-hours a day are lost"
     order = [note("First comes the job whose first fix saves the most GPU-hours a day.")] if losing.height > 1 else []
     return [html.H2(count, className="count"), *order, html.Div(cards, className="job-cards"), *said]
 
