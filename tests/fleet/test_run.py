@@ -345,7 +345,7 @@ def test_bad_places_are_one_clear_error(tmp_path: Path, jobs: Path) -> None:
     with pytest.raises(StudyError, match="not empty, and no study"):
         study_of(jobs, out=jobs)
     assert run("fleet", "report", tmp_path / "empty").message.startswith(
-        f"tracekit: {tmp_path / 'empty'}: no study; `tracekit fleet run"
+        f"tracekit: {tmp_path / 'empty'}: an empty folder, not a study; `tracekit fleet run"
     )
     assert run("fleet", "run", jobs, "--out", tmp_path / "s", "--memory", "much").message.endswith(
         "expected a size such as 2500M or 16G"

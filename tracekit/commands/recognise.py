@@ -121,7 +121,8 @@ def _kind_of_trace(path: Path) -> str | None:
 def _folder(path: Path, named: str, wanted: Wanted) -> str | None:
     files = [file for _, file in zip(range(_MOST_FILES), sorted(path.iterdir()), strict=False)]
     if not files:
-        return f"an empty folder, not {wanted}"
+        made = "; `tracekit fleet run TRACES --out STUDY` makes one" if wanted is Wanted.STUDY else ""
+        return f"an empty folder, not {wanted}{made}"
     if wanted is not Wanted.DUMPS and any(_is_dump(file) for file in files if file.is_file()):
         return f"flight-recorder dumps of a hang, not {wanted}; type `tracekit hang {named}`"
     if trace := next((file for file in files if file.suffix == ".parquet" and _kind_of_trace(file)), None):

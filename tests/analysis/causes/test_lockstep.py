@@ -113,7 +113,7 @@ def test_nothing_is_said_of_ranks_that_nobody_compared_but_that() -> None:
     layout = replace(LAYOUT, tp=2, world_size=8)
     found = Job(Trace.from_frame(ops, layout, name="one rank each")).whatif()
     assert [cause.kind for cause in found.diagnosis.causes] == [CauseKind.HEALTHY]
-    assert "the 2 ranks of a worker are not told apart" in found.diagnosis.answer.trust
+    assert "one rank in 2 recorded, standing for its worker" in found.diagnosis.answer.trust
     compared = report(ops, lambda _: (0.0, 0.0))
     assert "ranks of a worker" not in compared.diagnosis.answer.trust
 
@@ -122,7 +122,7 @@ def test_ranks_without_a_number_are_named_by_their_place() -> None:
     found = report(slow_frame(range(STEPS)), halves, ranks_of_workers={"1": "five"})
     cause = found.diagnosis.causes[0]
     assert (cause.kind, [str(worker) for worker in cause.where.workers]) == (CauseKind.SLOW_RANK_OF_WORKER, ["(1,0)"])
-    assert cause.effect.startswith("its rank at position 1 computes 100% longer")
+    assert cause.effect.startswith("its rank at position 1 computes 100% slower")
 
 
 @pytest.mark.parametrize(

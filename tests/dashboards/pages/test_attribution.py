@@ -75,7 +75,7 @@ def test_the_same_address_shows_the_same_in_another_browser_whatever_else_is_in_
 def test_odd_jobs_have_a_page(visit: Visit, odd: Serving) -> None:
     page = None
     for job, says in (
-        ("single", "No straggler (slowdown 1.000), and no cause costs 5% of the step."),
+        ("single", "No straggler (slowdown 1.000), and nothing costs 5% of the step."),
         ("missing", "Not trustworthy: DP ranks are missing from the trace"),
     ):
         page = open_bars(visit, f"/attribution?job={job}", base=odd.url, within=page)
