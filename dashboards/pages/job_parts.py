@@ -36,7 +36,7 @@ def answer_card(
     more: Sequence[Component] = (),
 ) -> Component:
     """The first card of a job of any shape; rows without words are left out."""
-    answer = [part for label, words, way in rows if words for part in (html.Dt(label), html.Dd([words, way]))]
+    answer = [part for label, words, way in rows if words for part in (html.Dt(label), html.Dd([words, " ", way]))]
     parts: list[Any] = [
         html.P(verdict.sentence, className="verdict"),
         action,
@@ -54,7 +54,8 @@ def answer_card(
 def do_first(what: str, *then: Component | str | None) -> Component:
     """The line that tells what to do, and what that gives back."""
     first = html.P([html.Span("Do this first: ", className="label"), html.B(what)])
-    return html.Div([first, html.P(list(then))], className="action")
+    parts = [part for words in then for part in (words, " ")]  # where a line may break
+    return html.Div([first, html.P(parts)], className="action")
 
 
 def _action(report: dict[str, Any], name: str) -> Component:
