@@ -133,8 +133,10 @@ def _cost(evidence: Evidence, verdict: Verdict, causes: Sequence[Cause]) -> str:
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence, causes) else ","
+    part_of_time = any(cause.saved_when_acting_s is not None for cause in causes[:1])
     return (
-        f"{seconds(verdict.lost_s)} of every {seconds(verdict.lost_s / verdict.share)} step{than}"
+        f"{seconds(verdict.lost_s)} of {'the mean' if part_of_time else 'every'}"
+        f" {seconds(verdict.lost_s / verdict.share)} step{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {a_day:,} GPU-hours a day"
     )
 

@@ -335,7 +335,7 @@ def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
         went_to = _WENT_TO.get(first.kind) or _WENT_TO.get(loss.kind, "are lost")
         with_others = f"; with {_others(more)} {seconds(loss.explained_s)}" if more else ""
         return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
-    share = f"{first.saved_s / step_s:.0%} of each step"
+    share = _share_of_step(evidence, first)
     said = f"{effect}, which costs {share}"
     if place is not None:
         said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
@@ -344,6 +344,16 @@ def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
     if loss.explained_s < EXPLAINED_SHARE * loss.lost_s:
         said += f"; stragglers cost {loss.lost_s / step_s:.0%} in all, most of it for reasons tracekit does not know"
     return said
+
+
+def _share_of_step(evidence: Evidence, cause: Cause) -> str:
+    """What a cause costs, over the steps since it began: no step loses the mean over those before and after."""
+    since = None if cause.time is None else cause.time.since_step
+    if since is None or cause.saved_when_acting_s is None:
+        return f"{cause.saved_s / evidence.recorded_s:.0%} of each step"
+    acts = np.asarray(evidence.attribution.steps) >= since
+    step_s = max(evidence.attribution.recorded[acts].mean(), evidence.unchanged[acts].mean())
+    return f"{cause.saved_when_acting_s / step_s:.0%} of each step since step {since}"
 
 
 def _others(count: int) -> str:

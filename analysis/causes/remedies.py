@@ -21,7 +21,7 @@ SLOW_RANK = (
 )
 #: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
-    "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what only {it} runs there: hooks, user"
+    "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"
     " code, other input"
 )
 #: A GPU is known to be throttled.

@@ -163,8 +163,8 @@ class PythonGc(Rule):
                 Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
             ]
             effects.append(
-                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards, as"
-                " Python's garbage collector makes them"
+                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
+                " which points to Python's garbage collector"
             )
             if not stops.any():
                 where = Where(workers=evidence.workers_where(paused)) if paused.sum() == 1 else Where()
