@@ -67,7 +67,7 @@ def percent_sure(confidence: float) -> str:
 
 def sure(confidence: float) -> str:
     """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
-    return f"{percent_sure(confidence)} sure of the cause"
+    return f"{percent_sure(confidence)} sure"
 
 
 def three_digits(value: float) -> str:

@@ -95,12 +95,12 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
 ) -> None:
     (advice,) = advice_words(reports["worker"])
     answer = reports["worker"]["answer"]
-    assert advice == f"Do this first: {answer['action']}; {answer['saves']} (99% sure of the cause)."
+    assert advice == f"Do this first: {answer['action']}; {answer['saves']} (99% sure)."
     assert answer["action"].startswith("Check rank 9 on host-0001")
     text = pages.text("/workers", job="worker")
     assert advice in text
     assert (
-        "No host to drain: the diagnosis names rank 9 (99% sure of the cause) on host-0001; the other 7 workers of it"
+        "No host to drain: the diagnosis names rank 9 (99% sure) on host-0001; the other 7 workers of it"
         " are not named." in text
     )
 
@@ -109,7 +109,7 @@ def test_a_host_is_named_where_the_diagnosis_names_it(pages: Pages, reports: dic
     assert [cause["kind"] for cause in reports["host"]["causes"]] == ["slow-host"]
     text = pages.text("/workers", job="host")
     (account,) = reports["host"]["answer"]["accounts"]
-    assert f"{account['fix']} ({account['confidence']:.0%} sure of the cause)." in text
+    assert f"{account['fix']} ({account['confidence']:.0%} sure)." in text
 
 
 def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(

@@ -140,4 +140,4 @@ def test_a_correlation_is_a_figure_and_only_the_diagnosis_names_sequence_lengths
     }
     assert correlation_words(report) == f"{words} The diagnosis does not name sequence lengths."
     report["causes"] = [{"kind": "sequence-length-imbalance", "confidence": 0.8}]
-    assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure of the cause)."
+    assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure)."
