@@ -34,7 +34,7 @@ from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import prepare_nccl
 from tracekit.collectors.run_directory.launchers import how_ended
-from tracekit.collectors.run_directory.writing import attempts
+from tracekit.collectors.run_directory.writing import RUN_FILE, attempts
 from tracekit.collectors.runtime.wire_format import (
     RuntimeOptions,
     Schedule,
@@ -253,7 +253,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
     """`unstored`: the command that stores the windows which the watch did not."""
     problem = None
     collected: list[CollectedAttempt] = []
-    if not directory.is_dir():
+    if not directory.is_dir() or not ((directory / RUN_FILE).exists() or attempts(directory)):
         problem = f"{directory} was removed while the command ran, and with it what was recorded"
         return CollectSummary(launched.exit_code, launched.wall_s, (), None, False, problem, unstored=unstored)
     try:

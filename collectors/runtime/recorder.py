@@ -73,6 +73,7 @@ class Recorder:
         self._facts: deque[str] = deque()
         self._wake = threading.Event()
         self._closing = False
+        self._summary: dict[str, Any] = {}
         self._segment: BinaryIO | None = None
         self._segment_path = directory
         self._segments = 0
@@ -101,8 +102,11 @@ class Recorder:
         self._wake.set()
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Write all remaining records and seal the segment; waits at most `CLOSE_TIMEOUT_S` for the writer."""
-        self._facts.append(json.dumps({"kind": "summary", "value": summary}))
+        """Write all remaining records, seal the segment, then write `summary` and the number of records written.
+
+        Waits at most `CLOSE_TIMEOUT_S` for the writer.
+        """
+        self._summary = summary
         self._closing = True
         self._wake.set()
         self._writer.join(CLOSE_TIMEOUT_S)
@@ -133,6 +137,9 @@ class Recorder:
                     self.between()
             self._drain()
             self._seal()
+            # Last: a summary says that everything before it is there.
+            self._facts.append(json.dumps({"kind": "summary", "value": {**self._summary, "written": self.written}}))
+            self._write_facts()
         except Exception as error:
             self._switch_off(error)
         finally:

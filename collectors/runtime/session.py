@@ -108,7 +108,6 @@ class Session(Guard):
         self.recorder.close(
             {
                 "steps": self.step,
-                "written": self.recorder.written,
                 "dropped": self.recorder.dropped + (self.device.dropped if self.device is not None else 0),
                 "unfinished": self.unfinished,
                 "failures": dict(self.failures),

@@ -36,8 +36,10 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     assert "nothing was recorded" in process.stderr
 
 
-def test_a_recording_that_is_removed_meanwhile_is_one_line_and_the_exit_code_is_the_commands(tmp_path):
-    collected = collect(tmp_path, ["sh", "-c", 'rm -r "$TRACEKIT_COLLECT_DIR"; exit 7'])
+@pytest.mark.parametrize("left", ["", 'mkdir -p "$TRACEKIT_COLLECT_DIR";'], ids=["nothing", "an empty folder"])
+def test_a_recording_that_is_removed_meanwhile_is_one_line_and_the_exit_code_is_the_commands(tmp_path, left):
+    """What the launcher writes at that very moment may keep `rm` from removing the folder itself."""
+    collected = collect(tmp_path, ["sh", "-c", f'rm -r "$TRACEKIT_COLLECT_DIR"; {left} exit 7'])
     assert collected.process.returncode == 7
     assert "was removed while the command ran, and with it what was recorded" in collected.process.stderr
     assert "segments are kept" not in collected.process.stderr

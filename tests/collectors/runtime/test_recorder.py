@@ -6,7 +6,14 @@ from tracekit.collectors.run_directory.segments import read_segment
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.wire_format import HEADER, RECORD, Category, RuntimeOptions
+from tracekit.collectors.runtime.wire_format import (
+    HEADER,
+    OPEN_SUFFIX,
+    RECORD,
+    Category,
+    RuntimeOptions,
+    segment_stem,
+)
 from tracekit.errors import FormatError
 
 
@@ -42,7 +49,7 @@ def test_what_is_written_is_read(tmp_path):
     recording = read_attempt(tmp_path, 0).ranks[3]
     assert recording.records["step"].tolist() == [0, 1, 2, 3, 4]
     assert recording.names == {0: "data-load"}
-    assert recording.summary == {"dropped": 0}
+    assert recording.summary == {"dropped": 0, "written": 5}
     assert [path.suffix for path in sorted(directory.glob("rank-*-*"))] == [".ops"]
 
 
@@ -75,13 +82,26 @@ def test_a_bounded_recording_keeps_the_newest_steps(tmp_path):
     assert ends == list(range(100 - kept // 5, 100))
 
 
+def test_a_rank_whose_last_records_could_not_be_written_has_no_summary(tmp_path, monkeypatch):
+    """A summary says that all before it is there; the writer sleeps till the end, when its file cannot be made."""
+    monkeypatch.setattr(f"{Recorder.__module__}.FLUSH_INTERVAL_S", 60)
+    directory = attempt(tmp_path)
+    recorder = Recorder(directory, 3, 0, RuntimeOptions())
+    recorder.start()
+    (directory / f"{segment_stem(3, 0)}{OPEN_SUFFIX}").mkdir()
+    recorder.add(record(0))
+    recorder.close({"off": recorder.off})
+    assert recorder.off is not None
+    assert not any("summary" in path.read_text() for path in directory.glob("*.facts"))
+
+
 def test_a_full_ring_drops_and_counts(tmp_path):
     """More records than the ring holds, before the writer runs: the rest is dropped, and said."""
     _, recorder = write(tmp_path, 30, ring_capacity=20)
     assert recorder.dropped == 10
     recording = read_attempt(tmp_path, 0).ranks[3]
     assert len(recording.records) == 20
-    assert recording.summary == {"dropped": 10}
+    assert recording.summary == {"dropped": 10, "written": 20}
     assert recording.facts["dropped"] == [10]  # told while the run goes on, too
 
 
