@@ -97,6 +97,11 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """What was frozen is let go, so that extensions find nothing left at the end of the process."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what needs the published traces, unless TRACEKIT_PUBLISHED says where they are; put them in order."""
     if "TRACEKIT_PUBLISHED" not in os.environ:
