@@ -145,11 +145,12 @@ class Verdict(Struct, frozen=True, eq=False):
 def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     """The verdict on a job with these causes."""
     found = evidence.attribution
-    losses = _losses(evidence, causes)
-    lost_s = _lost_s(evidence, causes, losses)
+    gone = _gone(evidence, causes)
+    losses = _losses(evidence, causes, gone)
+    lost_s = _lost_s(losses, gone)
     if not found.straggling and lost_s < SMALLEST_HEADLINE_SHARE * found.recorded_s:
         losses = [*_exposed_communication(evidence), *losses]
-        lost_s = _lost_s(evidence, causes, losses)
+        lost_s = _lost_s(losses, gone)
     share, headline = lost_s / evidence.recorded_s, _headline(evidence, losses, lost_s)
     of_kind = losses[:1] if headline.kind is LossKind.MINOR else losses
     leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
@@ -160,7 +161,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
         headline_s=headline.lost_s,
         lost_s=lost_s,
         share=share,
-        step_lost_s=_step_lost_s(evidence, causes, lost_s),
+        step_lost_s=_step_lost_s(evidence, gone, lost_s),
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
         lost_gpu_hours_per_day=share * found.world_size * 24,
         sentence=headline.sentence,
@@ -169,7 +170,15 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     )
 
 
-def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
+def _gone(evidence: Evidence, causes: Sequence[Cause]) -> Floats:
+    """Seconds of each step that go when all causes go together, [steps]."""
+    changes = [cause.change for cause in causes if cause.change is not None]
+    if not changes:
+        return np.zeros(len(evidence.unchanged))
+    return np.asarray(evidence.unchanged - step_times_with(evidence.replay, changes))
+
+
+def _losses(evidence: Evidence, causes: Sequence[Cause], gone: Floats) -> list[Loss]:
     """The cost of each kind of loss; the kind whose fix saves most in the job as it is comes first."""
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
@@ -177,9 +186,8 @@ def _losses(evidence: Evidence, causes: Sequence[Cause]) -> list[Loss]:
             by_kind.setdefault(_loss_kind(cause), []).append(cause)
     losses = []
     for kind, members in by_kind.items():
-        changes = [cause.change for cause in members if cause.change is not None]
-        without_s = float(step_times_with(evidence.replay, changes).mean())
-        gone_s = max(evidence.unchanged_s - without_s, 0.0)
+        of_kind = gone if len(by_kind) == 1 else _gone(evidence, members)
+        gone_s = max(float(of_kind.mean()), 0.0)
         losses.append(Loss(kind, gone_s, tuple(members), gone_s))
     by_s = straggling_s(evidence, causes)
     none = Loss(LossKind.STRAGGLER, 0.0, (), 0.0)
@@ -257,23 +265,18 @@ def straggling_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
     return original_s - ideal_s if original_s >= STRAGGLING_SLOWDOWN * ideal_s else 0.0
 
 
-def _lost_s(evidence: Evidence, causes: Sequence[Cause], losses: Sequence[Loss]) -> float:
+def _lost_s(losses: Sequence[Loss], gone: Floats) -> float:
     """Total loss, seconds of a step: what goes when all causes go, but at least the largest single loss."""
     if len(losses) <= 1:
         return losses[0].lost_s if losses else 0.0
-    changes = [cause.change for cause in causes if cause.change is not None]
-    together_s = evidence.unchanged_s - float(step_times_with(evidence.replay, changes).mean())
-    return max(together_s, *(loss.lost_s for loss in losses))
+    return max(float(gone.mean()), *(loss.lost_s for loss in losses))
 
 
-def _step_lost_s(evidence: Evidence, causes: Sequence[Cause], lost_s: float) -> Floats:
+def _step_lost_s(evidence: Evidence, gone: Floats, lost_s: float) -> Floats:
     """What each step loses, [steps]: what goes with the causes; the rest as S, or if S sees none, as the steps last."""
-    found, changes = evidence.attribution, [cause.change for cause in causes if cause.change is not None]
-    gone = np.zeros(len(found.steps))
-    if changes and lost_s > 0:
-        gone = (evidence.unchanged - step_times_with(evidence.replay, changes)).clip(min=0)
-        if gone.mean() > lost_s:
-            return np.asarray(gone * (lost_s / gone.mean()))
+    found, gone = evidence.attribution, gone.clip(min=0)
+    if gone.mean() > lost_s:
+        return np.asarray(gone * (lost_s / gone.mean()))
     rest = (found.original - found.ideal).clip(min=0)
     if not rest.any():
         rest = found.recorded

@@ -283,7 +283,7 @@ class Cause:
 def confidence_from(figures: tuple[Figure, ...]) -> float:
     """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times the threshold."""
     ratios = [item.value / item.needed for item in figures if item.needed > 0]
-    return as_confidence(1 - float(0.5 ** min(ratios, default=1.0)))
+    return 1 - float(0.5 ** min(ratios, default=1.0))
 
 
 def as_confidence(value: float) -> float:

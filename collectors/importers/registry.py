@@ -45,7 +45,7 @@ class Importer(Protocol):
 
     @property
     def name(self) -> str:
-        """The values of `--format`."""
+        """Its value for `--format`."""
 
     @property
     def description(self) -> str:

@@ -108,7 +108,7 @@ def merge_attempt(
     peers_waited = with_waits_for_peers(kept, met, group_table, placement, cut.step_starts_ns)
     epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
     if members and WAITED in peers_waited.columns:
-        others = _ops_of_peers(records.join(timed.steps, on=["rank", "step"], how="semi"), placement, group_table)
+        others = _ops_of_peers(met, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
