@@ -64,11 +64,15 @@ def _colours(theme: Theme) -> str:
 def card(report: Report, *, gpu_hour: float | None = None) -> str:
     """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
     verdict = report.diagnosis.verdict
-    tone = _TONES.get(verdict.kind, "bad")
-    rows = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in answer_rows(report, gpu_hour))
+    return answer_card(verdict.kind, verdict.label, report.diagnosis.answer.headline, answer_rows(report, gpu_hour))
+
+
+def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
+    """The card of an answer in the colour of its kind of loss. `label`: the kind in words; `rows`: names and words."""
+    listed = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in rows)
     return (
-        f'<section class="card {tone}"><p class="headline"><b>{plain(verdict.label.upper())}</b>'
-        f" {plain(report.diagnosis.answer.headline)}</p><dl>{rows}</dl></section>"
+        f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label.upper())}</b>'
+        f" {plain(headline)}</p><dl>{listed}</dl></section>"
     )
 
 

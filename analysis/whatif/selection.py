@@ -8,10 +8,11 @@ stages never touches the lanes and stays cheap.
 from __future__ import annotations
 
 import re
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, StructMeta
 
 from tracekit.analysis.graph.labels import (
     Label,
@@ -28,12 +29,16 @@ from tracekit.errors import SelectionError
 from tracekit.model import OpKind, Worker
 
 
-class Selection(Struct, frozen=True):
+class _AbstractStruct(StructMeta, ABCMeta):
+    """The metaclass of structs with abstract methods."""
+
+
+class Selection(Struct, frozen=True, metaclass=_AbstractStruct):
     """A set of ops. Combine with `&`, `|` and `~`."""
 
+    @abstractmethod
     def mask(self, context: Context) -> Mask:
         """Mask of the block's ops in the set; broadcasts to [rows, lanes]."""
-        raise NotImplementedError
 
     def __and__(self, other: Selection) -> Selection:
         return _And(self, other)

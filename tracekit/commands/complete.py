@@ -11,12 +11,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from click.shell_completion import CompletionItem, split_arg_string
-
 from tracekit.text import printable
 
 if TYPE_CHECKING:
     import click
+    from click.shell_completion import CompletionItem
 
 #: More names are no help on a terminal.
 _MOST_NAMES = 200
@@ -27,6 +26,8 @@ _NEWEST_FIRST = "SELECT name FROM jobs WHERE starts_with(name, $typed) ORDER BY 
 
 def job_names(context: click.Context, _: click.Parameter, typed: str) -> list[CompletionItem]:
     """The jobs that begin with what is `typed`, in the store that the command line names, else in the default one."""
+    from click.shell_completion import CompletionItem
+
     # Before an option without its value, click has parsed the options, but not the arguments: `hang STORE --job`.
     given = context.params.get("store") or next(filter(_is_store, _words()), None)
     store = Path(given or os.environ.get("TRACEKIT_STORE") or "tracekit.store")
@@ -37,6 +38,8 @@ def job_names(context: click.Context, _: click.Parameter, typed: str) -> list[Co
 
 def traces_or_job_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Jobs if a store is named, else files."""
+    from click.shell_completion import CompletionItem
+
     if context.params.get("store") is None:
         return [CompletionItem(typed, type="file")]
     return job_names(context, parameter, typed)
@@ -44,6 +47,8 @@ def traces_or_job_names(context: click.Context, parameter: click.Parameter, type
 
 def _words() -> list[str]:
     """The command line so far."""
+    from click.shell_completion import split_arg_string
+
     return split_arg_string(os.environ.get("COMP_WORDS", ""))
 
 

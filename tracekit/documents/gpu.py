@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tracekit.analysis.verdict import LossKind
 from tracekit.documents.elements import head
 from tracekit.documents.markdown import answer_table, escaped, markdown_table
 from tracekit.documents.page import BEGINNING
 from tracekit.gpu_report import GpuReport
 from tracekit.gpu_words import answer_rows, headline, kernel_rows, path_rows, rank_table, recording_sizes
-from tracekit.report_html import plain, table
+from tracekit.report_html import answer_card, plain, table
 from tracekit.text import short
 
 _KERNEL_HEADS = ("Kernels", "Ops", "Time", "Share")
 _PATH_HEADS = ("On the critical path", "Time", "Share")
-_TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure"}
 
 
 def gpu_markdown(report: GpuReport, *, source: str) -> str:
@@ -42,12 +40,10 @@ def gpu_page(report: GpuReport) -> str:
     """The whole page."""
     kind, said = headline(report)
     name, sizes = plain(short(report.recording.name)), plain(recording_sizes(report))
-    rows = "".join(f"<dt>{row}</dt><dd>{plain(words)}</dd>" for row, words in answer_rows(report))
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{sizes}</p></header>"
-        f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(str(kind).upper())}</b>'
-        f" {plain(said)}</p><dl>{rows}</dl></section>"
+        f"{answer_card(kind, str(kind), said, answer_rows(report))}"
         f"{_section('Ranks', *rank_table(report))}"
         f"{_section('Kernels', _KERNEL_HEADS, kernel_rows(report))}"
         f"{_section('Critical path', _PATH_HEADS, path_rows(report))}"
