@@ -40,13 +40,13 @@ from frameworks_parts import (
     stack,
 )
 
-#: Stops the rank's process for SLOW_MS four times in a second.
+#: Stops the rank's process for a fifth of the time: with SLOW_MS at 12, for 30 ms in 150.
 PAUSER = """
 import os, signal, sys, time
 process, pause_s = int(sys.argv[1]), float(sys.argv[2])
 try:
     while True:
-        time.sleep(0.25 - pause_s)
+        time.sleep(4 * pause_s)
         os.kill(process, signal.SIGSTOP)
         time.sleep(pause_s)
         os.kill(process, signal.SIGCONT)
@@ -114,7 +114,8 @@ def compiled() -> nn.Module:
 def saving() -> nn.Module:
     """Rank 0 writes a checkpoint in every fifth step, while the others go on to their next reduction."""
     model = nn.parallel.DistributedDataParallel(stack())
-    optimizer, path = optimizer_of(model.parameters()), Path(os.environ.get("OUT", ".")) / "checkpoint.pt"
+    optimizer, garbage = optimizer_of(model.parameters()), Garbage()
+    path = Path(os.environ.get("OUT", ".")) / "checkpoint.pt"
     for step, x in enumerate(batches()):
         seen(model(x).square().mean()).backward()
         optimizer.step()
@@ -122,6 +123,8 @@ def saving() -> nn.Module:
         if step % 5 == 4 and dist.get_rank() == 0:
             for _ in range(10):
                 torch.save([model.state_dict(), optimizer.state_dict()], path)
+        slow("host")
+        garbage.collect()
     return model
 
 
@@ -146,7 +149,7 @@ def main() -> None:
     row = ROWS[next(word for word in sys.argv[1:] if not word.startswith("--"))]  # `deepspeed` puts --local_rank first
     if SLOW_IN == "pause" and int(os.environ.get("RANK", "0")) == SLOW_RANK:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        subprocess.Popen([sys.executable, "-S", "-c", PAUSER, str(os.getpid()), str(SLOW_MS / 1e3)])
+        subprocess.Popen([sys.executable, "-S", "-c", PAUSER, str(os.getpid()), str(2.5 * SLOW_MS / 1e3)])
     if row not in frameworks_libraries.ROWS:  # those join the process group by themselves
         dist.init_process_group("gloo")
     model = row()

@@ -38,6 +38,8 @@ UNIT_KEY = "time_unit"
 RUN_QUEUE = "run_queue_s"
 #: Metadata `format` of traces from our own collectors.
 COLLECTED = "collected"
+#: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.
+DEVICE_CLOCK = "device_clock"
 #: Metadata without names that the analysis reads: whole, and the field of each GPU.
 _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
 _FIGURES_IN = {"gpus": "throttled"}
@@ -159,7 +161,12 @@ class Trace:
 
     @property
     def one_clock(self) -> bool:
-        """Whether all ranks used the same clock: that of the only host of a `tracekit collect` run."""
+        """Whether all ranks used the same clock: that of the only host of a `tracekit collect` run, and no GPU's."""
+        return self.one_host and DEVICE_CLOCK not in self.metadata
+
+    @property
+    def one_host(self) -> bool:
+        """Whether `tracekit collect` recorded all ranks on one host."""
         hosts = self.hosts
         ranks = set(self.worker_ranks().values())
         return self.metadata.get("format") == COLLECTED and ranks <= hosts.keys() and len(set(hosts.values())) == 1
@@ -179,6 +186,8 @@ class Trace:
                 }
         if self.metadata.get("format") == COLLECTED:
             kept["format"] = COLLECTED
+        if DEVICE_CLOCK in self.metadata:
+            kept[DEVICE_CLOCK] = {}
         if isinstance(queued := self.metadata.get(RUN_QUEUE), dict):
             kept[RUN_QUEUE] = {rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)}
         if isinstance(collected := self.metadata.get("collect"), dict):

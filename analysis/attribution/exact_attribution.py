@@ -9,12 +9,14 @@ differ (for example, if most workers collect garbage, at different places) does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
+from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.template import Template, build_coupled_template
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
@@ -44,9 +46,9 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
 
     Empty if the ideal lanes of a structure differ.
     """
-    graph = replay.graph
     if any(ideal.ndim > 1 for ideal in replay.durations.ideal):
         return ()
+    graph = replay.beginning_as_in(IDEAL).graph
     lanes_here = np.zeros((len(graph.blocks), len(graph.steps)), np.int64)
     for number, block in enumerate(graph.blocks):
         lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
@@ -61,7 +63,7 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
             cost = replay.durations.cost[number]
             found.append(
                 RepresentativeLanes(
-                    template=build_coupled_template([graph.blocks[member].structure for member in members]),
+                    template=_coupled([graph.blocks[member] for member in members]),
                     ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
                     cost=cost if len(lanes) == block.lanes else np.ascontiguousarray(cost[:, lanes]),
                     step=block.step[lanes],
@@ -69,6 +71,12 @@ def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
                 )
             )
     return tuple(found)
+
+
+def _coupled(blocks: Sequence[Block]) -> Template:
+    """One template of a lane of each of these blocks."""
+    template = build_coupled_template([block.structure for block in blocks])
+    return replace(template, begin=np.concatenate([block.template.begin for block in blocks]))
 
 
 def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:

@@ -20,6 +20,7 @@ from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import (
     SMALLEST_STAGE_EXCESS,
     data_factor,
+    larger_chunks,
     optimizer_factor,
     ranks_with_more_data,
     slow_workers,
@@ -110,7 +111,8 @@ class StageImbalance(Rule):
         excess = stage_excess(profile)
         if len(evidence.dp_ranks) == 1:
             excess[slow_workers(evidence)[:, 0]] = 0.0
-        for stage in np.flatnonzero((excess > SMALLEST_STAGE_EXCESS).any(axis=1)):
+        larger = larger_chunks(evidence, profile) & (excess > SMALLEST_STAGE_EXCESS)
+        for stage in np.flatnonzero(larger.any(axis=1)):
             figures = (
                 Figure(
                     "compute beyond that of the usual stage",
@@ -127,9 +129,7 @@ class StageImbalance(Rule):
                 f"takes {excess[stage].max():.0%} longer than the usual stage, on all DP ranks",
                 figures,
                 confidence_from(figures[:1]),
-                Scale(
-                    evidence.table, _like_the_usual_stage(profile, int(stage), excess[stage] > SMALLEST_STAGE_EXCESS)
-                ),
+                Scale(evidence.table, _like_the_usual_stage(profile, int(stage), larger[stage])),
             )
 
 

@@ -30,7 +30,7 @@ from tracekit.analysis.evidence.changes import (
 from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import Bools
-from tracekit.analysis.evidence.workers import busy_s, slow_workers
+from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.model import Worker
@@ -40,6 +40,8 @@ from tracekit.text import ratio, seconds
 HOST_BOUND_SHARE = 0.04
 #: Name host code of a worker that exceeds that of its peers by this share of the step.
 SMALLEST_HOST_SHARE = 0.02
+#: A rank's data is late if it is in this share of the steps.
+MOST_STEPS_SHARE = 0.5
 #: At most this share of a worker's own activity can be waiting for a processor.
 LARGEST_WAITING_SHARE = 0.95
 #: If at least this share is in one place of the step, all of it counts as being there.
@@ -47,6 +49,8 @@ ALL_OF_IT = 0.9
 #: An optimizer is slow if it takes this many times as long as its peers', by this many standard errors.
 SMALLEST_OPTIMIZER_FACTOR = 1.5
 OPTIMIZER_ERRORS = 6.0
+#: Stages hold different parameters; compared with other stages, it is slow from this factor on.
+SMALLEST_OPTIMIZER_FACTOR_OF_STAGES = 2.0
 
 
 class LateData(Rule):
@@ -76,9 +80,6 @@ class LateData(Rule):
         waited = [np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in found.waits]
         worst = np.sum(waited, axis=0).max(axis=(0, 2))
         figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, Unit.SECONDS),)
-        dp_hit = np.logical_or.reduce([wait.late.any(axis=(0, 1)) for wait in found.waits]).mean(axis=0) >= 0.5
-        some = dp_hit.any() and (not dp_hit.all() or len(dp_hit) == 1)
-        dp_ranks = tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(dp_hit)) if some else ()
         scale = Scale if found.recorded else ScaleDelays
         change = Together(
             tuple(
@@ -89,10 +90,22 @@ class LateData(Rule):
         series = 1 + worst / evidence.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
         effect = f"data comes {mean} late on average, {longest} in the worst step"
-        yield Candidate(self.kind, Where(dp_ranks=dp_ranks), effect, figures, confidence_from(figures), change, series)
+        yield Candidate(self.kind, _where_late(evidence), effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
         return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
+
+
+def _where_late(evidence: Evidence) -> Where:
+    """The DP ranks whose data is late in most steps, or the workers if that of only some of their stages is."""
+    waits = evidence.data_waits.waits
+    late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits]).mean(axis=1) >= MOST_STEPS_SHARE
+    fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
+    if evidence.data_waits.recorded and (late.any(axis=0) & (late != fetches).any(axis=0)).any():
+        return Where(workers=evidence.workers_where(late))
+    ranks = late.any(axis=0)
+    some = ranks.any() and (not ranks.all() or len(ranks) == 1)
+    return Where(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())
 
 
 class SlowOptimizer(Rule):
@@ -100,8 +113,9 @@ class SlowOptimizer(Rule):
 
     Paper: no signature; an optimizer is a compute op like others. tracekit compares the median optimizer of each worker
     with those of its stage: at least half as long again, and by six standard errors over the steps. Optimizers hold the
-    same parameters on all DP ranks of a stage, so they do not differ by design. A worker that is slow in everything it
-    computes is a bad worker.
+    same parameters on all DP ranks of a stage, so they do not differ by design. With one DP rank, it compares stages:
+    at least twice as long, beyond what the stage computes longer. A worker that is slow in everything it computes is a
+    bad worker.
     """
 
     kind = CauseKind.SLOW_OPTIMIZER
@@ -119,30 +133,34 @@ class SlowOptimizer(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        if evidence.optimizers.empty or len(evidence.dp_ranks) < 2:
+        among_stages = len(evidence.dp_ranks) < 2
+        if evidence.optimizers.empty or (among_stages and evidence.stages < 2):
             return
+        axis = 0 if among_stages else 1
         taken_s = evidence.optimizers.gather(evidence.replay.durations.cost).sum(axis=1)
         level = median(taken_s, (1,))
-        peers = np.maximum(lower_median(level, axis=-1)[:, None], 1e-9)
+        usual = np.maximum(np.expand_dims(lower_median(level, axis=axis), axis), 1e-9)
         scatter = MAD_TO_SIGMA * median(np.abs(taken_s - level[:, None]), (1,)) / np.sqrt(taken_s.shape[1])
-        error = np.hypot(scatter, MAD_TO_SIGMA * lower_median(np.abs(level - peers), axis=-1)[:, None]) / peers
-        factor = level / peers
-        hit = (factor > SMALLEST_OPTIMIZER_FACTOR) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(evidence)
+        apart = MAD_TO_SIGMA * np.expand_dims(lower_median(np.abs(level - usual), axis=axis), axis)
+        # A stage with more layers has more parameters, too.
+        peers = usual * (np.maximum(worker_factor(evidence), 1.0) if among_stages else 1.0)
+        error, factor = np.hypot(scatter, apart) / peers, level / peers
+        smallest = SMALLEST_OPTIMIZER_FACTOR_OF_STAGES if among_stages else SMALLEST_OPTIMIZER_FACTOR
+        hit = (factor > smallest) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(evidence)
         if not hit.any():
             return
         figures = (
-            Figure(
-                "optimizer over that of its peers", float(factor[hit].max()), SMALLEST_OPTIMIZER_FACTOR, Unit.FACTOR
-            ),
+            Figure("optimizer over that of its peers", float(factor[hit].max()), smallest, Unit.FACTOR),
             Figure("beyond its peers", float((level - peers)[hit].max()), 0.0, Unit.SECONDS),
         )
         as_peers = Scale(evidence.optimizers, 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         change = Together((as_peers, NoOverlap()))
         series = np.where(hit[:, None], taken_s / peers[:, None], np.nan)
+        whose = "those of other stages" if among_stages else "its peers'"
         yield Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
-            f"optimizer takes {ratio(figures[0].value)} times as long as its peers', {seconds(figures[1].value)} more",
+            f"optimizer takes {ratio(figures[0].value)} times as long as {whose}, {seconds(figures[1].value)} more",
             figures,
             confidence_from(figures),
             change,

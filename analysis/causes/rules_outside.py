@@ -319,7 +319,7 @@ class ClockError(Rule):
         """See `Rule.candidates`."""
         offset = evidence.replay.clocks.offset_s
         hit = np.abs(offset) >= SMALLEST_OFFSET_S
-        if not hit.any():
+        if not hit.any() or evidence.trace.one_clock:
             return
         figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, Unit.SECONDS),)
         where = Where(workers=evidence.workers_where(hit))

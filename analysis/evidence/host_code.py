@@ -16,19 +16,21 @@ from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Toget
 from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.analysis.numeric.robust import of_peers, safe
 from tracekit.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
 
+_BETWEEN_STEPS, _WITHIN_STEPS = "between steps", "between the ops of a step"
 #: Place in the step, by the kinds of op that the thread is late for.
 _PLACES = {
     "before forwards": (OpKind.FORWARD_COMPUTE,),
     "between forward and backward, the loss included": (OpKind.LOSS,),
     "before backwards": (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT),
     "before the optimizer": (OpKind.OPTIMIZER,),
-    "between steps": (OpKind.HOST_DELAY,),
+    _BETWEEN_STEPS: (OpKind.HOST_DELAY,),
+    _WITHIN_STEPS: (OpKind.HOST_DELAY,),
     "around data loading, evaluation, checkpoints and gc": (
         OpKind.DATA_LOAD,
         OpKind.EVALUATION,
@@ -36,6 +38,8 @@ _PLACES = {
         OpKind.GC,
     ),
 }
+#: Stages of a pipeline differ in these by design: how much host work the schedule of a stage takes.
+_DIFFER_BY_STAGE = ("before forwards", "before backwards", _WITHIN_STEPS)
 #: Ops that are host code themselves.
 _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
 #: Without peers of its own stage, a worker stands out at this many times the usual host code.
@@ -43,11 +47,15 @@ FACTOR_WITHOUT_PEERS = 2.0
 
 
 class HostCode(Struct, frozen=True, eq=False, dict=True):
-    """Host code of each worker, by place. `taken_s`: seconds, [places, stages, steps, dp_ranks]."""
+    """Host code of each worker, by place. `taken_s`: seconds, [places, stages, steps, dp_ranks].
+
+    `grids`: the ops of each place; `cells`: which cells of its grid belong to the place.
+    """
 
     evidence: Evidence
     places: tuple[str, ...]
     grids: tuple[OpGrid, ...]
+    cells: tuple[Bools, ...]
     taken_s: Floats
 
     @classmethod
@@ -55,16 +63,28 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         """Gather the host code; a job has a place only if it has ops there."""
         graph = evidence.replay.graph
         grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
-        taken = [_taken(evidence, grid, _PLACES[place]) for place, grid in grids.items()]
+        cells = {place: _cells(evidence, place, grid) for place, grid in grids.items()}
+        grids = {place: grid for place, grid in grids.items() if cells[place].any()}
+        taken = [_taken(evidence, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
         shape = evidence.stages, len(graph.steps), len(evidence.dp_ranks)
-        return cls(evidence, tuple(grids), tuple(grids.values()), np.stack(taken) if taken else np.zeros((0, *shape)))
+        return cls(
+            evidence,
+            tuple(grids),
+            tuple(grids.values()),
+            tuple(cells[place] for place in grids),
+            np.stack(taken) if taken else np.zeros((0, *shape)),
+        )
 
     @cached_property
     def usual_s(self) -> Floats:
         """What the peers of each worker take, seconds, shaped as `taken_s`; scaled up for a worker that computes
-        slower.
+        slower. Where a worker has no peers: what it takes itself.
         """
-        return np.asarray(_of_peers(self.taken_s) * self._slower)
+        usual: Floats = np.broadcast_to(_of_peers(self.taken_s) * self._slower, self.taken_s.shape)
+        if self.taken_s.shape[-1] > 1:
+            return usual
+        without = np.isin(self.places, _DIFFER_BY_STAGE)
+        return np.where(without[:, None, None, None], self.taken_s, usual)
 
     @cached_property
     def _slower(self) -> Floats:
@@ -121,20 +141,33 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
     def _scaled(self, factor: Floats, ops: frozenset[OpKind]) -> Change:
         """Multiply host code by `factor`, shaped as `taken_s`; of the ops that are host code themselves, only `ops`."""
         changes: list[Change] = []
-        for place, grid, here in zip(self.places, self.grids, factor[:, :, None], strict=True):
+        for place, grid, cells, of_worker in zip(self.places, self.grids, self.cells, factor[:, :, None], strict=True):
+            here = np.where(cells, of_worker, 1.0)
             if ops.intersection(_PLACES[place]):
                 changes.append(Scale(grid, here))
             changes.append(ScaleDelays(grid, np.where(_waits_for_data(self.evidence, grid, _PLACES[place]), 1.0, here)))
         return Together(tuple(changes))
 
 
-def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Floats:
-    """Seconds of host code before (and in) the ops of a grid, [stages, steps, dp_ranks]."""
+def _cells(evidence: Evidence, place: str, grid: OpGrid) -> Bools:
+    """The cells of a grid that belong to a place; host work up to a worker's first forward is between steps."""
+    if place not in (_BETWEEN_STEPS, _WITHIN_STEPS):
+        return np.ones((1, 1, 1, 1), np.bool_)
+    starts = [block.start for block in evidence.replay.graph.blocks]
+    begun = np.full((grid.shape[0], 1, *grid.shape[2:]), np.inf)
+    if not evidence.forwards.empty:
+        np.fmin(begun, np.fmin.reduce(evidence.forwards.gather(starts), axis=1, keepdims=True), out=begun)
+    before = grid.gather(starts) < begun
+    return before if place == _BETWEEN_STEPS else ~before
+
+
+def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...], cells: Bools) -> Floats:
+    """Seconds of host code before (and in) these cells of a grid, [stages, steps, dp_ranks]."""
     delays = np.maximum(np.nan_to_num(grid.gather(evidence.launch_delays)), 0.0)
-    seconds: Floats = np.where(_waits_for_data(evidence, grid, kinds), 0.0, delays).sum(axis=1)
+    seconds = np.where(_waits_for_data(evidence, grid, kinds), 0.0, delays)
     if _HOST_OPS.intersection(kinds):
-        seconds = seconds + np.nan_to_num(grid.gather(evidence.replay.durations.cost)).sum(axis=1)
-    return seconds
+        seconds = seconds + np.nan_to_num(grid.gather(evidence.replay.durations.cost))
+    return np.asarray(np.where(cells, seconds, 0.0).sum(axis=1))
 
 
 def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
@@ -146,10 +179,5 @@ def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...])
 
 
 def _of_peers(values: Floats) -> Floats:
-    """The usual value among the DP ranks of a stage, or among the stages of one DP rank; of two workers, that of the
-    other.
-    """
-    axis = -1 if values.shape[-1] > 1 else -3
-    if values.shape[axis] == 2:
-        return np.flip(values, axis)
-    return np.asarray(np.expand_dims(lower_median(values, axis), axis))
+    """The usual value among the DP ranks of a stage, or among the stages of one DP rank."""
+    return of_peers(values, -1 if values.shape[-1] > 1 else -3)

@@ -15,9 +15,9 @@ from msgspec import Struct
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools
+from tracekit.analysis.evidence.significance import Bools, episodes_of
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, median, safe
+from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
 from tracekit.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is an imbalance.
@@ -237,7 +237,9 @@ def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:
     if evidence.stages < 2 or evidence.optimizers.empty:
         return np.zeros((evidence.stages, 1), np.bool_)
     optimizer = median(optimizer_factor(evidence), (1,)) - 1
-    slow: Bools = (excess[:, None] > SMALLEST_STAGE_EXCESS) & (optimizer > OPTIMIZER_SHARE * excess[:, None])
+    alike = (optimizer > OPTIMIZER_SHARE * excess[:, None]) & (OPTIMIZER_SHARE * optimizer < excess[:, None])
+    lasting = np.any(larger_chunks(evidence, profile), axis=1, keepdims=True)
+    slow: Bools = (excess[:, None] > SMALLEST_STAGE_EXCESS) & alike & lasting
     return slow
 
 
@@ -250,6 +252,20 @@ def stage_excess(profile: ComputeProfile) -> Floats:
     """How much longer each chunk computes than the usual one, [stages, chunks]."""
     excess: Floats = profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1
     return excess
+
+
+def larger_chunks(evidence: Evidence, profile: ComputeProfile) -> Bools:
+    """The chunks that compute longer than the usual one by design, [stages, chunks].
+
+    With one DP rank, the steps must show that this is not how its machines happened to vary.
+    """
+    excess = stage_excess(profile)
+    steps = len(evidence.replay.graph.steps)
+    if len(evidence.dp_ranks) > 1 or steps < FEWEST_STEPS_TO_TELL:
+        return np.asarray(excess > SMALLEST_STAGE_EXCESS)
+    chunk_s = np.nansum(evidence.table.grid, axis=(0, 3)).reshape(excess.size, steps)
+    found = episodes_of(np.log(safe(chunk_s) / safe(of_peers(chunk_s, 0))), excess.size)
+    return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (found.nats >= found.needed).reshape(excess.shape))
 
 
 class Undecided(Struct, frozen=True):

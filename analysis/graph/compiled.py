@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.errors import GraphError
 
 NO_RENDEZVOUS = np.empty(0, np.int64)
@@ -50,7 +50,8 @@ class CompiledGraph(Struct, frozen=True, eq=False):
     Groups come in rounds: those of round r are `first_of_round[r]:first_of_round[r + 1]`, with those that meet other
     lanes at the end. A rendezvous of round r depends on earlier rounds only, and the same collective has the same round
     in every graph compiled with it. `buffer`: which of `buffer_count` buffers keeps a row's end time while later rows
-    need it.
+    need it. `begin`: when a row would be ready if nothing before it took any time, seconds from the start of the
+    step, [rows].
     """
 
     is_communication: npt.NDArray[np.bool_]
@@ -62,6 +63,7 @@ class CompiledGraph(Struct, frozen=True, eq=False):
     first_of_round: Ints
     buffer: Ints
     buffer_count: int
+    begin: Floats
 
     @property
     def rows(self) -> int:
@@ -85,6 +87,7 @@ class CompiledGraph(Struct, frozen=True, eq=False):
             waits_for=place[self.waits_for[edges]],
             order=np.arange(self.rows),
             buffer=self.buffer[self.order],
+            begin=self.begin[self.order],
         )
 
 
@@ -174,6 +177,7 @@ class _Draft:
             first_of_round=np.searchsorted(number[ordered], np.arange(last_round + 2)),
             buffer=buffer,
             buffer_count=buffer_count,
+            begin=np.zeros(len(order)),
         )
 
     def _cycle(self, stuck: Ints) -> GraphError:

@@ -220,6 +220,7 @@ def replay(
     starts_out: _Floats,
     ends_out: _Floats,
     changed: _Floats,
+    begin: _Floats,
 ) -> None:
     """Replay the groups `finishing` to `last_new` for the lanes `first_lane[0]` to `first_lane[-1]`.
 
@@ -228,4 +229,5 @@ def replay(
     and leave the time when the last of them is there in `rendezvous_start`. `steps`: its column for each run of lanes.
     `live`: [buffers, lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are
     filled unless empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes].
+    A row that waits for nothing is ready at its `begin`, [rows].
     """

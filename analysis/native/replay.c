@@ -4,7 +4,7 @@
 typedef struct {
     const int64_t *order, *first_of_group, *first_wait, *waits_for, *buffer, *rendezvous;
     const uint8_t *is_communication;
-    const double *matrix, *constant, *delay, *changed;
+    const double *matrix, *constant, *delay, *changed, *begin;
     const int64_t *matrix_row, *delay_row;
     int64_t matrix_rows, matrix_lanes, delay_lanes;
     int64_t finishing, first_new, last_new;
@@ -54,7 +54,7 @@ static inline __attribute__((always_inline)) void make_ready(const Replay *r, in
         const int64_t waits = wait_last - wait_first;
         const double *one = waits ? r->live + r->buffer[r->waits_for[wait_first]] * width : NULL;
         if (!waits)
-            fill(ready, 0.0, width);
+            fill(ready, r->begin[row], width);
         else if (waits == 1)
             copy(ready, one, width);
         else
@@ -97,6 +97,10 @@ static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t
     if (waits) {
         of.one = r->live + r->buffer[r->waits_for[first]] * width;
         of.other = waits == 1 ? of.one : r->live + r->buffer[r->waits_for[first + 1]] * width;
+    }
+    if (!waits && r->begin[row] != 0.0) {
+        fill(of.end, r->begin[row], width);
+        of.one = of.other = of.end;
     }
     if (waits > 2) {
         latest_of(of.end, of.one, of.other, width);
@@ -227,13 +231,13 @@ WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t w
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {
-    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dd", 23);
+    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*ddd", 24);
     Replay r = {
         .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
         .buffer = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
         .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
-        .changed = REALS(a[22]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
+        .changed = REALS(a[22]), .begin = REALS(a[23]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
         .finishing = a[12].integer, .first_new = a[13].integer, .last_new = a[14].integer,
         .first_lane = INT64S(a[15]), .runs = AXIS(a[15], 0) - 1, .steps = INT64S(a[16]),
         .rendezvous_start = REALS(a[17]), .rendezvous_count = AXIS(a[17], 0), .rendezvous_steps = AXIS(a[17], 1),

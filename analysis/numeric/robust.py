@@ -44,6 +44,13 @@ def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
 
 
+def of_peers(values: Floats, axis: int) -> Floats:
+    """The usual value along `axis`, as the lower median; of two values, for each the other. Broadcasts to `values`."""
+    if values.shape[axis] == 2:
+        return np.flip(values, axis)
+    return np.asarray(np.expand_dims(lower_median(values, axis), axis))
+
+
 def _median(values: Floats) -> Floats:
     """Median over the last axis of values without nan; several times faster than numpy's on short rows."""
     count = values.shape[-1]

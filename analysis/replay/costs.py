@@ -57,7 +57,7 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
         if block.present is not None:  # an absent op at the start of a lane does not delay others
             first = np.broadcast_to(block.begins(), delay.shape)
             delay[~block.present] = 0.0
-            delay[first] = block.start[first]
+            delay[first] = (block.start - block.template.begin[:, None])[first]
     return durations
 
 
@@ -115,6 +115,8 @@ def _launch_delays(block: LabelledBlock) -> tuple[Floats, int]:
     delay = block.start.copy()
     lowest = -CLOCK_TOLERANCE_S if block.present is None else -np.inf
     clamped = native.launch_delays(template.first_wait, template.waits_for, block.start, block.duration, lowest, delay)
+    early = (template.begin != 0) & (np.diff(template.first_wait) == 0)
+    delay[early] -= template.begin[early][:, None]
     if block.present is not None:  # an absent op has no recorded start that could contradict the graph
         waits = np.diff(template.first_wait) > 0
         low = (delay < -CLOCK_TOLERANCE_S) & waits[:, None]

@@ -13,10 +13,12 @@ from msgspec.structs import replace
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.rules.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.beginnings import begins_early, begun_as_ended, with_early_beginnings
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import measure_durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.ideal import ideal_rows
+from tracekit.analysis.replay.kernel import Costs, LanesToReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.errors import SelectionError
 from tracekit.trace import Trace
@@ -60,18 +62,41 @@ class JobReplay(GraphReplay, frozen=True, eq=False):
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
-        if trace.one_clock and (clocks.moves or clocks.doubts or not clocks.any_off):
+        if trace.one_host and (clocks.moves or clocks.doubts or not clocks.any_off):
             # Relative to itself no clock moves, and doubts raised by ranks that wake up unevenly do not concern clocks.
             clocks = Clocks.right(graph, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(trace, graph, clocks)
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=dropped)
+        graph = with_early_beginnings(graph)
         replay = cls(graph, measure_durations(graph), clocks, left_out_steps=left_out)
         if not graph.gaps:
             return replay
         # A missing member ends when its peers did, by the corrected clocks.
         graph = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
+        graph = with_early_beginnings(graph)
         return cls(graph, measure_durations(graph), clocks, as_recorded=replay, left_out_steps=left_out)
+
+    def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
+        """See `GraphReplay.step_times_each`."""
+        if not begins_early(self.graph):
+            return super().step_times_each(scenarios, threads=threads)
+        return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
+
+    def beginning_as_in(self, scenario: CostRule) -> JobReplay:
+        """The same job, whose stages begin a step as early as they would under `scenario`."""
+        if not begins_early(self.graph):
+            return self
+        lanes = zip(self.graph.blocks, self._lanes(scenario), strict=True)
+        blocks = tuple(replace(block, template=of.template) for block, of in lanes)
+        return replace(self, graph=replace(self.graph, blocks=blocks))
+
+    def _lanes_at(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
+        lanes = super()._lanes_at(costs)
+        if not begins_early(self.graph):
+            return lanes
+        templates = begun_as_ended(self.graph, costs)
+        return [replace(part, template=template) for part, template in zip(lanes, templates, strict=True)]
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""

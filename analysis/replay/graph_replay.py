@@ -67,11 +67,7 @@ class GraphReplay(Struct, frozen=True, eq=False):
 
     def step_times_at(self, costs: Sequence[Costs], *, threads: int | None = None) -> Floats:
         """The duration of each step for given costs of the ops of each block, seconds, [steps]."""
-        lanes = [
-            LanesToReplay(block.template, block.step, block.first_lane, cost)
-            for block, cost in zip(self.graph.blocks, costs, strict=True)
-        ]
-        return self._step_times(lanes, threads=threads)
+        return self._step_times(self._lanes_at(costs), threads=threads)
 
     def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
         """The duration of each step under each scenario, seconds, [scenarios, steps].
@@ -126,11 +122,15 @@ class GraphReplay(Struct, frozen=True, eq=False):
 
     def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
         """The lanes of each block with their costs under `scenario`."""
+        return self._lanes_at(
+            [scenario.costs(self.graph, self.durations, number) for number in range(len(self.graph.blocks))]
+        )
+
+    def _lanes_at(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
+        """The lanes of each block with these costs."""
         return [
-            LanesToReplay(
-                block.template, block.step, block.first_lane, scenario.costs(self.graph, self.durations, number)
-            )
-            for number, block in enumerate(self.graph.blocks)
+            LanesToReplay(block.template, block.step, block.first_lane, cost)
+            for block, cost in zip(self.graph.blocks, costs, strict=True)
         ]
 
 

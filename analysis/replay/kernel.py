@@ -189,6 +189,7 @@ def _replay(
         template.rendezvous, template.is_communication,
         costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
         *groups, first_lane, steps, rendezvous_start, live, ends, timeline.start, timeline.end, costs.changed,
+        template.begin,
     )  # fmt: skip
 
 

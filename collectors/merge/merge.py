@@ -32,7 +32,7 @@ from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import TraceError
 from tracekit.model import Unit
 from tracekit.schema import POSTED, RESUMED, WAITED
-from tracekit.trace import COLLECTED, RUN_QUEUE, UNIT_KEY, Trace
+from tracekit.trace import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
@@ -185,7 +185,7 @@ def _device_metadata(
     """How ranks with a GPU were timed, and what GPUs they had; nothing without one."""
     metadata: dict[str, Any] = {}
     if clocks:
-        metadata["device_clock"] = {
+        metadata[DEVICE_CLOCK] = {
             "source": "cuda-events",
             "left_out_rank_steps": left_out,
             "hidden": dict(hidden),

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.analysis.causes.corpus import found_in
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.graph.gaps import SHARED
@@ -294,6 +295,17 @@ def test_a_clock_that_ranks_share_does_not_move_beside_itself():
 def test_a_rank_that_was_shifted_as_a_whole_is_set_right_on_one_host_too():
     wrong = on_one_host(shifted(trace_of(layout=LAYOUTS["dp 2"]), (1, 0), 0.012))
     assert JobReplay.from_trace(wrong).clocks.any_off
+
+
+@pytest.mark.parametrize("by_gpus", [False, True])
+def test_a_clock_that_ranks_share_is_not_named_as_off(by_gpus):
+    """A rank that always leaves late is set right; to synchronise clocks is advice for GPUs or hosts that have some."""
+    shared = on_one_host(shifted(trace_of(layout=LAYOUTS["dp 2"]), (1, 0), 0.012))
+    if by_gpus:
+        shared = replace(shared, metadata=shared.metadata | {"device_clock": {}})
+    for trace in (shared, shared.redacted()):
+        assert JobReplay.from_trace(trace).clocks.any_off
+        assert (CauseKind.CLOCK_ERROR in {cause.kind for cause in found_in(trace)}) == by_gpus
 
 
 def test_a_shared_clock_is_not_set_by_what_is_in_doubt():
