@@ -42,6 +42,9 @@ LASTED = "lasted"
 #: Optional columns of sends and receives, seconds: how long before its start the host had asked for the transfer, and
 #: how long after its start the host went on, having waited for it; null if not recorded.
 POSTED, RESUMED = "posted", "resumed"
+#: Seconds of a worker's step in which its training thread should have worked, and neither ran nor was ready to: on the
+#: first op of the worker's step.
+OFF_CPU = "off_cpu"
 #: Work on runs of equal rows instead of rows if runs are at least this long on average.
 SHORTEST_RUN = 4
 
@@ -107,7 +110,7 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     _check_values(checked, source)
     _check_layout(checked, layout, source)
     _check_identity(checked, source)
-    optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
+    optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED, OFF_CPU) if name in ops.columns]
     optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED) if name in ops.columns]
     return checked.with_columns(optional) if optional else checked
 

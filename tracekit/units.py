@@ -17,7 +17,7 @@ from msgspec import Struct
 from tracekit.errors import TraceError
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import Unit
-from tracekit.schema import LASTED, POSTED, RESUMED, WAITED, Source
+from tracekit.schema import LASTED, OFF_CPU, POSTED, RESUMED, WAITED, Source
 
 #: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
 EARLIEST_S, LATEST_S = 1e9, 4.1e9
@@ -57,7 +57,8 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
     elif per_second == 1:
         return Timed(ops, step_starts)
     times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
-    times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
+    given = (POSTED, RESUMED, OFF_CPU)
+    times += [pl.col(name) / per_second for name in given if ops.schema.get(name, pl.String).is_numeric()]
     for name in (WAITED, LASTED):
         if isinstance(ops.schema.get(name), pl.List):
             times.append(ops.select(pl.col(name).list.eval(pl.element() / per_second)).to_series())

@@ -40,6 +40,10 @@ ROLLOUT_CHECK = (
     " of a batch, and whether the inference engine batches continuously"
 )
 ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
+#: Stops of at least this share of the longest one are the usual ones.
+LEAST_OF_LONGEST = 0.25
+#: No more of a step than this is spent in stops.
+MOST_STOPPED = 0.95
 #: A worker stands out if it is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
 
@@ -50,6 +54,16 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
         return np.zeros((evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks)))
     total: Floats = np.nan_to_num(grid.gather(evidence.replay.durations.cost)).sum(axis=1)
     return total
+
+
+def stopped_by_kernel(evidence: Evidence) -> Bools:
+    """Workers whose process is stopped in several steps, and much longer than the others', [stages, dp_ranks]."""
+    stops, step_s = evidence.stopped_s, evidence.unchanged_s
+    mean = stops.mean(axis=1)
+    beyond = mean - lower_median(mean.ravel(), 0)
+    several = (stops > LEAST_OF_LONGEST * stops.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_UNRECORDED
+    hit: Bools = (beyond >= SMALLEST_STOP_SHARE * step_s) & several
+    return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
 
 
 def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
@@ -218,8 +232,9 @@ class ProcessPauses(Rule):
     Paper: no signature. tracekit looks for computes prolonged by a fixed time: as long in forwards as in backwards of
     twice the length, whereas noise and slow GPUs act in proportion. Pauses of forwards only are those of Python's
     garbage collector. If a worker's process is stopped again and again, most of its computes are hit: they scatter four
-    times as much as its peers', but the fastest are as fast as theirs, unlike those of a slow worker. The trace does
-    not show what stops the process; the next check says where to look.
+    times as much as its peers', but the fastest are as fast as theirs, unlike those of a slow worker. Where the kernel
+    counted how long the training thread neither ran nor was ready to, that decides. The trace does not show what stops
+    the process; the next check says where to look.
     """
 
     kind = CauseKind.PROCESS_PAUSES
@@ -240,7 +255,11 @@ class ProcessPauses(Rule):
         pauses = evidence.pauses
         if pauses is None:
             return
+        counted = stopped_by_kernel(evidence)
+        if counted.any():
+            yield self._counted(evidence, counted)
         hit = pauses.stopped & ~waited_for_a_core(evidence, np.maximum(evidence.table.grid - pauses.usual_s, 0.0))
+        hit &= ~counted
         if hit.any():
             yield self._stopped(evidence, pauses, hit)
         count = pauses.forwards + pauses.backwards
@@ -262,6 +281,33 @@ class ProcessPauses(Rule):
             changes.append(evidence.paused_starts.change(~pauses.stopped))
         # No time pattern: pauses are random.
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Together(tuple(changes)))
+
+    def _counted(self, evidence: Evidence, hit: Bools) -> Candidate:
+        """The candidate for the workers in `hit`, [stages, dp_ranks], of which the kernel says how long they stood."""
+        stops = np.where(hit[:, None], evidence.off_cpu_s, 0.0)
+        busy_s = np.nansum(evidence.computing.gather(evidence.replay.durations.cost), axis=1)
+        by_step = stops.max(axis=(0, 2))
+        long = by_step[by_step > LEAST_OF_LONGEST * by_step.max()]
+        figures = (
+            Figure(
+                "neither running nor ready to, over the step",
+                float(by_step.mean()) / evidence.unchanged_s,
+                SMALLEST_STOP_SHARE,
+                Unit.SHARE,
+            ),
+            Figure("usual pause", float(np.median(long)), 0.0, Unit.SECONDS),
+        )
+        return Candidate(
+            self.kind,
+            Where(workers=evidence.workers_where(hit)),
+            f"the process is stopped for {seconds(figures[1].value)} in {len(long)} of {len(by_step)} steps: its"
+            " training thread neither runs nor waits for a processor",
+            figures,
+            confidence_from(figures[:1]),
+            Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None]),
+            1 + by_step / evidence.unchanged_s,
+            title="The process of a worker is stopped again and again",
+        )
 
     def _stopped(self, evidence: Evidence, pauses: Pauses, hit: Bools) -> Candidate:
         """The candidate for the workers in `hit`, [stages, dp_ranks], whose processes are stopped again and again."""

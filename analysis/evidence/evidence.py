@@ -20,6 +20,7 @@ from tracekit.analysis.evidence.data_waits import DataWaits
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
@@ -288,6 +289,16 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
         known = {worker: share_of_samples(share) for worker, share in shares.items()}
         return {worker: share for worker, share in known.items() if share is not None}
+
+    @cached_property
+    def off_cpu_s(self) -> Floats:
+        """How long each worker neither ran nor was ready to, although it had to, seconds, [stages, steps, dp_ranks]."""
+        return off_cpu_s(self.trace, self.replay.graph)
+
+    @cached_property
+    def stopped_s(self) -> Floats:
+        """How long stops of its process prolong the computes of each worker, seconds, [stages, steps, dp_ranks]."""
+        return stopped_s(self.off_cpu_s, self.table)
 
     @cached_property
     def run_queue_s(self) -> Floats:

@@ -20,6 +20,7 @@ from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_cl
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
 from tracekit.collectors.merge.lockstep import ranks_of_workers, with_waits_for_peers, with_work_of_ranks
+from tracekit.collectors.merge.off_cpu import with_off_cpu
 from tracekit.collectors.merge.ops import OpReport, build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Place, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.stepcut import cut_steps
@@ -110,9 +111,11 @@ def merge_attempt(
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(met, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
+    # What ranks of one worker wait for each other inside their computes is not told apart.
+    canonical = peers_waited if members else with_off_cpu(peers_waited, met)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
-        peers_waited,
+        canonical,
         placement.layout,
         name=name,
         step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},

@@ -29,7 +29,7 @@ _COMPUTE, _COLLECTIVE, _OPTIMIZER = Category.COMPUTE, Category.COLLECTIVE, Categ
 MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
 #: The largest value of the field.
-MOST_WAITED_US = 2**31 - 1
+MOST_US = 2**31 - 1
 
 #: Spans of these kinds are work of a GPU where there is one; all others are the host's.
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
@@ -78,6 +78,7 @@ class Session(Guard):
         self._held: tuple[str, Instant, Instant, int, int, int] | None = None
         self._run_queue = RunQueue()
         self._waited_ns = self._run_queue.waited_ns() or 0
+        self._ran_ns = time.thread_time_ns()
 
     def start(self) -> None:
         """Write the facts about this process and start the writer."""
@@ -345,8 +346,14 @@ class Session(Guard):
         flags = Flag.COMPLETE | (Flag.RECORDING if self.recording else 0)
         on_device = self.device is not None and self.device.active
         compute_ns = self.device.take_compute_ns() if self.device is not None and on_device else self._compute_ns
-        waited_us = self._waited_us()
-        self.record(Category.STEP, "step", self._step_start, end_ns, peer=waited_us, extra=compute_ns, flags=flags)
+        waited_us, ran_us = self._waited_us(), self._ran_us()
+        self.record(
+            *(Category.STEP, "step", self._step_start, end_ns),
+            chunk=NONE if on_device else ran_us,
+            peer=waited_us,
+            extra=compute_ns,
+            flags=flags,
+        )
         self._step_start = end_ns
 
     def _waited_us(self) -> int:
@@ -355,7 +362,13 @@ class Session(Guard):
         if waited_ns is None:
             return NONE
         since_ns, self._waited_ns = waited_ns - self._waited_ns, waited_ns
-        return min(max(since_ns // 1000, 0), MOST_WAITED_US)
+        return min(max(since_ns // 1000, 0), MOST_US)
+
+    def _ran_us(self) -> int:
+        """Time that the calling thread has run since the last call, us; NONE if another thread called it before."""
+        ran_ns = time.thread_time_ns()
+        since_ns, self._ran_ns = ran_ns - self._ran_ns, ran_ns
+        return min(since_ns // 1000, MOST_US) if since_ns >= 0 else NONE
 
     def _enter(self, step: int) -> None:
         for listener in self.step_listeners:

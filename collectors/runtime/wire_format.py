@@ -61,8 +61,9 @@ class Category(IntEnum):
     CHECKPOINT = 6
     GC = 7
     SPAN = 8  # name: the user's
-    # From the end of the previous step to the end of this one. `extra`: ns inside computes; `peer`: us in which the
-    # training thread waited for a processor, -1 where the kernel does not say.
+    # From the end of the previous step to the end of this one. `extra`: ns inside computes. Of the training thread:
+    # `peer`: us in which it waited for a processor, -1 where the kernel does not say; `chunk`: us in which it ran, -1
+    # where a GPU times the ops.
     STEP = 9
     WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
     EVALUATION = 11

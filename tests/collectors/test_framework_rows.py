@@ -1,6 +1,7 @@
 """Rows of the matrix of frameworks (`benchmarks/frameworks_train.py`) train alike with and without recording."""
 
 import re
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from tests.collectors.conftest import contradictions
 from tests.collectors.shared_runs import ROWS
 from tracekit.model import OpKind
+from tracekit.schema import OFF_CPU
 
+#: Where Linux says how long a thread waited for a processor.
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
 #: Row -> ops of a step on each rank, where all have as many, beside what comes now and then.
 LOOP = {OpKind.FORWARD_COMPUTE: 1, OpKind.LOSS: 1, OpKind.BACKWARD_COMPUTE: 1, OpKind.OPTIMIZER: 1, OpKind.DATA_LOAD: 1}
 SHARDED = LOOP | dict.fromkeys((OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE), 2)
@@ -41,6 +45,9 @@ def test_a_row_trains_alike_with_and_without_recording(runs, alone, row):
     reduced = {OpKind.ALL_REDUCE: 1} if row in REDUCED else {}
     assert seen == {kind: {count} for kind, count in (STEPS[row] | reduced).items()}
     assert contradictions(run.trace) == []
+    assert (OFF_CPU in run.trace.ops.columns) == (SCHEDSTAT.exists() and run.trace.layout.tp * run.trace.layout.cp == 1)
+    if OFF_CPU in run.trace.ops.columns:
+        assert run.trace.ops.group_by("rank", "step").agg(pl.col(OFF_CPU).count())[OFF_CPU].to_list() == [1] * 6
 
 
 def digests(said):

@@ -1,0 +1,53 @@
+"""Which workers' processes are stopped, as the kernel counted it.
+
+In: the column `OFF_CPU` of a trace, and the computes of its job. Out: seconds by which each worker's computes were
+longer in a step because its training thread neither ran nor was ready to.
+
+The kernel counts for the whole step. What a thread waits for between its computes, such as a file, is host code; so
+computes that are longer than those of quiet steps decide who is stopped.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile
+from tracekit.schema import OFF_CPU
+from tracekit.trace import Trace
+
+#: This share of a worker's steps is quiet; one that is stopped in more is compared with the quiet steps of its peers.
+QUIET_SHARE = 0.25
+
+
+def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
+    """How long each worker's training thread neither ran nor was ready to, although it had to, seconds, [stages, steps,
+    dp_ranks]; 0 if that is unknown.
+    """
+    off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks)))
+    if OFF_CPU not in trace.ops.columns:
+        return off
+    known = trace.ops.filter(
+        pl.col(OFF_CPU).is_not_null()
+        & pl.col("step").is_in(graph.steps.tolist())
+        & pl.col("dp_rank").is_in(list(graph.dp_ranks))
+    )
+    step, dp_index = (
+        np.searchsorted(all_of, known[name].to_numpy())
+        for name, all_of in (("step", graph.steps), ("dp_rank", graph.dp_ranks))
+    )
+    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].to_numpy()
+    return off
+
+
+def stopped_s(off_s: Floats, table: ComputeTable) -> Floats:
+    """How long stops prolong the computes of each worker, seconds, [stages, steps, dp_ranks]. `off_s`: `off_cpu_s`."""
+    if table.empty:
+        return np.zeros_like(off_s)
+    computes_s: Floats = np.nansum(table.grid, axis=(0, 2, 3))
+    quiet_s = lower_quantile(computes_s, 1, QUIET_SHARE)
+    quiet_s = np.minimum(quiet_s, lower_median(quiet_s, 1)[:, None])
+    return np.minimum(off_s, np.maximum(computes_s - quiet_s[:, None], 0.0))

@@ -1,0 +1,69 @@
+"""Processes that are stopped, as the kernel counted it. Two DP ranks; the second is longer in four of twenty steps."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from tests.analysis.causes.corpus import found_in
+from tests.handmade import frame
+from tracekit.analysis.causes import CauseKind
+from tracekit.analysis.causes.model import Where
+from tracekit.model import Layout, Worker
+from tracekit.schema import OFF_CPU
+from tracekit.trace import Trace
+
+STEPS, STOPPED = 20, (3, 8, 9, 15)
+FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06
+RANK_1 = Where(workers=(Worker(1, 0),))
+
+
+def lane(host_s: float, forward_s: float, last_s: float):
+    done = host_s + forward_s + BACKWARD_S
+    return (
+        (0, "host-delay", 0, None, 0.0, host_s),
+        (0, "forward-compute", 0, 0, host_s, host_s + forward_s),
+        (0, "backward-compute", 0, 0, host_s + forward_s, done),
+        (0, "all-reduce", 0, None, done, last_s + 0.01),
+        (0, "optimizer", 0, None, last_s + 0.01, last_s + 0.02),
+    )
+
+
+def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S)):
+    """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them."""
+    parts = []
+    for step in range(STEPS):
+        hit = step in STOPPED
+        last_s = HOST_S + FORWARD_S + BACKWARD_S + hit * (in_host + in_forward)
+        lanes = {
+            0: lane(HOST_S, FORWARD_S, last_s),
+            1: lane(HOST_S + hit * in_host, FORWARD_S + hit * in_forward, last_s),
+        }
+        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [hit * seconds for seconds in off_cpu]})
+        ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
+        first = pl.int_range(pl.len()).over("dp_rank") == 0
+        parts.append(ops.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU)))
+    return found_in(Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1, world_size=2), name="by hand"))
+
+
+def test_a_worker_whose_computes_last_longer_while_it_is_off_the_cpu_is_stopped():
+    """60 ms in four of twenty steps: 12 ms of each. Which of its ops were hit is unknown: its optimizer has a share."""
+    (cause,) = causes(in_forward=STOP_S)
+    assert (cause.kind, cause.where) == (CauseKind.PROCESS_PAUSES, RANK_1)
+    before_s = HOST_S + FORWARD_S + STOP_S + BACKWARD_S
+    assert cause.saved_s == pytest.approx(STOP_S * len(STOPPED) / STEPS * before_s / (before_s + 0.01))
+    assert cause.effect.startswith("the process is stopped for 60.0 ms in 4 of 20 steps")
+
+
+def test_what_a_thread_waits_for_between_its_computes_is_host_code():
+    (cause,) = causes(in_host=STOP_S)
+    assert (cause.kind, cause.where) == (CauseKind.SLOW_HOST_CODE, RANK_1)
+
+
+def test_computes_that_last_longer_on_the_cpu_are_no_stops():
+    found = causes(in_forward=STOP_S, off_cpu=(0.0, 0.0))
+    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+
+
+def test_being_off_the_cpu_costs_nothing_where_computes_are_no_longer():
+    assert not any(cause.change for cause in causes())
