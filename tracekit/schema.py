@@ -42,8 +42,8 @@ LASTED = "lasted"
 #: Optional columns of sends and receives, seconds: how long before its start the host had asked for the transfer, and
 #: how long after its start the host went on, having waited for it; null if not recorded.
 POSTED, RESUMED = "posted", "resumed"
-#: Seconds of a worker's step in which its training thread should have worked, and neither ran nor was ready to: on the
-#: first op of the worker's step.
+#: An optional column: seconds of a worker's step in which the training thread of each of its ranks should have worked,
+#: and neither ran nor was ready to, ranks as above, on the first op of the worker's step; null elsewhere.
 OFF_CPU = "off_cpu"
 #: Work on runs of equal rows instead of rows if runs are at least this long on average.
 SHORTEST_RUN = 4
@@ -110,8 +110,8 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     _check_values(checked, source)
     _check_layout(checked, layout, source)
     _check_identity(checked, source)
-    optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED, OFF_CPU) if name in ops.columns]
-    optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED) if name in ops.columns]
+    optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
+    optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED, OFF_CPU) if name in ops.columns]
     return checked.with_columns(optional) if optional else checked
 
 
@@ -135,7 +135,7 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
 
 
 def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
-    """The column `waited` or `lasted`: for each op, one number from 0 for each rank of the worker, or none."""
+    """A column of lists: for each op, one number from 0 for each rank of the worker, or none."""
     try:
         waited = column.cast(WAITED_TYPE).rechunk()
     except pl.exceptions.PolarsError:

@@ -57,9 +57,8 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
     elif per_second == 1:
         return Timed(ops, step_starts)
     times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
-    given = (POSTED, RESUMED, OFF_CPU)
-    times += [pl.col(name) / per_second for name in given if ops.schema.get(name, pl.String).is_numeric()]
-    for name in (WAITED, LASTED):
+    times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
+    for name in (WAITED, LASTED, OFF_CPU):
         if isinstance(ops.schema.get(name), pl.List):
             times.append(ops.select(pl.col(name).list.eval(pl.element() / per_second)).to_series())
     return Timed(ops.with_columns(times), step_starts)

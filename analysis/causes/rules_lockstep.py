@@ -38,6 +38,9 @@ _PARTS: Mapping[CauseKind, tuple[tuple[OpKind, ...], str]] = {
 }
 
 
+_STOPPED = "the process is stopped for {} in some steps, and not those of the other ranks of the worker"
+
+
 def late_ranks(evidence: Evidence) -> dict[CauseKind, Bools]:
     """Ranks that hold up their worker by something other than computing, and when, [workers, ranks, steps] each; only
     what the trace tells of each rank.
@@ -45,7 +48,7 @@ def late_ranks(evidence: Evidence) -> dict[CauseKind, Bools]:
     lockstep = evidence.lockstep
     if lockstep is None or lockstep.work_s is None:
         return {}
-    found = {}
+    found = {CauseKind.PROCESS_PAUSES: lockstep.stopped(evidence.unchanged_s)[0]}
     for kind, (ops, _) in _PARTS.items():
         episodes = lockstep.late_by(ops, evidence.unchanged_s, len(_PARTS))
         hit = episodes.on & episodes.significant(SMALLEST_HOST_SHARE)[:, None]
@@ -74,17 +77,24 @@ class SlowRankOfWorker(Rule):
         lockstep = evidence.lockstep
         if lockstep is None:
             return
+        late_by_kind = late_ranks(evidence)
         slow = lockstep.slow(SMALLEST_FACTOR)
+        if (stopped := late_by_kind.get(CauseKind.PROCESS_PAUSES)) is not None:
+            slow &= ~stopped.any(axis=2, keepdims=True)
         for worker in np.flatnonzero(slow.any(axis=(1, 2))):
             here = np.zeros_like(slow)
             here[worker] = slow[worker]
             yield self._candidate(evidence, lockstep, here)
-        for kind, late in late_ranks(evidence).items():
+        for kind, late in late_by_kind.items():
             yield from self._late(evidence, lockstep, kind, late)
 
     def _late(self, evidence: Evidence, lockstep: Lockstep, kind: CauseKind, late: Bools) -> Iterator[Candidate]:
         """Ranks that hold up their worker by something other than computing, one candidate per worker."""
-        beyond_s, what = lockstep.beyond_s(_PARTS[kind][0]), _PARTS[kind][1]
+        if kind is CauseKind.PROCESS_PAUSES:
+            beyond_s, what = lockstep.stopped(evidence.unchanged_s)[1], _STOPPED
+        else:
+            beyond_s = lockstep.beyond_s(_PARTS[kind][0])
+            what = f"{_PARTS[kind][1]} takes {{}} longer than on the other ranks of the worker"
         for worker in np.flatnonzero(late.any(axis=(1, 2))):
             here = np.zeros_like(late)
             here[worker] = late[worker]
@@ -104,7 +114,7 @@ class SlowRankOfWorker(Rule):
                 if numbers is None
                 else Where(ranks=tuple(numbers[at] for at in positions))
             )
-            effect = f"{what} takes {seconds(longer_s)} longer than on the other ranks of the worker, which wait for it"
+            effect = f"{what.format(seconds(longer_s))}, which wait for it"
             series = np.where(steps, 1 + longer_s / evidence.unchanged_s, 1.0)
             change = lockstep.on_time(here, beyond_s)
             yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)

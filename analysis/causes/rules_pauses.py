@@ -16,6 +16,7 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST, stopped
 from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Bools, Noise, needed_nats
@@ -40,8 +41,6 @@ ROLLOUT_CHECK = (
     " of a batch, and whether the inference engine batches continuously"
 )
 ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
-#: Stops of at least this share of the longest one are the usual ones.
-LEAST_OF_LONGEST = 0.25
 #: No more of a step than this is spent in stops.
 MOST_STOPPED = 0.95
 #: A worker stands out if it is stopped this many times as long as the usual one.
@@ -58,12 +57,8 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
 
 def stopped_by_kernel(evidence: Evidence) -> Bools:
     """Workers whose process is stopped in several steps, and much longer than the others', [stages, dp_ranks]."""
-    stops, step_s = evidence.stopped_s, evidence.unchanged_s
-    mean = stops.mean(axis=1)
-    beyond = mean - lower_median(mean.ravel(), 0)
-    several = (stops > LEAST_OF_LONGEST * stops.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_UNRECORDED
-    hit: Bools = (beyond >= SMALLEST_STOP_SHARE * step_s) & several
-    return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
+    stops = evidence.stopped_s.transpose(0, 2, 1)
+    return stopped(stops.reshape(-1, stops.shape[2]), evidence.unchanged_s).reshape(stops.shape[:2])
 
 
 def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:

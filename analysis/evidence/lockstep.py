@@ -18,13 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay
+from tracekit.analysis.evidence.off_cpu import stopped, within_computes
 from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import KINDS, OpKind, Worker
-from tracekit.schema import LASTED, WAITED
+from tracekit.schema import LASTED, OFF_CPU, WAITED
 from tracekit.trace import Trace
 
 _COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
@@ -36,7 +37,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
     which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
     `work_s`: what each rank took for the ops of a kind without waiting for the others inside, seconds, [workers, ranks,
-    steps], nan for steps of which that is unknown; None without.
+    steps], nan for steps of which that is unknown; None without. `off_s`: how long each rank neither ran nor was ready
+    to, although it had to, seconds, [workers, ranks, steps]; None without.
     """
 
     graph: DependencyGraph
@@ -48,6 +50,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     duration_s: Floats
     waited_s: Floats
     work_s: Mapping[OpKind, Floats] | None = None
+    off_s: Floats | None = None
 
     @classmethod
     def of(cls, trace: Trace, graph: DependencyGraph) -> Lockstep | None:
@@ -82,6 +85,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             ops["duration"].to_numpy()[order],
             waited[order],
             _work(trace, graph, cells, ranks),
+            _off_s(trace, graph, cells, ranks),
         )
 
     @cached_property
@@ -128,6 +132,17 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         # As the logarithm of the step over the step without it.
         series = np.log1p(np.maximum(beyond, -0.5)).reshape(-1, beyond.shape[2])
         return replace(episodes_of(series, beyond.shape[1]), needed=needed_nats(len(series) * parts))
+
+    def stopped(self, step_s: float) -> tuple[Bools, Floats]:
+        """Which ranks are late because their processes are stopped, and for how long, [workers, ranks, steps] each.
+
+        `step_s`: what a step takes, seconds.
+        """
+        if self.off_s is None:
+            return np.zeros(self.computed_s.shape, np.bool_), np.zeros(self.computed_s.shape)
+        stops_s = within_computes(self.off_s, np.nan_to_num(self.computed_s))
+        hit = stopped(stops_s.reshape(-1, stops_s.shape[2]), step_s).reshape(stops_s.shape[:2])
+        return hit[..., None] & (stops_s > 0), stops_s
 
     def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:
         """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""
@@ -218,6 +233,20 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
         np.add.at(total, (worker[some][:, None], np.arange(ranks)[None, :], step[some][:, None]), own[some])
         work[KINDS[code]] = np.where(known[:, None], np.maximum(total, 0.0), np.nan)
     return work or None
+
+
+def _off_s(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> Floats | None:
+    """See `Lockstep.off_s`. `cells`: the numbers of the workers."""
+    if OFF_CPU not in trace.ops.columns:
+        return None
+    here = pl.col("step").is_in(graph.steps.tolist()) & pl.col("dp_rank").is_in(list(graph.dp_ranks))
+    ops = trace.ops.filter(here & (pl.col(OFF_CPU).list.len() > 1))
+    cell = np.searchsorted(graph.dp_ranks, ops["dp_rank"].to_numpy()) * graph.layout.pp + ops["pp_rank"].to_numpy()
+    inside = np.isin(cell, cells)
+    step, worker = np.searchsorted(graph.steps, ops["step"].to_numpy())[inside], np.searchsorted(cells, cell[inside])
+    off = np.zeros((len(cells), ranks, len(graph.steps)))
+    off[worker, :, step] = ops[OFF_CPU].list.to_array(ranks).to_numpy()[inside]
+    return off
 
 
 def _key(graph: DependencyGraph, step: Ints, dp_index: Ints, stage: Ints, kind: Ints, seq: Ints) -> Ints:

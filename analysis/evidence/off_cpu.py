@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile
@@ -21,14 +22,18 @@ from tracekit.trace import Trace
 
 #: This share of a worker's steps is quiet; one that is stopped in more is compared with the quiet steps of its peers.
 QUIET_SHARE = 0.25
+#: A worker is stopped if that takes this share of the step more than its peers' stops, in at least so many steps.
+SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
+#: Stops of at least this share of the longest one are the usual ones.
+LEAST_OF_LONGEST = 0.25
 
 
 def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
     """How long each worker's training thread neither ran nor was ready to, although it had to, seconds, [stages, steps,
-    dp_ranks]; 0 if that is unknown.
+    dp_ranks]; 0 if that is unknown, and for workers of several ranks (see `Lockstep.off_s`).
     """
     off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks)))
-    if OFF_CPU not in trace.ops.columns:
+    if OFF_CPU not in trace.ops.columns or graph.layout.tp * graph.layout.cp > 1:
         return off
     known = trace.ops.filter(
         pl.col(OFF_CPU).is_not_null()
@@ -39,7 +44,7 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
         np.searchsorted(all_of, known[name].to_numpy())
         for name, all_of in (("step", graph.steps), ("dp_rank", graph.dp_ranks))
     )
-    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].to_numpy()
+    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].list.first().to_numpy()
     return off
 
 
@@ -47,7 +52,24 @@ def stopped_s(off_s: Floats, table: ComputeTable) -> Floats:
     """How long stops prolong the computes of each worker, seconds, [stages, steps, dp_ranks]. `off_s`: `off_cpu_s`."""
     if table.empty:
         return np.zeros_like(off_s)
-    computes_s: Floats = np.nansum(table.grid, axis=(0, 2, 3))
-    quiet_s = lower_quantile(computes_s, 1, QUIET_SHARE)
-    quiet_s = np.minimum(quiet_s, lower_median(quiet_s, 1)[:, None])
-    return np.minimum(off_s, np.maximum(computes_s - quiet_s[:, None], 0.0))
+    return within_computes(
+        off_s.transpose(0, 2, 1), np.nansum(table.grid, axis=(0, 2, 3)).transpose(0, 2, 1)
+    ).transpose(0, 2, 1)
+
+
+def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
+    """The part of `off_s` by which computes are longer than in quiet steps, seconds, [..., peers, steps] each."""
+    quiet_s = lower_quantile(computes_s, -1, QUIET_SHARE)
+    quiet_s = np.minimum(quiet_s, lower_median(quiet_s, -1)[..., None])
+    return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
+
+
+def stopped(stops_s: Floats, step_s: float) -> Bools:
+    """Members that are stopped in several steps, and much longer than the others, [members].
+
+    `stops_s`: [members, steps]; `step_s`: what a step takes. Seconds.
+    """
+    mean = stops_s.mean(axis=1)
+    several = (stops_s > LEAST_OF_LONGEST * stops_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
+    hit: Bools = (mean - lower_median(mean, 0) >= SMALLEST_STOP_SHARE * step_s) & several
+    return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)

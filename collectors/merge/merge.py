@@ -111,11 +111,9 @@ def merge_attempt(
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(met, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
-    # What ranks of one worker wait for each other inside their computes is not told apart.
-    canonical = peers_waited if members else with_off_cpu(peers_waited, met)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
-        canonical,
+        with_off_cpu(peers_waited, met, members),
         placement.layout,
         name=name,
         step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},

@@ -39,7 +39,7 @@ def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S)):
             0: lane(HOST_S, FORWARD_S, last_s),
             1: lane(HOST_S + hit * in_host, FORWARD_S + hit * in_forward, last_s),
         }
-        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [hit * seconds for seconds in off_cpu]})
+        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[hit * seconds] for seconds in off_cpu]})
         ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
         first = pl.int_range(pl.len()).over("dp_rank") == 0
         parts.append(ops.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU)))
