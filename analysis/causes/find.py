@@ -19,6 +19,7 @@ from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, 
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.causes.rules_checkpoints import Checkpoints, Evaluations
 from tracekit.analysis.causes.rules_compute import DataSkew, SlowSteps, StageImbalance
 from tracekit.analysis.causes.rules_host import BusyCores, HostBound, LateData, SlowHostCode, SlowOptimizer
 from tracekit.analysis.causes.rules_lockstep import LockstepJitter, SlowRankOfWorker
@@ -31,7 +32,7 @@ from tracekit.analysis.causes.rules_outside import (
     TooLittleTrace,
     UnrecordedWorkerLate,
 )
-from tracekit.analysis.causes.rules_pauses import Checkpoints, Evaluations, ProcessPauses, PythonGc
+from tracekit.analysis.causes.rules_pauses import ProcessPauses, PythonGc
 from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVariation, SequenceLengthImbalance
 from tracekit.analysis.causes.rules_workers import BadWorker, SlowHost, SlowRankGroup
 from tracekit.analysis.evidence.changes import Change, step_times_with

@@ -13,6 +13,7 @@ import numpy as np
 from tracekit.analysis.causes.episode_figures import chance_figures, time_of_episodes
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
+from tracekit.analysis.causes.rules_pauses import steps_with_stops
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
@@ -171,7 +172,7 @@ class SlowSteps(Rule):
         profile = evidence.profile
         if profile is None or len(profile.step) < FEWEST_STEPS:
             return
-        slow = profile.slow_step > 1
+        slow = (profile.slow_step > 1) & ~steps_with_stops(evidence)
         if not slow.any() or slow.mean() > 0.5:
             return
         figures = (
@@ -184,7 +185,7 @@ class SlowSteps(Rule):
             *chance_figures(profile.steps, np.array([True])),
         )
         steps = tuple(int(step) for step in evidence.replay.graph.steps[slow])
-        change = Scale(evidence.table, 1 / profile.slow_step[:, None])
+        change = Scale(evidence.table, 1 / np.where(slow, profile.slow_step, 1.0)[:, None])
         confidence = min(confidence_from(figures[:2]), 1 - float(slow.mean()))
         effect = (
             f"computes of {len(steps)} of {len(profile.step)} steps take up to {figures[0].value:.0%} longer than in"

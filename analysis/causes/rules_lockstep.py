@@ -38,9 +38,6 @@ _PARTS: Mapping[CauseKind, tuple[tuple[OpKind, ...], str]] = {
 }
 
 
-_STOPPED = "the process is stopped for {} in some steps, and not those of the other ranks of the worker"
-
-
 def late_ranks(evidence: Evidence) -> dict[CauseKind, Bools]:
     """Ranks that hold up their worker by something other than computing, and when, [workers, ranks, steps] each; only
     what the trace tells of each rank.
@@ -91,10 +88,9 @@ class SlowRankOfWorker(Rule):
     def _late(self, evidence: Evidence, lockstep: Lockstep, kind: CauseKind, late: Bools) -> Iterator[Candidate]:
         """Ranks that hold up their worker by something other than computing, one candidate per worker."""
         if kind is CauseKind.PROCESS_PAUSES:
-            beyond_s, what = lockstep.stopped(evidence.unchanged_s)[1], _STOPPED
+            beyond_s = lockstep.stopped(evidence.unchanged_s)[1]
         else:
             beyond_s = lockstep.beyond_s(_PARTS[kind][0])
-            what = f"{_PARTS[kind][1]} takes {{}} longer than on the other ranks of the worker"
         for worker in np.flatnonzero(late.any(axis=(1, 2))):
             here = np.zeros_like(late)
             here[worker] = late[worker]
@@ -114,7 +110,14 @@ class SlowRankOfWorker(Rule):
                 if numbers is None
                 else Where(ranks=tuple(numbers[at] for at in positions))
             )
-            effect = f"{what.format(seconds(longer_s))}, which wait for it"
+            if kind is CauseKind.PROCESS_PAUSES:
+                when = f"in {int(steps.sum())} of {len(steps)} steps"
+                effect = (
+                    f"the process is stopped for {seconds(longer_s)} {when}; the other ranks of the worker wait for it"
+                )
+            else:
+                longer = f"{_PARTS[kind][1]} takes {seconds(longer_s)} longer"
+                effect = f"{longer} than on the other ranks of the worker, which wait for it"
             series = np.where(steps, 1 + longer_s / evidence.unchanged_s, 1.0)
             change = lockstep.on_time(here, beyond_s)
             yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)

@@ -1,4 +1,4 @@
-"""Rules for what stops a worker between or inside its ops: garbage collection, checkpoints, evaluation.
+"""Rules for what stops a worker between or inside its ops: garbage collection, and whatever stops its process.
 
 In: `Evidence`. Out: `Candidate`s. See `rule`.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec.structs import replace
 
-from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
-from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
+from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST, stopped
@@ -31,16 +30,6 @@ FEWEST_PAUSES = 2
 FEWEST_UNRECORDED = 3
 #: Price by replay only if the worst worker is stopped for this share of the step.
 SMALLEST_STOP_SHARE = 0.02
-#: An unrecorded stall of all ranks is probably a checkpoint; the confidence in that.
-UNRECORDED_CONFIDENCE = 0.9
-STALL_CHECK = (
-    "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
-)
-ROLLOUT_CHECK = (
-    "what the loop does between model.eval() and model.train(): for rollouts, tokens per second, the longest sequence"
-    " of a batch, and whether the inference engine batches continuously"
-)
-ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
 #: No more of a step than this is spent in stops.
 MOST_STOPPED = 0.95
 #: A worker stands out if it is stopped this many times as long as the usual one.
@@ -61,7 +50,15 @@ def stopped_by_kernel(evidence: Evidence) -> Bools:
     return stopped(stops.reshape(-1, stops.shape[2]), evidence.unchanged_s).reshape(stops.shape[:2])
 
 
-def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
+def steps_with_stops(evidence: Evidence) -> Bools:
+    """Steps in which the process of a rank is stopped that is named for it, [steps]."""
+    steps = np.asarray((np.where(stopped_by_kernel(evidence)[:, None], evidence.stopped_s, 0.0) > 0).any(axis=(0, 2)))
+    if evidence.lockstep is not None:
+        steps = steps | evidence.lockstep.stopped(evidence.unchanged_s)[0].any(axis=(0, 1))
+    return steps
+
+
+def stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
     """The workers that are stopped much longer than the others, beyond chance; empty if most are stopped alike."""
     mean = stops.mean(axis=1)
     usual = float(lower_median(mean.ravel(), 0))
@@ -78,33 +75,7 @@ def _stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
     return evidence.workers_where(hit & (by_chance.nats(longer.mean(axis=1), steps) >= needed_nats(hit.size)))
 
 
-def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """Of work that most workers do, the workers that take much longer for it; empty if a few do it for all.
-
-    If rank 0 alone writes checkpoints or evaluates, the job is designed that way: everybody waits, and nobody is slow.
-    """
-    return () if _do_it_for_all(evidence, stops) else _stopped_workers(evidence, stops)
-
-
-def _do_it_for_all(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """The workers that do the work while the others wait; empty if more than half of all workers do it."""
-    does = np.asarray((stops > 0).any(axis=1))
-    return evidence.workers_where(does) if 2 * does.sum() <= does.size else ()
-
-
-def _said_of_few(evidence: Evidence, workers: tuple[Worker, ...], lost_s: Floats, does: str, do: str) -> str:
-    """Sentence about work that a few workers do for all: how often, and how long at most. `lost_s`: seconds of each
-    step.
-    """
-    place = Names.of(evidence).place(Where(workers=workers))
-    assert place is not None
-    pattern = pattern_of_series(1 + lost_s / evidence.unchanged_s, [int(step) for step in evidence.replay.graph.steps])
-    count = int((lost_s > 0).sum())
-    often = f"every {pattern.period} steps" if pattern.period is not None else f"in {count:,} of {len(lost_s):,} steps"
-    return f"{place.words} {place.verb(does, do)} {often}, up to {seconds(float(lost_s.max()))}, while the others wait"
-
-
-def _figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -> tuple[Figure, Figure, Figure]:
+def figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -> tuple[Figure, Figure, Figure]:
     """How much of the time, how often and how long at most. `lost_s`: seconds of each step."""
     return (
         Figure(f"{what}, over all steps", float(lost_s.mean()) / evidence.unchanged_s, SMALLEST_STOP_SHARE, Unit.SHARE),
@@ -113,7 +84,7 @@ def _figures_of_stops(evidence: Evidence, lost_s: Floats, what: str, one: str) -
     )
 
 
-def _longest_share(evidence: Evidence, stops: Floats) -> float:
+def longest_share(evidence: Evidence, stops: Floats) -> float:
     """How long the worst worker of each step is stopped, as a share of the step."""
     return float(stops.max(axis=(0, 2)).mean()) / evidence.unchanged_s
 
@@ -149,16 +120,16 @@ class PythonGc(Rule):
         effects: list[str] = []
         stops = stops_s(evidence, evidence.collections)
         where = Where()
-        if _longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
+        if longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
             changes.append(Scale(evidence.collections, np.array(0.0)))
             share = Figure(
                 "recorded collections of garbage, over the step",
-                _longest_share(evidence, stops),
+                longest_share(evidence, stops),
                 SMALLEST_STOP_SHARE,
                 Unit.SHARE,
             )
             figures.append(share)
-            where = Where(workers=_stopped_workers(evidence, stops))
+            where = Where(workers=stopped_workers(evidence, stops))
             effects.append(_collections(share.value, where))
         pause = pauses_in_forwards(evidence)
         if pause is not None:
@@ -198,9 +169,9 @@ def pauses_in_forwards(evidence: Evidence) -> Floats | None:
     seen = evidence.pauses_inside_computes
     if seen is not None and seen < pauses.forwards / 2:  # something else paused them
         return None
-    pause = pauses.seconds.copy()
+    pause = np.where(steps_with_stops(evidence)[:, None], 0.0, pauses.seconds)
     pause[BACKWARD] = 0.0
-    return pause
+    return pause if pause.any() else None
 
 
 def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
@@ -257,6 +228,7 @@ class ProcessPauses(Rule):
         hit &= ~counted
         if hit.any():
             yield self._stopped(evidence, pauses, hit)
+        pauses = replace(pauses, seconds=np.where(steps_with_stops(evidence)[:, None], 0.0, pauses.seconds))
         count = pauses.forwards + pauses.backwards
         paused = (pauses.seconds > 0).any(axis=(0, 2, 3, 4))
         if not pauses.of_processes or waited_for_a_core(evidence, pauses.seconds)[paused].all():
@@ -330,111 +302,3 @@ class ProcessPauses(Rule):
             Together(tuple(changes)),
             title="The process of a worker is stopped again and again",
         )
-
-
-class Checkpoints(Rule):
-    """Checkpoints stop workers while all others wait, or stop the whole job.
-
-    Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
-    replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
-    step or between two steps: a tenth of the usual step or more, in some steps but not in most. Data that is late for
-    all ranks is late in every step, and data that is late for some never stops the others. A period makes the stall a
-    checkpoint (or an evaluation); without one, it is still named, with less confidence.
-    """
-
-    kind = CauseKind.CHECKPOINT_STALLS
-    title = "Checkpoints stop the job"
-    signature = "recorded checkpoints that make up a large share of the time; or all ranks stand still every n steps"
-    refuted_by = "the steps stay as long with checkpoints off"
-    next_check = "how long a rank writes and to where; bandwidth of the storage; whether all ranks wait for one"
-    suggested_fix = (
-        "write checkpoints in the background (torch.distributed.checkpoint.async_save), each rank its own shard"
-    )
-
-    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Rule.candidates`."""
-        stops = stops_s(evidence, evidence.checkpoints)
-        recorded = _longest_share(evidence, stops) >= SMALLEST_STOP_SHARE
-        stalled = float(evidence.stalled_s.mean()) >= SMALLEST_STOP_SHARE * evidence.unchanged_s
-        if not recorded and not stalled:
-            return
-        lost_s = evidence.stalled_s * stalled + stops.max(axis=(0, 2)) * recorded
-        figures = _figures_of_stops(
-            evidence, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
-        )
-        series = 1 + lost_s / evidence.unchanged_s
-        effect = (
-            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
-            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
-        )
-        few = _do_it_for_all(evidence, stops) if recorded and not stalled else ()
-        if few:
-            effect = _said_of_few(evidence, few, lost_s, "writes a checkpoint", "write checkpoints")
-        changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
-        changes += [NoStalls()] if stalled else []
-        yield Candidate(
-            self.kind,
-            Where(workers=_slow_at_it(evidence, stops) if recorded and not stalled else ()),
-            effect,
-            figures,
-            confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
-            Together(tuple(changes)),
-            series,
-            title=None if recorded else "All ranks stop together, as for a checkpoint that is not recorded",
-            next_check=None if recorded else STALL_CHECK,
-        )
-
-
-class Evaluations(Rule):
-    """Evaluation between training steps takes a large share of the time.
-
-    Paper: no signature. tracekit names evaluations that were recorded as ops and prices them by a replay without them.
-    They are compared only with those of the same step, so an evaluation every n steps is not a straggler. An evaluation
-    in every step is part of the loop in evaluation mode, such as the rollouts of reinforcement learning.
-    """
-
-    kind = CauseKind.EVALUATION
-    title = "Evaluation takes its time from training"
-    signature = "recorded evaluations that make up a large share of the time"
-    refuted_by = "the time between training steps stays with evaluation off"
-    next_check = "how often the loop evaluates, on how many batches, and whether all ranks share them"
-    suggested_fix = (
-        "evaluate less often or on fewer batches, split over all ranks; or evaluate checkpoints in a job of its own"
-    )
-
-    def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
-        """See `Rule.candidates`."""
-        stops = stops_s(evidence, evidence.evaluations)
-        if _longest_share(evidence, stops) < SMALLEST_STOP_SHARE:
-            return
-        lost_s = stops.max(axis=(0, 2))
-        figures = _figures_of_stops(evidence, lost_s, "evaluation", "an evaluation")
-        slow = _slow_at_it(evidence, stops)
-        few, rollouts = _do_it_for_all(evidence, stops), bool((lost_s > 0).all())
-        what = "evaluation or rollouts take" if rollouts else "evaluation takes"
-        effect = (
-            f"{what} {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps, up to"
-            f" {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}"
-        )
-        if few:
-            effect = _said_of_few(evidence, few, lost_s, "evaluates", "evaluate")
-        yield Candidate(
-            self.kind,
-            Where(workers=slow),
-            effect,
-            figures,
-            confidence_from(figures),
-            Scale(evidence.evaluations, _as_in_step(stops, evidence.cells_of(slow)) if slow else np.array(0.0)),
-            1 + lost_s / evidence.unchanged_s,
-            title="Evaluation takes longer on a worker than on its peers" if slow else None,
-            next_check=ROLLOUT_CHECK if rollouts else None,
-            suggested_fix=ROLLOUT_FIX if rollouts else None,
-        )
-
-
-def _as_in_step(stops: Floats, workers: Bools) -> Floats:
-    """The factor that takes these workers, [stages, dp_ranks], to what others of their stage take in the same step, as
-    a grid.
-    """
-    usual = np.asarray(lower_median(stops, axis=-1))[..., None]
-    return np.asarray(np.where(workers[:, None] & (stops > usual), usual / safe(stops), 1.0)[:, None])

@@ -113,7 +113,7 @@ def merge_attempt(
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
     ranks = tuple(rank_report(one) for one in recording.ranks.values())
     trace = Trace.from_frame(
-        with_off_cpu(peers_waited, met, members),
+        with_off_cpu(peers_waited, met, group_table, members),
         placement.layout,
         name=name,
         step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},

@@ -165,6 +165,29 @@ def test_a_rank_that_is_late_for_the_others_is_named_with_the_part_that_is_slow(
     assert [fix.details["pause_s"] for fix in plans] == ([pytest.approx(0.002)] if kind == "gc" else [])
 
 
+def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_for_it() -> None:
+    """In four steps a forward of 10 ms takes 16: rank 1 does not run for 6 of them, and rank 0 waits for it."""
+    stopped, rows = (1, 2, 5, 8), []
+    for step in range(STEPS):
+        stop_s = 0.006 * (step in stopped)
+        forward, backward = [0.010 + stop_s] * 2, [0.020] * 2
+        rows += [
+            (step, "forward-compute", 0.0, forward[0], [stop_s, 0.0], forward, [0.0, stop_s]),
+            (step, "backward-compute", forward[0], backward[0], [0.0, 0.0], backward, None),
+        ]
+    names = ("step", "kind", "start", "duration", "waited", "lasted", "off_cpu")
+    of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
+    ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
+    metadata = {"ranks_of_workers": {"0": [0, 1]}}
+    found = Job(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="stopped", metadata=metadata)).whatif()
+    (named,) = [one for one in found.diagnosis.causes if one.change is not None]
+    assert (named.kind, named.where.ranks) == (CauseKind.PROCESS_PAUSES, (1,))
+    assert named.saved_s == pytest.approx(0.006 * len(stopped) / STEPS)
+    assert (
+        named.effect == "the process is stopped for 6.0 ms in 4 of 12 steps; the other ranks of the worker wait for it"
+    )
+
+
 @pytest.mark.parametrize(
     ("waited", "says"),
     [

@@ -14,7 +14,11 @@ def ops(*rows):
 def steps(*rows):
     """(step, rank, waited_us, ran_us)."""
     numbers = pl.DataFrame(rows, ("step", "rank", "peer", "chunk"), orient="row", schema_overrides={"chunk": pl.Int32})
-    return numbers.with_columns(category=pl.lit("step"))
+    return numbers.with_columns(category=pl.lit("step"), start_ns=pl.lit(0), end_ns=pl.lit(0))
+
+
+#: Process group 7 has ranks of one worker, 8 does not.
+GROUPS = pl.DataFrame({"rank": [0, 1, 0, 1], "peer": [7, 7, 8, 8], "within_worker": [True, True, False, False]})
 
 
 RECORDED = ops(
@@ -28,25 +32,35 @@ RECORDED = ops(
 
 def test_it_is_what_the_thread_s_own_ops_lasted_beyond_running_and_being_ready():
     """Rank 0 worked for 60 ms, of which it ran for 25 and was ready for 5; that it waits in all-reduce is no news."""
-    found = with_off_cpu(RECORDED, steps((1, 0, 5_000, 25_000), (1, 1, 0, 31_000)), {})
+    found = with_off_cpu(RECORDED, steps((1, 0, 5_000, 25_000), (1, 1, 0, 31_000)), GROUPS, {})
     assert rounded(found) == [[0.030], None, None, [0.0], None]
     assert found.drop(OFF_CPU).equals(RECORDED)
 
 
 def test_a_rank_of_which_the_kernel_says_nothing_has_none():
-    found = with_off_cpu(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, 10_000)), {})
+    found = with_off_cpu(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, 10_000)), GROUPS, {})
     assert rounded(found) == [None, None, None, [0.020], None]
-    assert with_off_cpu(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, -1)), {}).equals(RECORDED)
+    assert with_off_cpu(RECORDED, steps((1, 0, -1, 25_000), (1, 1, 0, -1)), GROUPS, {}).equals(RECORDED)
 
 
-def test_ranks_of_a_worker_have_one_each_without_what_they_wait_for_each_other():
-    """Rank 1 waited 30 ms inside the forward for rank 0, which did not run for 30 of the 60 ms that it took."""
+def test_ranks_of_a_worker_have_one_each_without_what_they_do_together():
+    """Both took 60 ms for the forward. Of these, rank 1 was in a collective of theirs for 31, rank 0 for 1."""
     recorded = ops((1, 0, "forward-compute", 0.060), (1, 0, "optimizer", 0.010)).with_columns(
-        lasted=pl.Series([[0.060, 0.060], [0.010, 0.020]]), waited=pl.Series([[0.0, 0.030], None])
+        lasted=pl.Series([[0.060, 0.060], [0.010, 0.020]])
     )
-    counted = steps((1, 0, 0, 40_000), (1, 1, 0, 50_000))
-    assert rounded(with_off_cpu(recorded, counted, {0: [0, 1]})) == [[0.030, 0.0], None]
-    assert with_off_cpu(recorded, counted.head(1), {0: [0, 1]}).equals(recorded)
+    counted = steps((1, 0, 0, 40_000), (1, 1, 0, 49_000))
+    within = [(1, 0, 7, -1, "collective", 5, 1_000_005), (1, 1, 7, -1, "collective", 0, 31_000_000)]
+    across = [(1, 0, 8, -1, "collective", 0, 500_000_000)]
+    records = pl.concat([counted, pl.DataFrame([*within, *across], counted.schema, orient="row")])
+    assert rounded(with_off_cpu(recorded, records, GROUPS, {0: [0, 1]})) == [[0.029, 0.0], None]
+    assert with_off_cpu(recorded, records[1:], GROUPS, {0: [0, 1]}).equals(recorded)
+
+
+def test_what_a_thread_always_runs_in_other_ops_does_not_hide_its_stops():
+    """It loads data for 10 ms in every step, and its forward of 50 ms lasts 80 in the third."""
+    recorded = ops(*((step, 0, "forward-compute", 0.080 if step == 3 else 0.050) for step in range(1, 5)))
+    found = with_off_cpu(recorded, steps(*((step, 0, 0, 60_000) for step in range(1, 5))), GROUPS, {})
+    assert rounded(found) == [[0.0], [0.0], [0.030], [0.0]]
 
 
 def rounded(ops):
