@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ ROOT = Path(__file__).parent
 DEAR = {ROOT / "collectors"}
 #: Folders that run where another does, with its browser and its dashboards.
 TOGETHER = {"tests/dashboards/ui": "tests/dashboards/pages", "tests/dashboards/web": "tests/dashboards"}
+#: Folders whose files run in one process, so that one only imports torch.
+WITH_TORCH = {"tests/collectors/runtime"}
 #: The units that take longest: what waits for jobs and browsers begins first, and what only computes fills the rest.
 LONGEST = (
     "tests/collectors",
@@ -77,7 +80,7 @@ def unit(file: str) -> str:
         if conftest.exists() and asked(path) & provided(conftest):
             its_folder = str((folder if folder in DEAR else path.parent).relative_to(ROOT.parent))
             return TOGETHER.get(its_folder, its_folder)
-    return file
+    return folder if (folder := str(Path(file).parent)) in WITH_TORCH else file
 
 
 def turn(item: pytest.Item) -> int:
@@ -95,6 +98,16 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[object]:
+    """A file that imports torch is an error: every process collects all files, and torch is a quarter of that time."""
+    before = "torch" in sys.modules
+    report: Any = yield
+    if not before and "torch" in sys.modules:
+        report.outcome, report.longrepr = "failed", "imports torch when it is collected: import it in the test instead"
+    return report
 
 
 def pytest_unconfigure() -> None:

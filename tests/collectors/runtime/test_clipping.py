@@ -2,8 +2,6 @@
 
 import pytest
 
-from tracekit.collectors.runtime import session as session_module
-from tracekit.collectors.runtime.hooks_host import HostHooks
 from tracekit.collectors.runtime.wire_format import Category, RuntimeOptions
 
 MS = 1_000_000
@@ -30,6 +28,10 @@ class Loop:
     """A loop on a clock that only it moves, with the hooks around it."""
 
     def __init__(self, monkeypatch):
+        # Here and not above: they import torch, which whoever only collects the tests is spared.
+        from tracekit.collectors.runtime import session as session_module
+        from tracekit.collectors.runtime.hooks_host import HostHooks
+
         self.now_ns, self.sink = 10**9, Sink()
         monkeypatch.setattr(session_module, "now_ns", lambda: self.now_ns)
         self.session = session_module.Session(self.sink, RuntimeOptions(), rank=0, world_size=1, attempt=0)

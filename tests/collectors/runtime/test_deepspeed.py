@@ -5,10 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.collectors.runtime.test_clipping import MS, Sink
-from tracekit.collectors.runtime import session as session_module
-from tracekit.collectors.runtime.hooks_compute import LoopHooks
-from tracekit.collectors.runtime.hooks_deepspeed import DeepSpeedHooks
-from tracekit.collectors.runtime.hooks_host import HostHooks
 from tracekit.collectors.runtime.wire_format import RuntimeOptions
 
 
@@ -16,6 +12,11 @@ class Job:
     """An engine of two microbatches a step, on a clock that only it moves."""
 
     def __init__(self, monkeypatch):
+        from tracekit.collectors.runtime import session as session_module
+        from tracekit.collectors.runtime.hooks_compute import LoopHooks
+        from tracekit.collectors.runtime.hooks_deepspeed import DeepSpeedHooks
+        from tracekit.collectors.runtime.hooks_host import HostHooks
+
         self.now_ns, self.sink, self.microbatches = 10**9, Sink(), 0
         monkeypatch.setattr(session_module, "now_ns", lambda: self.now_ns)
         self.session = session_module.Session(self.sink, RuntimeOptions(), rank=0, world_size=1, attempt=0)

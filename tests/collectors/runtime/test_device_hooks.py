@@ -5,12 +5,7 @@ import types
 import pytest
 
 from tests.collectors.fake_cuda import FakeCuda
-from tracekit.collectors.runtime import session as session_module
-from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.device import DeviceClock
-from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
-from tracekit.collectors.runtime.hooks_compute import PipelineHooks
-from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
 
 US, MS = 1_000, 1_000_000
@@ -82,6 +77,11 @@ class Work:
 
 @pytest.fixture
 def rig(monkeypatch):
+    from tracekit.collectors.runtime import session as session_module
+    from tracekit.collectors.runtime.collectives import Collectives
+    from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
+    from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
+
     host = Host()
     monkeypatch.setattr(session_module, "now_ns", host)
     cuda, sink = FakeCuda(host, latency_ns=0), Sink()
@@ -235,6 +235,8 @@ def test_the_bucket_of_a_reducer_is_timed_like_a_collective(rig):
 
 def test_transfers_of_a_batch_share_one_work_and_end_where_the_stream_goes_on(rig):
     """A recv that takes 6 ms beside 2 ms of compute: the stream waits for the remaining 4."""
+    from tracekit.collectors.runtime.hooks_compute import PipelineHooks
+
     pipeline = PipelineHooks(rig.session, pipelined=lambda: None)
     ops = [types.SimpleNamespace(tensor=tensors()[0], peer=1) for _ in range(2)]
     stage = types.SimpleNamespace(stage_index=0)

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.collectors.runtime.test_clipping import MS, Loop
-from tracekit.collectors.runtime import hooks_host
 from tracekit.collectors.runtime.wire_format import Category
 
 
@@ -22,6 +21,8 @@ class Evaluating(Loop):
     """A loop that also loads, evaluates and saves; what each takes is in the names of its methods."""
 
     def __init__(self, monkeypatch):
+        from tracekit.collectors.runtime import hooks_host
+
         super().__init__(monkeypatch)
         monkeypatch.setattr(hooks_host, "now_ns", lambda: self.now_ns)
         self.model = sequential()

@@ -5,8 +5,6 @@ import types
 
 import pytest
 
-from tracekit.collectors.runtime.hang_watch import HangWatch
-
 
 class Group:
     """A process group of two; this is its first member."""
@@ -22,6 +20,8 @@ class Group:
 
 @pytest.fixture
 def watch(tmp_path):
+    from tracekit.collectors.runtime.hang_watch import HangWatch
+
     session = types.SimpleNamespace(step=0, rank=0, world_size=2, process_id=os.getpid())
     return HangWatch(session, tmp_path)
 

@@ -5,9 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.collectors.runtime.test_clipping import MS, Loop
-from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
-from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
 
@@ -32,6 +29,10 @@ def test_a_recorder_that_is_off_has_its_hooks_taken_out_at_the_next_step(loop):
 
 def test_a_collective_that_blocks_is_over_where_its_caller_goes_on(loop):
     """Not where a thread of gloo, which may get no processor for a while, tells of it."""
+    from tracekit.collectors.runtime.collectives import Collectives
+    from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
+    from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
+
     collectives = Collectives(loop.session)
     hooks = CollectiveHooks(collectives, ReducerHooks(collectives))
     collectives.group_number = lambda _group: 0
