@@ -131,7 +131,7 @@ class AttemptFollower:
         trouble = rank.trouble
         if trouble is None:
             rank.trouble = Trouble(now_s, now_s + _FIRST_RETRY_S, _FIRST_RETRY_S)
-            yield Notice(f"rank {rank.rank}: {why}; it is tried again for {READ_RETRY_S:.0f} s")
+            yield Notice(f"rank {rank.rank}: {why}; trying again for {READ_RETRY_S:.0f} s")
         elif now_s - trouble.since_s >= READ_RETRY_S:
             yield self._left_out(rank, f"{why} for {READ_RETRY_S:.0f} s")
         elif now_s >= trouble.again_s:

@@ -172,7 +172,7 @@ def test_a_receiver_that_fails_and_answers_again_is_said_once_each() -> None:
         receiver.wait_for(3)
         notifier.close(PATIENCE_S)
     where = receiver.url.removeprefix("http://").partition("/")[0]
-    assert said.startswith(f"--notify: {where} answers 500; it is asked again")
+    assert said.startswith(f"--notify: {where} answers 500; trying again after growing delays")
     assert [*notifier.changes()] == [f"--notify: {where} answers again"]
     assert [*notifier.losses()] == []
 

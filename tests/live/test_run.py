@@ -194,7 +194,7 @@ def test_a_rank_with_which_no_window_can_be_made_is_left_out(
     beside.look()
     (line,) = beside.said
     assert line.startswith(
-        "rank 1 is left out from step 11 on: with it steps 1 to 10 cannot be analysed: ranks 1 built"
+        "rank 1 is left out from step 11 on: with it, steps 1 to 10 cannot be analysed: ranks 1 built"
     )
     assert beside.windows() == [(1, 10)]
     assert beside.store.load("job").metadata["missing_ranks"] == [1]
@@ -212,7 +212,7 @@ def test_a_bug_in_the_analysis_costs_the_findings_of_one_window(
     (line,) = beside.said
     assert line == (
         "steps 1 to 10: the analysis failed, which is a bug of tracekit (ZeroDivisionError: float division by zero);"
-        " the window is stored without findings: report it, with what `tracekit export` writes (traceback in"
+        " the window is stored without findings: report the bug with the output of `tracekit export` (traceback in"
         f" {beside.store.path / 'watch-errors.log'})"
     )
     kept = (beside.store.path / "watch-errors.log").read_text()
@@ -332,8 +332,8 @@ def test_segments_of_another_version_are_a_few_lines_whatever_the_number_of_rank
     assert beside.said[0].startswith("rank 0 is left out from step 1 on: ")
     assert f"not a segment this tracekit reads (version {VERSION + 1}); upgrade" in beside.said[0]
     assert beside.said[8:] == [
-        "and 24 more lines like these, of other ranks",
-        "every rank is left out; there are no windows until the job is restarted",
+        "and 24 more lines like these, about other ranks",
+        "every rank is left out; there will be no windows until the job is restarted",
     ]
     assert beside.run.counts.left_out == 32
 
@@ -489,8 +489,8 @@ def test_a_folder_that_fails_for_a_moment_costs_nothing(
     written.run(range(4, 11))
     beside.look(20)
     assert [line.split(": ")[-1] for line in beside.said] == [
-        "Too many levels of symbolic links; it is tried again for 300 s",
-        "Too many levels of symbolic links; it is tried again for 300 s",
+        "Too many levels of symbolic links; trying again for 300 s",
+        "Too many levels of symbolic links; trying again for 300 s",
         "rank 1 can be read again",
         f"{tmp_path / 'run'} can be read again",
     ]
@@ -506,7 +506,7 @@ def test_a_folder_that_cannot_be_read_for_long_ends_the_watch(
     (tmp_path / "run").rename(tmp_path / "away")
     beside.run.poll()
     clock[0] += 300
-    with pytest.raises(FormatError, match="No such file or directory, for 300 s; watch it again once it can be"):
+    with pytest.raises(FormatError, match="No such file or directory, for 300 s; watch it again once it can be read"):
         beside.run.poll()
 
 
@@ -545,7 +545,7 @@ def test_an_end_that_is_never_stored_is_an_error_and_the_next_watch_stores_it(
 ) -> None:
     beside, catalogue, whole = ended_beside_a_broken_store(tmp_path, written, clock)
     waited: list[float] = []
-    with pytest.raises(StoreError, match=r"does not know that job 'job' has ended: .*; run `tracekit watch` of "):
+    with pytest.raises(StoreError, match=r"does not know that job 'job' has ended: .*; run `tracekit watch /"):
         beside.run.finish(waited.append)
     assert waited == [1.0, 2.0, 4.0, 8.0, 16.0]
     catalogue.write_bytes(whole)

@@ -1,5 +1,5 @@
-"""Beside a running job: windows of it are analysed and stored while it runs, and people hear of what they show.
+"""Analyse and store a job window by window while it runs, and report what the windows show.
 
-`windows.py` says when a window is over, `run.py` takes it out of the running recording and stores what it shows,
-`watch.py` does so until the job ends; `metrics.py` and `notify.py` tell others what the store knows.
+`windows.py` decides when a window is over. `run.py` takes it out of the running recording, analyses it and stores the
+result; `watch.py` repeats this until the job ends. `metrics.py` and `notify.py` publish what the store knows.
 """

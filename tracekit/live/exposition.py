@@ -1,8 +1,8 @@
 """Prometheus' text format, version 0.0.4.
 
-In: metric families without timestamps or exemplars. Out: bytes. The names are our own, and the labels of a job recur in
-each of its series: prometheus_client checks and formats both anew for each sample, which takes most of the time of
-20,000 series. Figures of all jobs are columns, `JobFamily`, and written as such.
+In: metric families without timestamps or exemplars. Out: bytes. prometheus_client validates and formats names and
+labels anew for each sample, which takes most of the time for 20,000 series, although the names are our own and all
+series of a job share its labels. So figures of all jobs are columns (`JobFamily`) and are written column by column.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from prometheus_client import Metric
 from prometheus_client.samples import Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: OpenMetrics type -> the suffix of its metrics and its type in this format, where they differ.
+#: OpenMetrics type -> the suffix of its metrics and its type in this format, if they differ.
 _TYPES = {"counter": ("_total", "counter"), "info": ("_info", "gauge")}
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class LabelSets:
-    """The labels of many series, a column each: `{"training_job": [name, ...]}`."""
+    """The labels of many series, one column per label: `{"training_job": [name, ...]}`."""
 
     def __init__(self, **columns: Sequence[str]) -> None:
         self.columns = columns
 
     @cached_property
     def text(self) -> pl.Series:
-        """As the format writes them, one per series."""
+        """The labels as text of this format, one string per series."""
         names = sorted(self.columns)
         rows = zip(*(self.columns[name] for name in names), strict=True)
         return pl.Series([_labels(dict(zip(names, row, strict=True))) for row in rows], dtype=pl.String)
 
     def rows(self) -> list[dict[str, str]]:
-        """As prometheus_client has them."""
+        """The labels as prometheus_client represents them, one dict per series."""
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
 
 class JobFamily(Metric):
-    """A family with one series per label set at most: `values`, null where a label set has none."""
+    """A family with at most one series per label set. `values`: null for a label set without a series."""
 
     def __init__(self, name: str, documentation: str, typ: str, labels: LabelSets, values: pl.Series) -> None:
         self.labels, self.values = labels, values
@@ -48,21 +48,21 @@ class JobFamily(Metric):
 
     @property
     def sample_name(self) -> str:
-        """What each line begins with."""
+        """The name at the start of each line."""
         return self.name + _TYPES.get(self.type, ("", ""))[0]
 
     @property
     def samples(self) -> list[Sample]:
-        """The same one by one, for prometheus_client."""
+        """The samples one by one, for prometheus_client."""
         pairs = zip(self.labels.rows(), self.values.to_list(), strict=True)
         return [Sample(self.sample_name, labels, value) for labels, value in pairs if value is not None]
 
     @samples.setter
     def samples(self, _: list[Sample]) -> None:
-        """What is there is made of the columns."""
+        """Ignore assignments: the samples come from the columns."""
 
     def lines(self) -> list[str]:
-        """The samples as the format writes them."""
+        """The samples as lines of this format."""
         frame = pl.DataFrame({"labels": self.labels.text, "value": self.values.cast(pl.Float64)})
         value, number = pl.col("value"), pl.col("value").cast(pl.String)
         infinite = pl.when(value > 0).then(pl.lit("+Inf")).otherwise(pl.lit("-Inf"))

@@ -1,7 +1,7 @@
-"""What a store knows of its jobs, for Prometheus: of the dashboard and of `tracekit watch --metrics-port`.
+"""Prometheus metrics about the jobs of a store, for the dashboard and `tracekit watch --metrics-port`.
 
-In: a store. Out: metric families, made of stored findings alone. There is a fixed number of series per job, and a few
-for each open incident: never one per worker.
+In: a store. Out: metric families, from stored findings alone. There is a fixed number of series per job, and a few for
+each open incident: never one per worker.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from tracekit.live.exposition import JobFamily, LabelSets
 from tracekit.store import Incident, Store
 from tracekit.text import printable
 
-#: Open incidents of a job that have series; a job with more has many of one kind. And those of all jobs together.
+#: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
 MOST_INCIDENTS, MOST_INCIDENTS_IN_ALL = 5, 1000
-#: Characters of a label's value.
+#: Longest value of a label, characters.
 LONGEST_LABEL = 400
 
-#: `job` itself is Prometheus' own label, for what it scrapes.
+#: Prometheus itself uses the label `job`, for the scrape target.
 LABEL = "training_job"
 _GPU_SECONDS_PER_GPU_HOUR = 3600.0
-#: Gauges: metric, what it says, how it is made of a row of `LiveTables.live_jobs`.
+#: Gauges: metric, help text, expression over the columns of `LiveTables.live_jobs`.
 _GAUGES = (
     ("tracekit_job_slowdown_ratio", "Slowdown S of the newest window: T(original) / T(ideal)", pl.col("slowdown")),
     ("tracekit_job_waste_ratio", "1 - 1/S: share of the GPU time that the ideal job would not need", pl.col("waste")),
-    ("tracekit_job_lost_gpus", "As many GPUs' worth of time is lost, to stragglers or anything else",
+    ("tracekit_job_lost_gpus", "Number of GPUs whose time is lost, to stragglers or anything else",
      pl.col("lost_gpu_hours_per_day").clip(0) / 24),
     ("tracekit_job_confidence_ratio", "Confidence in the leading cause, 0 to 1", pl.col("confidence")),
-    ("tracekit_job_fix_saves_gpus", "As many GPUs' worth of time the best fix gives back",
+    ("tracekit_job_fix_saves_gpus", "Number of GPUs whose time the best fix would give back",
      pl.col("saved_gpu_hours_per_day") / 24),
     ("tracekit_job_step_seconds", "Mean step time as recorded", pl.col("recorded_s")),
-    ("tracekit_job_trustworthy", "1 where the replay explains the recording, else 0", pl.col("trustworthy")),
+    ("tracekit_job_trustworthy", "1 if the replay explains the recording, else 0", pl.col("trustworthy")),
     ("tracekit_job_watched", "1 while the job is cut into windows, 0 once it has ended", pl.col("watched")),
     ("tracekit_job_ranks_missing", "Ranks without a whole step in the newest window", pl.col("ranks_missing")),
-    ("tracekit_job_window_lag_seconds", "From the start of a window's last step until it was stored",
+    ("tracekit_job_window_lag_seconds", "Time from the start of a window's last step until the window was stored",
      pl.col("added_at") - pl.col("ended_at")),
-    ("tracekit_job_window_seconds", "From the first to the last step of the newest window",
+    ("tracekit_job_window_seconds", "Time from the first to the last step of the newest window",
      pl.col("ended_at") - pl.col("started_at")),
     ("tracekit_job_last_window_timestamp_seconds", "When the newest window was stored, Unix time", pl.col("added_at")),
 )  # fmt: skip
@@ -58,7 +58,7 @@ _COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class JobStates:
-    """One state of a store. `jobs`: as `LiveTables.live_jobs`; `incidents`: the open ones of jobs that run."""
+    """One state of a store. `jobs`: as `LiveTables.live_jobs`; `incidents`: the open ones of running jobs."""
 
     jobs: pl.DataFrame
     incidents: tuple[Incident, ...]
@@ -71,14 +71,14 @@ class JobStates:
 
 
 class StoreMetrics(Collector):
-    """All figures at the time of asking. `page`: where the dashboard answers, "" for nowhere."""
+    """All figures at the time of the scrape. `page`: address of the dashboard, "" if there is none."""
 
     def __init__(self, states: Callable[[], JobStates], page: str = "") -> None:
         self._states, self._page = states, page.rstrip("/")
 
     def collect(self) -> Iterator[Metric]:
-        """One family per figure; where the store cannot be read, only that."""
-        readable = GaugeMetricFamily("tracekit_store_readable", "1 where the store could be read, else 0")
+        """One family per figure; if the store cannot be read, only the family that says so."""
+        readable = GaugeMetricFamily("tracekit_store_readable", "1 if the store could be read, else 0")
         try:
             states = self._states()
         except TracekitError:
@@ -105,7 +105,7 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
     judged = jobs.drop_nulls("verdict")
     kinds = LabelSets(**{LABEL: judged["name"].to_list(), "verdict": judged["verdict"].to_list()})
     ones = pl.Series([1.0] * judged.height, dtype=pl.Float64)
-    yield JobFamily("tracekit_job_verdict", "1: the kind of loss that costs most", "gauge", kinds, ones)
+    yield JobFamily("tracekit_job_verdict", "1 for the kind of loss that costs most", "gauge", kinds, ones)
 
 
 def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
@@ -116,9 +116,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     windows = GaugeMetricFamily(
         "tracekit_incident_windows", "Windows from the first to the last that shows it; 0 for a hang", labels=labels
     )
-    info = InfoMetricFamily(
-        "tracekit_incident", "What to tell a person of an open incident", labels=[LABEL, "incident"]
-    )
+    info = InfoMetricFamily("tracekit_incident", "An open incident in words", labels=[LABEL, "incident"])
     shown = _costliest(incidents)
     for incident in shown:
         cause, identity = incident.cause, [incident.job, str(incident.incident_id)]
@@ -128,14 +126,14 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
     left_out = GaugeMetricFamily(
         "tracekit_incidents_left_out",
-        "Open incidents without series: there are costlier ones",
+        "Open incidents without series, because others cost more",
         len(incidents) - len(shown),
     )
     yield from (lost, windows, info, left_out)
 
 
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
-    """The incidents that have series: the costliest of each job before the second of any."""
+    """The incidents that get series: the costliest of every job first, then the second of every job, and so on."""
     ranked: list[tuple[int, Incident]] = []
     of_job: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda one: -one.cause.share):
@@ -147,7 +145,10 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def told(incident: Incident, page: str) -> dict[str, str]:
-    """What to tell a person of an incident: sentences of the analysis, and where to look. `page`: as `StoreMetrics`."""
+    """What to tell a person about an incident: the sentences of its analysis, and where to look.
+
+    `page`: as for `StoreMetrics`.
+    """
     cause = incident.cause
     return {
         "what": cause.what,
@@ -162,7 +163,7 @@ def told(incident: Incident, page: str) -> dict[str, str]:
 
 
 def page_of(incident: Incident, page: str) -> str:
-    """The address of the page of the job, at the window that last showed the incident; "" without a dashboard."""
+    """The address of the job's page, at the window that last showed the incident; "" without a dashboard."""
     if not page:
         return ""
     window = {} if incident.seen_window is None else {"window": incident.seen_window}
@@ -175,7 +176,7 @@ def _label(text: str) -> str:
 
 
 def remembered(store: Store) -> Callable[[], JobStates]:
-    """The state of a store, read again only once it has changed."""
+    """A function that returns the state of a store, and reads it again only if it has changed."""
     kept: list[tuple[str, JobStates]] = []
 
     def states() -> JobStates:

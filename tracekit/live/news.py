@@ -1,7 +1,7 @@
 """What is new in a store since the last look: windows, and incidents that opened or closed.
 
-In: a store, whoever writes it. Out: `News`. So whoever adds windows and whoever tells people of them know nothing of
-each other, and need not be on one machine.
+In: a store that any process writes. Out: `News`. So the process that adds windows and the one that reports them need
+not know of each other or run on the same machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class News:
 
 
 class StoreNews:
-    """The news of one job, or of all; what is there at the first look is no news."""
+    """The news of one job, or of all. What the store holds at the first look is not news."""
 
     def __init__(self, store: Store, job: str | None = None) -> None:
         self._store, self._job = store, job
@@ -34,9 +34,9 @@ class StoreNews:
         self._begun = False
 
     def look(self) -> News:
-        """What has come since the last look. Raises StoreError."""
+        """What is new since the last look. Raises StoreError."""
         if not self._store.is_store():
-            self._begun = True  # whatever it will hold is news
+            self._begun = True  # everything added to it from now on is news
             return News()
         state = self._store.state()
         if state == self._state:
@@ -49,7 +49,7 @@ class StoreNews:
                 for name, number in newest.items()
                 if self._begun and number > self._newest.get(name, -1)
             }
-            # Not all of them: a job that is watched for weeks has many that are over.
+            # Not all of them: a job that is watched for weeks has many closed ones.
             incidents = catalogue.live.incidents(self._job, after=self._last, known=self._open)
         new = [one for one in incidents if one.incident_id > self._last]
         known = self._open | {one.incident_id for one in new}

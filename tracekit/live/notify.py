@@ -1,8 +1,8 @@
-"""Telling people of incidents without Prometheus: a webhook, in a generic form or in Slack's.
+"""Report incidents to a webhook, without Prometheus, as generic JSON or in Slack's format.
 
 In: incidents as they open and close. Out: one message for each window that opens or closes some, posted from a thread.
-A receiver that does not answer is asked again, later each time; of messages that wait there are only so many, and what
-is given up is counted.
+If a receiver does not answer, the message is tried again after growing delays. The number of waiting messages is
+limited, and dropped messages are counted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tracekit.live.metrics import told
 from tracekit.store import Incident
 from tracekit.text import printable
 
-#: Messages that wait at most; further ones push out the oldest.
+#: Limit of waiting messages; beyond it, the oldest is dropped.
 MOST_WAITING = 100
-#: Incidents that a message tells of, of those that opened and of those that closed: the costliest.
+#: Limit of opened and of closed incidents in a message; the costliest are kept.
 MOST_TOLD = 20
-#: How often a message is tried, and how long after a failure, seconds, doubled each time up to the last.
+#: How often a message is tried; the delay after the first failure, seconds, which doubles each time, and its limit.
 MOST_ATTEMPTS, FIRST_RETRY_S, LONGEST_RETRY_S = 8, 1.0, 60.0
 #: How long a receiver may take to answer, seconds.
 ANSWER_TIMEOUT_S = 10.0
@@ -39,13 +39,13 @@ ANSWER_TIMEOUT_S = 10.0
 _SLACK = ("hooks.slack.com",)
 
 
-#: What a message says: number of each incident, and opened or closed.
+#: The content of a message: number of each incident, and "opened" or "closed".
 Keys = Sequence[tuple[int, str]]
 
 
 @dataclass(slots=True)
 class Sent:
-    """What became of messages."""
+    """How many messages were sent, failed, or were dropped."""
 
     sent: int = 0
     failed: int = 0
@@ -53,10 +53,10 @@ class Sent:
 
 
 class Notifier:
-    """Posts messages to `url`; `slack`: in Slack's format, by default where the URL is Slack's.
+    """Posts messages to `url`. `slack`: whether in Slack's format, by default if the URL is Slack's.
 
-    `arrived` hears, in another thread, of what each message that arrived said. `counts` says what became of them,
-    `problem` why the last attempt failed, None where it did not.
+    `arrived` is called from another thread with the content of each delivered message. `counts` counts messages by
+    outcome; `problem` says why the last attempt failed, None if it succeeded.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Notifier:
         self._thread.start()
 
     def tell(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
-        """Queue a message of what opened and closed; never waits."""
+        """Queue a message about opened and closed incidents; never blocks."""
         if not opened and not closed:
             return
         content = slack_message if self._slack else message
@@ -94,14 +94,16 @@ class Notifier:
         left_out = len(opened) + len(closed) - len(some) - len(over)
         body = json.dumps(content(some, over, self._page, left_out)).encode()
         if self._waiting.full():
-            with suppress(queue.Empty):  # it was sent just now
+            with suppress(queue.Empty):  # it has just been sent
                 self._waiting.get_nowait()
                 self.counts.dropped += 1
         keys = [(one.incident_id, "opened") for one in opened] + [(one.incident_id, "closed") for one in closed]
-        self._waiting.put_nowait((body, keys))  # this thread alone adds
+        self._waiting.put_nowait((body, keys))  # only this thread adds messages
 
     def close(self, timeout_s: float) -> None:
-        """Give what waits so long to be sent; the rest counts as dropped, what is on its way too."""
+        """Wait up to `timeout_s` seconds for queued messages to be sent. What is left counts as dropped, including a
+        message on its way.
+        """
         self._closing.set()
         with suppress(queue.Full):
             self._waiting.put_nowait(None)
@@ -109,19 +111,19 @@ class Notifier:
         self.counts.dropped += sum(body is not None for body in list(self._waiting.queue)) + self._on_its_way
 
     def changes(self) -> Iterator[str]:
-        """A line when messages begin to fail, and one when they arrive again: since the last look, for one thread."""
+        """A line if messages began to fail since the last call, or arrive again. To be called by one thread only."""
         problem = self.problem
         if problem is not None and self._told is None:
             yield (
-                f"--notify: {self._receiver} {problem}; it is asked again, later each time, and {MOST_WAITING} messages"
-                " wait at most"
+                f"--notify: {self._receiver} {problem}; trying again after growing delays, keeping at most"
+                f" {MOST_WAITING} messages"
             )
         elif problem is None and self._told is not None:
             yield f"--notify: {self._receiver} answers again"
         self._told = problem
 
     def losses(self) -> Iterator[str]:
-        """A line of how many messages never arrived, where some did not."""
+        """A line with the number of messages that were not delivered, if there are any."""
         if lost := self.counts.failed + self.counts.dropped:
             yield f"--notify: {lost} message{'s' if lost > 1 else ''} did not reach {self._receiver}"
 
@@ -130,7 +132,7 @@ class Notifier:
             self._on_its_way = True
             self._deliver(*message)
             self._on_its_way = False
-            if self._closing.is_set() and self._waiting.empty():  # there was no room for the None
+            if self._closing.is_set() and self._waiting.empty():  # the queue had no room for the None
                 return
 
     def _deliver(self, body: bytes, keys: Keys) -> None:
@@ -148,7 +150,7 @@ class Notifier:
         self.counts.failed += 1
 
     def _post(self, body: bytes) -> str | None:
-        """Post once; why it failed, None where it did not: where the address itself, no other, has taken it."""
+        """Post once. Returns why it failed; None if the address itself, without a redirect, has accepted it."""
         self._asked_s = 0.0
         request = urllib.request.Request(self._url, data=body, headers=self._headers)  # noqa: S310 - http or https
         try:
@@ -162,12 +164,12 @@ class Notifier:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """How long a receiver that is overrun asks to be left alone, seconds; as long as messages wait at most."""
+    """How long an overloaded receiver asks to wait, seconds; at most the longest delay between attempts."""
     return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST becomes a GET of another page, such as one to log in: nobody would have the message."""
+    """Refuse redirects: a redirected POST becomes a GET, such as of a login page, and the message would be lost."""
 
     def redirect_request(self, *_: object) -> None:
         return None
@@ -177,7 +179,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _shown(url: str) -> str:
-    """An address without what may be a secret in it."""
+    """An address without the parts that may be secret."""
     scheme, _, rest = printable(url).rpartition("://")
     host = rest.partition("/")[0].rpartition("@")[2]
     return f"{scheme}://{host}/..." if scheme else host
@@ -188,7 +190,7 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> dict[str, Any]:
-    """The generic form: docs/live.md says what each key holds."""
+    """The generic JSON message; docs/live.md shows an example."""
     return {
         "version": 1,
         "sent_at": time.time(),
@@ -218,7 +220,7 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
 def slack_message(
     opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0
 ) -> dict[str, Any]:
-    """Slack's form: one text, in its markup."""
+    """The message in Slack's format: one text, in Slack's markup."""
     blocks = [_slack_lines(incident, "opened", page) for incident in opened]
     blocks += [_slack_lines(incident, "closed", page) for incident in closed]
     blocks += [f"and {left_out} more incidents that cost less"] if left_out else []
@@ -246,5 +248,5 @@ _TITLES = (("Who", "who"), ("Do", "fix"), ("More to check", "check"))
 
 
 def _escaped(text: str) -> str:
-    """Slack's markup begins with these three characters."""
+    """Text with the three characters escaped that Slack's markup uses."""
     return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

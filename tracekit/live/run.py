@@ -1,8 +1,8 @@
-"""A running recording, cut into windows that are analysed and stored.
+"""Cut a running recording into windows, analyse them and store them.
 
-In: a run directory of `tracekit collect`, looked at again and again. Out: windows of one job in a store. Each elastic
-attempt goes on where the one before ended. What cannot be read, analysed or stored is said in a line, and the rest goes
-on.
+In: a run directory of `tracekit collect`, read again and again. Out: windows of one job in a store. The windows of an
+elastic attempt follow those of the one before. If something cannot be read, analysed or stored, a line says so and the
+rest goes on.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from tracekit.store import Incoming, Store
 from tracekit.text import ranks_text, short
 from tracekit.trace import Trace
 
-#: Windows that could not be stored and are kept for a later attempt.
+#: Limit of windows that could not be stored and wait for another attempt.
 MOST_UNSTORED = 8
-#: A window that could not be stored is tried again after so long, seconds, and twice as long each time.
+#: Delay before storing a window is tried again, seconds; it doubles each time, up to a limit.
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-#: A run whose launchers were killed has ended once its ranks have written nothing for so long, seconds.
+#: A run whose launchers were killed counts as ended once its ranks have written nothing for this long, seconds.
 QUIET_S = 300.0
-#: At the end of a job, what cannot be stored is tried again after each of these, seconds.
+#: Delays between attempts to store what is left at the end of a job, seconds.
 END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-#: Lines about ranks that one look tells at most.
+#: Limit of lines about ranks per look.
 MOST_NOTICES = 8
-#: Samples of a host's clock that a window is put on the common clock with; one is taken every 10 s.
+#: Samples of a host's clock from which a window's times are put on the common clock; one is taken every 10 s.
 CLOCK_SAMPLES = 64
 
 
@@ -61,7 +61,7 @@ CLOCK_SAMPLES = 64
 class LiveOptions:
     """How a run is cut and where its windows go.
 
-    `late_after_s`: a window waits so long for ranks that are behind. `consume`: remove segments whose steps are stored.
+    `late_after_s`: how long a window waits for ranks that are behind. `consume`: remove segments of stored steps.
     """
 
     directory: Path
@@ -75,8 +75,8 @@ class LiveOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What went wrong since the watch began: windows that could not be merged or stored, or are stored without findings
-    (`unanalysed`); ranks left out.
+    """What has gone wrong since the watch began: windows that could not be merged (`failed`) or stored (`lost`) or are
+    stored without findings (`unanalysed`), ranks that were left out, records that came late.
     """
 
     failed: int = 0
@@ -87,7 +87,7 @@ class Counts:
 
 
 class LiveRun:
-    """Windows of one run. `tell` says a line to whoever looks on."""
+    """The windows of one run. `tell` is called with each line for the user."""
 
     def __init__(self, options: LiveOptions, tell: Callable[[str], None]) -> None:
         self.options, self.counts = options, Counts()
@@ -110,7 +110,7 @@ class LiveRun:
     def poll(self) -> None:
         """Read what is new, and analyse and store the windows that are over.
 
-        A folder that cannot be read is tried again; raises FormatError after `READ_RETRY_S` of that.
+        If the folder cannot be read, later calls try again; raises FormatError once that has failed for `READ_RETRY_S`.
         """
         try:
             self._poll()
@@ -142,13 +142,13 @@ class LiveRun:
         what = f"{self.options.directory}: cannot be read: {error.strerror or error}"
         if self._unread_since is None:
             self._unread_since = time.monotonic()
-            self._tell(f"{what}; it is tried again for {READ_RETRY_S:.0f} s")
+            self._tell(f"{what}; trying again for {READ_RETRY_S:.0f} s")
         elif time.monotonic() - self._unread_since >= READ_RETRY_S:
-            raise FormatError(f"{what}, for {READ_RETRY_S:.0f} s; watch it again once it can be")
+            raise FormatError(f"{what}, for {READ_RETRY_S:.0f} s; watch it again once it can be read")
 
     def ended(self) -> bool:
-        """Whether the run has ended: every launcher says so, or none of them gives a sign of life any more and no rank
-        has written anything for `QUIET_S`.
+        """Whether the run has ended: every launcher says so, or none is alive and no rank has written anything for
+        `QUIET_S`.
         """
         if not (running := running_launchers(self.options.directory)):
             return have_ended(self.options.directory)
@@ -158,22 +158,22 @@ class LiveRun:
         if now_s - self._heard_s < QUIET_S:
             return False
         self._tell(
-            f"no launcher of the run is alive, and no rank has written anything for {QUIET_S:.0f} s: it has ended"
+            f"no launcher of the run is alive, and no rank has written anything for {QUIET_S:.0f} s: the run has ended"
         )
         return True
 
     def _ending(self) -> Ending | None:
-        """How the job ended; None where its launchers have not said so."""
+        """How the job ended; None if its launchers have not said so."""
         ending = how_ended(self.options.directory)
         if running_launchers(self.options.directory) and (ending is None or not ending.failed):
             return Ending("ended: its launcher died", failed=True)
         return ending
 
     def finish(self, wait: Callable[[float], object] = time.sleep) -> None:
-        """The job has ended: its last steps are a window, whatever their number.
+        """Store the last steps of the ended job as a window, however few they are, and note its end.
 
-        What cannot be stored is tried again after each of `END_RETRIES_S`, which `wait` waits for. Raises StoreError
-        where windows, or the end of the job, are not in the store even then.
+        If that fails, tries again after each of `END_RETRIES_S`; `wait` sleeps meanwhile. Raises StoreError if windows
+        or the end of the job are not in the store even then.
         """
         if self._follower is not None:
             try:
@@ -193,12 +193,12 @@ class LiveRun:
             self.counts.lost += len(self._unstored)
             self._tell(f"{len(self._unstored)} window{'s' * (len(self._unstored) > 1)} could not be stored")
         raise StoreError(
-            f"the store does not know that job {short(self.options.name)!r} has ended: {problem}; run `tracekit watch`"
-            f" of {self.options.directory} once it can be written"
+            f"the store does not know that job {short(self.options.name)!r} has ended: {problem}; run `tracekit watch"
+            f" {self.options.directory}` once it can be written"
         )
 
     def _stored_to_the_end(self) -> str | None:
-        """Store the windows that wait for it, and the end of the job; why not, None if all are stored."""
+        """Store the waiting windows and the end of the job. Returns why that failed, None if all are stored."""
         self._retry_at = 0.0
         self._store_again()
         if self._unstored or self._run is None:
@@ -213,7 +213,7 @@ class LiveRun:
     # ---- following
 
     def _begin(self) -> bool:
-        """Whether the run has begun; notes its job in the store when it does."""
+        """Whether the run has begun; when it does, its job is noted in the store."""
         if self._run is not None:
             return True
         if not is_run_directory(self.options.directory):
@@ -224,10 +224,10 @@ class LiveRun:
         return True
 
     def _stored_so_far(self) -> tuple[int, int] | None:
-        """Attempt and last step of the newest window in the store; None where there is none."""
+        """Attempt and last step of the newest window in the store; None if there is none."""
         if not self._next:
             return None
-        with self._store.reading() as catalogue:  # and not from its ops, which can be pruned
+        with self._store.reading() as catalogue:  # not from the window's ops, which may have been pruned
             window = catalogue.window(self.options.name)
             metadata = json.loads(catalogue.job_row(self.options.name, window.number)["metadata"])
         return int(metadata.get("attempt", 0)), window.last_step
@@ -252,12 +252,12 @@ class LiveRun:
         found = list(notices)
         for notice in found[:MOST_NOTICES]:
             self._tell(f"{notice.line}; the others go on" if notice.left_out else notice.line)
-        if more := found[MOST_NOTICES:]:  # a version that is not known, or a folder that fails, is not of one rank
-            self._tell(f"and {len(more)} more lines like these, of other ranks")
+        if more := found[MOST_NOTICES:]:  # an unknown version or a failing folder concerns many ranks
+            self._tell(f"and {len(more)} more lines like these, about other ranks")
         left_out = sum(notice.left_out for notice in found)
         self.counts.left_out += left_out
         if left_out and self._follower is not None and not self._follower.good:
-            self._tell("every rank is left out; there are no windows until the job is restarted")
+            self._tell("every rank is left out; there will be no windows until the job is restarted")
 
     def _state(self) -> RanksState:
         assert self._follower is not None
@@ -277,7 +277,7 @@ class LiveRun:
     # ---- windows
 
     def _window(self, window: ReadyWindow) -> None:
-        """Analyse a window, and store it with what it shows."""
+        """Analyse a window, and store it with its findings."""
         assert self._follower is not None
         first = self._follower.first
         recording = self._follower.take(window.last)
@@ -299,16 +299,16 @@ class LiveRun:
                     f"{title}: cannot be analysed: {said(error)}{where_traceback_is(self.options.store, title, error)}"
                 )
                 return
-            self._notice(self._follower.leave_out([faulty], f"with it {title} cannot be analysed: {said(error)}"))
+            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {said(error)}"))
         assert self._run is not None
         findings = self._findings(trace, title)
         self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
         self._store_again()
 
     def _faulty(self, recording: AttemptRecording, window: ReadyWindow) -> int | None:
-        """The one rank without which a window can be merged that cannot be with it; None where that is not one.
+        """The one rank that keeps a window from being merged; None if it is not one rank alone.
 
-        It is looked for among half of the ranks that are left each time.
+        Found by bisection.
         """
 
         def merges_without(ranks: Collection[int]) -> bool:
@@ -327,23 +327,23 @@ class LiveRun:
         return suspects[0]
 
     def _findings(self, trace: Trace, title: str) -> Findings | Unanalysed:
-        """What the analysis finds. A bug in it costs the findings of this window, not those that follow."""
+        """What the analysis finds. A bug in it costs the findings of this window only."""
         try:
             findings = Job(trace).findings()
             if isinstance(findings, Findings):
                 findings.verdict()
-        except Exception as error:  # whatever the bug is
+        except Exception as error:  # any bug
             self.counts.unanalysed += 1
             why = f"the analysis failed, which is a bug of tracekit ({said(error)})"
             self._tell(
-                f"{title}: {why}; the window is stored without findings: report it, with what `tracekit export` writes"
-                f"{where_traceback_is(self.options.store, title, error)}"
+                f"{title}: {why}; the window is stored without findings: report the bug with the output of"
+                f" `tracekit export`{where_traceback_is(self.options.store, title, error)}"
             )
             return Unanalysed(why)
         return findings
 
     def _merged(self, recording: AttemptRecording, window: ReadyWindow, missing: Iterable[int]) -> Trace | Exception:
-        """The trace of a window, or why there is none: merging can stumble over garbage anywhere."""
+        """The trace of a window, or the error: merging can stumble over garbage anywhere."""
         assert self._run is not None
         try:
             return merge_attempt(
@@ -363,7 +363,7 @@ class LiveRun:
             return error
 
     def _read_clocks(self) -> None:
-        """The clocks of hosts as they are now; as they were, with a line, where that cannot be read."""
+        """Read the clocks of the hosts; if that fails, keep those read before and say so once."""
         try:
             self._clocks = read_clocks(self.options.directory, CLOCK_SAMPLES)
         except (OSError, FormatError) as error:
@@ -374,7 +374,7 @@ class LiveRun:
             self._why_clocks = None
 
     def _store_again(self) -> None:
-        """Store the windows that wait for it, oldest first; all of them later where one cannot be."""
+        """Store the waiting windows, oldest first; if one cannot be stored, it and the rest keep waiting."""
         if time.monotonic() < self._retry_at:
             return
         while self._unstored:
@@ -400,12 +400,12 @@ class LiveRun:
         self.counts.lost += dropped
         if why != self._why_unstored:
             self._tell(
-                f"a window cannot be stored: {why}; it is tried again, later each time, and {MOST_UNSTORED} windows"
-                " wait at most"
+                f"a window cannot be stored: {why}; trying again after growing delays, keeping at most {MOST_UNSTORED}"
+                " windows"
             )
             self._why_unstored = why
         if dropped:
-            self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is given up")
+            self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is dropped")
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
 

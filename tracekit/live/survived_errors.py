@@ -1,6 +1,6 @@
-"""Errors that the watch survives: what to say of them, and their tracebacks for whoever mends the cause.
+"""Report errors that the watch survives, and keep their tracebacks for debugging.
 
-In: an error. Out: words; the traceback at the end of `STORE/watch-errors.log`, which begins anew once it is large.
+In: an error. Out: words; the traceback, appended to `STORE/watch-errors.log`, which is started anew when it is large.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tracekit.errors import TracekitError
 from tracekit.text import encodable
 
 FILE = "watch-errors.log"
-#: The file begins anew beyond so many bytes.
+#: Size from which on the file is started anew, bytes.
 MOST_BYTES = 1_000_000
 
 
 def said(error: Exception) -> str:
-    """What an error says, in a line of its kind where nobody meant it for people."""
+    """The message of an error in one line, with its type unless it is one of tracekit's own or of the system."""
     text = encodable(" ".join(str(error).split()))
     return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
 
 
 def where_traceback_is(store: Path, title: str, error: Exception) -> str:
-    """Keep the traceback of an error that nobody expected in the folder `store`; the end of a line that says where."""
+    """Keep the traceback of an unexpected error in the folder `store`; returns the end of a line that says where."""
     if isinstance(error, TracekitError):
         return ""
     path = store / FILE

@@ -1,9 +1,9 @@
-"""Which incidents a receiver has been told of: in the store, so that a watch which takes over tells the others.
+"""Which incidents a receiver has been told of. This is kept in the store, so that the next watch reports the others.
 
-    STORE/told/<receiver>     `after N`: it is told of what came after incident N; then, for each message that arrived,
+    STORE/told/<receiver>     `after N`: the receiver is told of incidents after N; then, for each message that arrived,
                               the number of the incident, and opened or closed
 
-In: a store in a folder, and the receiver's address, of which a digest is kept. Out: incidents that it has not heard of.
+In: a store in a folder, and the receiver's address; its digest names the file. Out: incidents not yet reported to it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Told:
         self._file: Path | None = None if s3_url(store.path) is not None else store.path / FOLDER / digest
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
-        """These have arrived: number of the incident, and what was said of it. A store that is only read forgets it."""
+        """Note delivered messages: number of the incident, and "opened" or "closed". A read-only store forgets them."""
         self._add(f"{incident} {status}\n" for incident, status in messages)
 
     def left(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
-        """Open incidents it has not heard of, and closed ones of whose end it has not. Raises StoreError.
+        """Open and closed incidents that the receiver has not been told of as such. Raises StoreError.
 
-        A new receiver does not hear of what was over before.
+        A new receiver is not told of incidents that had already closed.
         """
         told, after = self._noted()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
@@ -56,14 +56,14 @@ class Told:
         self._unwritten += "".join(lines)
         if self._file is None or not self._unwritten:
             return
-        with suppress(OSError):  # at worst, it is told again
+        with suppress(OSError):  # at worst, an incident is reported twice
             self._file.parent.mkdir(exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(self._unwritten)
             self._unwritten = ""
 
     def _noted(self) -> tuple[set[tuple[int, str]], int | None]:
-        """What it has been told, and after which incident that began; None for a new receiver."""
+        """What the receiver has been told, and the incident after which that began, None for a new receiver."""
         try:
             text = "" if self._file is None else self._file.read_text(encoding="utf-8", errors="replace")
         except OSError:

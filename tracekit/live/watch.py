@@ -1,7 +1,7 @@
-"""`tracekit watch`: look after a run, or a store that others write, until it ends.
+"""`tracekit watch`: watch a run, or a store that others write, until it ends.
 
-In: what to look at and whom to tell. Out: a line per window and incident, metrics, notifications. All of these are made
-of what is in the store, never of what is on its way there.
+In: what to watch and whom to tell. Out: a line per window and incident, metrics, notifications. All of these come from
+what is in the store, never from what is still to be stored.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from tracekit.live.scrapes import Scrapes
     from tracekit.live.told import Told
 
-#: How often the recording and the store are looked at, seconds.
+#: Interval at which the recording and the store are read, seconds.
 POLL_S = 0.5
-#: How long messages that wait may take at the end, seconds.
+#: How long waiting messages may take at the end, seconds.
 CLOSE_TIMEOUT_S = 20.0
 
 
 @dataclass(slots=True)
 class Watch:
-    """`run`: what adds windows to the store; None where others do. `job`: the only one to tell of; None: all."""
+    """`run`: what adds windows to the store, None if others do. `job`: the only one to report, None for all."""
 
     store: Store
     run: LiveRun | None
@@ -48,14 +48,14 @@ class Watch:
     _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
-        """Look again and again, until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
+        """Watch until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
         news = StoreNews(self.store, self.job)
         self._tell(news)  # before the first window of the run, which is news
         self._tell_what_is_left()
         ended = False
         while not ended and not stop.is_set():
             if self.run is not None:
-                ended = self.run.ended()  # before the last look, so that nothing comes behind it
+                ended = self.run.ended()  # before the last read, so that nothing can be written after it
                 self.run.poll()
             self._tell(news)
             self._tell_of_notifier()
@@ -77,9 +77,9 @@ class Watch:
             raise unstored
 
     def _tell_what_is_left(self) -> None:
-        """Tell the receiver what a watch before this one was killed too early for."""
+        """Tell the receiver what an earlier watch was killed before telling."""
         if self.notifier is not None and self.told is not None:
-            with suppress(StoreError):  # the first look has said so
+            with suppress(StoreError):  # the first look has reported it
                 self.notifier.tell(*self.told.left(self.job))
 
     def _tell_of_notifier(self) -> None:
@@ -94,7 +94,7 @@ class Watch:
         except StoreError as error:
             if self.run is None:
                 raise
-            if str(error) != self._problem:  # and not twice a second
+            if str(error) != self._problem:  # not at every look
                 self.tell(str(error))
             self._problem = str(error)
             return
@@ -108,7 +108,7 @@ class Watch:
 
 
 def lines(news: News) -> Iterator[str]:
-    """What is new, a line each."""
+    """One line per window, and one or more per incident."""
     for job, windows in news.windows.items():
         for window in windows:
             yield f"{short(job)}, {window_line(window)}"
@@ -134,7 +134,7 @@ def window_line(window: dict[str, Any]) -> str:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, so that what is under way is finished."""
+    """An event that SIGTERM and SIGINT set, so that work under way is finished."""
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -146,7 +146,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 @contextmanager
 def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[tuple[int, Scrapes]]:
-    """Answer at /metrics meanwhile; the port, and who asks. Raises SelectionError where nobody can listen there."""
+    """Serve /metrics meanwhile; yields the port and the scrapes. Raises SelectionError if the port cannot be used."""
     from prometheus_client import start_http_server
 
     from tracekit.live.exposition import CONTENT_TYPE, exposition
@@ -163,7 +163,7 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
         body = exposition(family for collector in collectors for family in collector.collect())
         start_response("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
         yield body
-        # Only now: until it is sent, the watch must not end.
+        # Only now: the watch must not end until the answer is sent.
         scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)
 
     try:

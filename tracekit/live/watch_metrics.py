@@ -1,6 +1,6 @@
-"""Figures of the watch itself: what it could not do.
+"""Metrics of the watch itself: what it could not do.
 
-In: the run that is watched and who is told. Out: metric families, counted since the process began.
+In: the watched run and the notifier. Out: metric families, counted since the process began.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tracekit.live.run import LiveRun
 
 
 class WatchMetrics(Collector):
-    """Windows, ranks and notifications that came to nothing."""
+    """Counts of windows, ranks, records and notifications that were lost or left out."""
 
     def __init__(self, run: LiveRun | None, notifier: Notifier | None) -> None:
         self._run, self._notifier = run, notifier

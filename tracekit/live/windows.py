@@ -1,7 +1,7 @@
-"""When a window of a running job is over: after so many steps or so many seconds, and once its ranks are there.
+"""When a window of a running job is over: after a number of steps or seconds, and once its ranks have finished it.
 
-In: which steps each rank has finished, and the time. Out: the last step of a window that is ready, or nothing yet. It
-reads no clock and no file.
+In: which steps each rank has finished, and the time. Out: the last step of a window that is ready, or nothing yet. This
+module reads no clock and no file.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-#: Records of a step can be written a moment behind its end, seconds.
+#: Records of a step can be written up to this long after its end, seconds.
 SETTLE_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSize:
-    """`steps` recorded steps, or what ends within `seconds` and has `fewest` steps at least."""
+    """`steps` recorded steps, or the steps that end within `seconds`, at least `fewest` of them."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -24,8 +24,8 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True)
 class RanksState:
-    """How far ranks are. `steps`: the finished steps of each that were not handed out. `newest`: its newest finished
-    step, handed out or not. `ranks`: all that there should be.
+    """How far ranks are. `steps`: the finished steps of each rank that belong to no window yet. `newest`: the newest
+    finished step of each rank, in a window or not. `ranks`: all ranks that the job should have.
     """
 
     steps: Mapping[int, Collection[int]]
@@ -44,7 +44,7 @@ class RanksState:
 
 @dataclass(frozen=True, slots=True)
 class ReadyWindow:
-    """The steps up to `last` are a window. `late`: ranks that have not finished them and are not waited for."""
+    """The steps up to `last` are a window. `late`: ranks that have not finished it; it does not wait for them."""
 
     last: int
     late: tuple[int, ...]
@@ -55,7 +55,7 @@ class WindowCutter:
     """Cuts the steps of a job into windows.
 
     A window is due when the ranks ahead have finished it. It waits `late_after_s` for the others, then it is ready
-    without them; a rank that was late is not waited for again until it has caught up.
+    without them. Windows do not wait again for a rank that was late until it has caught up.
     """
 
     size: WindowSize
@@ -66,7 +66,7 @@ class WindowCutter:
     _late: set[int] = field(default_factory=set)
 
     def ready(self, state: RanksState, now_s: float) -> ReadyWindow | None:
-        """The window that is ready at `now_s`, seconds on any steady clock; None where none is."""
+        """The window that is ready at `now_s`, seconds on any monotonic clock; None if there is none."""
         finished = state.finished
         if not finished:
             return None
@@ -83,15 +83,15 @@ class WindowCutter:
         return self._end(self._due, behind, now_s)
 
     def rest(self, state: RanksState, now_s: float) -> ReadyWindow | None:
-        """What is left at the end of the job; None where nothing is."""
+        """The window of what is left at the end of the job; None if nothing is."""
         if not state.finished:
             return None
         return self._end(state.finished[-1], state.behind(state.finished[-1]), now_s)
 
     def _last_of(self, finished: list[int], now_s: float) -> int | None:
-        """The last step of a window that has begun; None while it goes on."""
+        """The last step of the window that has begun; None while it goes on."""
         if self.size.steps is not None:
-            # Where several windows are over, the analysis is behind: they become one, which takes less time.
+            # If several windows are over, the analysis is behind: they become one, which takes less time.
             whole = len(finished) // self.size.steps * self.size.steps
             return finished[whole - 1] if whole else None
         assert self._began_s is not None
