@@ -207,7 +207,7 @@ def test_what_cannot_be_asked_is_one_line(arguments, message):
 def test_two_pipeline_traces_are_no_job():
     ran = run("whatif", SAMPLE.parent / "healthy.parquet", SAMPLE.parent / "slow_worker.parquet")
     assert ran.code == 2
-    assert "2 traces: several files make one job only if they are of torch.profiler" in ran.err
+    assert "2 traces: only files of torch.profiler can form one job together" in ran.err
 
 
 def test_a_profile_of_the_cpu_alone_says_how_to_record(tmp_path):

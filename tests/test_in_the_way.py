@@ -323,6 +323,6 @@ def test_a_dash_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     slow_trace().write_parquet("slow.parquet")
     ran = run(*command)
     assert ran.code == 2
-    assert "nothing is written to stdout; name a file or folder" in ran.message
+    assert "does not mean stdout here; name a file or folder" in ran.message
     assert len(ran.message.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["slow.parquet"]

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tracekit.findings import Findings
     from tracekit.report_plot import Plots
 
-#: Two methods agree when their S are no further apart than this share.
+#: Two methods agree if their S differ by at most this share.
 LARGEST_DIFFERENCE = 0.01
 
 
 class ClockOffset(Struct, frozen=True):
-    """By how many seconds a worker's clock was ahead on average, its standard error, and its drift per second.
+    """How far a worker's clock was ahead on average, seconds, with its standard error and its drift per second.
 
     `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
     """
@@ -47,7 +47,7 @@ class ClockOffset(Struct, frozen=True):
 
 
 class ClockReport(Struct, frozen=True):
-    """Which clocks were off. `untied`: whose clocks could not be compared, None where all could."""
+    """Which clocks were off. `untied`: whose clocks could not be compared, None if all could be."""
 
     offsets: tuple[ClockOffset, ...]
     untied: str | None
@@ -60,13 +60,13 @@ class PublishedView(Struct, frozen=True):
     reasons: tuple[str, ...]
 
     def differs(self, slowdown: float) -> bool:
-        """True where the two are more than 1 % apart."""
+        """Whether the two S are more than 1 % apart."""
         return abs(slowdown / self.slowdown - 1) > LARGEST_DIFFERENCE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Report(ReportTables):
-    """Everything `Job.whatif` found out about one job.
+    """Everything that `Job.whatif` found out about one job.
 
         report = tracekit.load("job.parquet").whatif()
         report                                # in a notebook: answer, worker map, steps, causes, fixes
@@ -79,10 +79,10 @@ class Report(ReportTables):
 
     `name`, `layout`, `ops`: which job, its parallel sizes, how many ops were analysed. `coverage`: what the trace
     lacks; `dropped_lanes`: (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack; both are
-    left out. `method`: whose rules. `clocks`: which clocks were set right. `posting`: when receives are posted, as the
-    recording shows. `published`: S by the published method, None where it cannot differ. `replay`: what the figures of
-    single steps are drawn from. The other fields are those of `ReportTables`: `attribution`, `diagnosis`, `ranks`,
-    `hosts`, `questions_asked`, `labels_asked`.
+    left out. `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
+    posted, as inferred from the recording. `published`: S by the published method, None if it cannot differ. `replay`:
+    the source of the figures of single steps. The other fields are those of `ReportTables`: `attribution`, `diagnosis`,
+    `ranks`, `hosts`, `questions_asked`, `labels_asked`.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Report(ReportTables):
 
     @property
     def rate_assumption(self) -> str:
-        """What every figure of GPU-hours a day takes for granted."""
+        """The assumption behind every figure of GPU-hours a day."""
         gpus, steps = self.layout.world_size, len(self.attribution.steps)
         return f"GPU-hours a day: {gpus:,} GPUs running all day as in the {steps:,} traced steps"
 
@@ -139,7 +139,7 @@ class Report(ReportTables):
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def worker_steps(self) -> WorkerSteps:
-        """Exact S of each worker in each step, as comparisons take it."""
+        """Exact S of each worker in each step, in the form that comparisons use."""
         from tracekit.analysis.attribution.compare import WorkerSteps
 
         found = self.attribution
@@ -147,7 +147,7 @@ class Report(ReportTables):
         return WorkerSteps(np.asarray(found.steps, np.int64), np.asarray(found.dp_ranks, np.int64), slowdown)
 
     def findings(self) -> Findings:
-        """What the store keeps of this report."""
+        """The part of this report that the store keeps."""
         from tracekit.findings import Findings, WorkerSlowdowns
 
         found = self.attribution

@@ -1,7 +1,7 @@
-"""The report as HTML: the card with the answer, tables of causes and fixes, and all of it for a notebook.
+"""The report as HTML: the card with the answer, tables of causes and fixes, and all of them together for a notebook.
 
-In: a `Report`. Out: markup without a script. Names are escaped wherever they appear. `documents/page.py` makes a whole
-page of the same parts.
+In: a `Report`. Out: markup without a script. Names are escaped wherever they appear. `documents/page.py` builds a whole
+page from the same parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure", LossKind.CONTRADI
 
 
 def fragment(report: Report) -> str:
-    """What a notebook shows of a report: the answer, and for a job that loses time workers, steps, causes, fixes."""
+    """The report as a notebook shows it: the answer and, if the job loses time, workers, steps, causes and fixes."""
     pictures = f"{pair(report)}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
@@ -35,9 +35,9 @@ def fragment(report: Report) -> str:
 
 @cache
 def style() -> str:
-    """The style sheet of everything below an element of class `tracekit`: dark where the system is.
+    """The style sheet of everything below an element of class `tracekit`: dark if the system is.
 
-    JupyterLab says which theme it wears, whatever the system's.
+    JupyterLab states its own theme, which takes precedence over the system's.
     """
     sheet = files("tracekit").joinpath("report.css").read_text(encoding="utf-8")
     dark = f'.tracekit:not([data-jp-theme-light="true"] *) {{ {_colours(DARK)} }}'
@@ -45,7 +45,7 @@ def style() -> str:
 
 
 def _colours(theme: Theme) -> str:
-    """A theme as variables of a style sheet; `--l0` to `--l5` are the levels of `worker_cells`."""
+    """A theme as variables of a style sheet. `--l0` to `--l5` are the levels of `worker_cells`."""
     colours = {
         "paper": theme.paper,
         "text": theme.text,
@@ -68,7 +68,7 @@ def card(report: Report, *, gpu_hour: float | None = None) -> str:
 
 
 def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
-    """The card of an answer in the colour of its kind of loss. `label`: the kind in words; `rows`: names and words."""
+    """The card of an answer, in the colour of its kind of loss. `label`: the kind in words; `rows`: (name, text)."""
     listed = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in rows)
     return (
         f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label.upper())}</b>'
@@ -98,12 +98,12 @@ def fixes(report: Report) -> str:
 
 
 def plain(text: str) -> str:
-    """Any text, as a browser shows it and nothing else."""
+    """Any text, escaped so that a browser shows it literally."""
     return escape(printable(text))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells carry their heads, for narrow screens where rows become blocks."""
+    """A table. Each cell carries its head, because narrow screens show rows as blocks."""
     head = "".join(f"<th>{plain(name)}</th>" for name in heads)
     body = "".join(
         f"<tr>{''.join(_cell(name, cell) for name, cell in zip(heads, row, strict=True))}</tr>" for row in rows

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tracekit.model import Worker
     from tracekit.report import Report
 
-#: Version of the JSON object; grows by one whenever a reader of the last version could break.
+#: Version of the JSON object; increased by one with every change that could break a reader of the version before.
 REPORT_VERSION = 1
 #: Tables that the JSON object carries row by row.
 JSON_TABLES = (
@@ -30,7 +30,7 @@ JSON_TABLES = (
 
 
 def report_as_dict(report: Report) -> dict[str, Any]:
-    """All that the report says, as JSON can hold it."""
+    """Everything in the report, as JSON data."""
     found = report.attribution
     content = {
         "report_version": REPORT_VERSION,
@@ -124,7 +124,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
 
 
 def without_nan(value: Any) -> Any:
-    """The same nested data with nan and infinities as None, which JSON can hold."""
+    """The same nested data with nan and infinities as None, because JSON has neither."""
     match value:
         case dict():
             return {key: without_nan(item) for key, item in value.items()}

@@ -41,16 +41,16 @@ class Plots:
         report.plot.critical_path(105)      # which ops made it as long as it was
 
     Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
-    `figure.write_html(path)` writes it. Raises OutputError where Plotly is not installed, SelectionError for a step
-    that the report has not.
+    `figure.write_html(path)` writes it. Raises OutputError if Plotly is not installed, SelectionError for a step that
+    is not in the report.
     """
 
     report: Report
 
     def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
-        """S of each worker alone: a cell for each worker, its colour how much it slows the job down.
+        """S of each worker alone: one cell per worker, its colour shows how much the worker slows the job down.
 
-        `step`: in that step; by default over all. Workers that a cause names are outlined.
+        `step`: S in that step; by default over all steps. Workers that a cause names are outlined.
         """
         colours = _theme(theme)
         from tracekit.figures.workers import worker_heatmap
@@ -72,7 +72,7 @@ class Plots:
     def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
 
-        At most 24 workers, and fewer where a step has very many ops: those of causes, then the slowest.
+        At most 24 workers, fewer if a step has very many ops: first those that causes name, then the slowest.
         """
         colours = _theme(theme)
         from tracekit.figures.step import timeline, workers_that_fit
@@ -87,7 +87,7 @@ class Plots:
         return timeline(ops, shown, names, colours)
 
     def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
-        """The ops that one recorded step consists of, one after the other, across workers; by default the slowest step.
+        """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
 
         Gaps are launch delays: nothing on the path ran.
         """
@@ -121,7 +121,7 @@ class Plots:
         )
 
     def _name(self, worker: Worker) -> str:
-        """Rank and node; coordinates where the trace does not say."""
+        """Rank and node; the worker's coordinates if the trace does not name them."""
         return worker_name(self.report, worker) if worker in self.report.ranks else worker.coordinates
 
     def _step(self, step: int | None) -> int:
@@ -130,7 +130,7 @@ class Plots:
         return int(found.steps[found.recorded.argmax() if step is None else self._position(step)])
 
     def _position(self, step: int) -> int:
-        """Where a step is among those of the report."""
+        """The index of a step among those of the report."""
         steps: Ints = np.asarray(self.report.attribution.steps, np.int64)
         (found,) = np.nonzero(steps == step)
         if not len(found):
@@ -141,7 +141,7 @@ class Plots:
 
 
 def _theme(name: str) -> Theme:
-    """The colours of that name. Raises OutputError where Plotly is missing, ValueError for another name."""
+    """The colours of that name. Raises OutputError if Plotly is missing, ValueError for another name."""
     if find_spec("plotly") is None:
         raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit[notebook]'")
     from tracekit.figures.theme import THEMES

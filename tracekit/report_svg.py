@@ -1,6 +1,6 @@
 """The worker map and the steps of a report as SVG, coloured by the style sheet around them.
 
-In: a `Report`. Out: markup without a script; every figure is in a tooltip, too.
+In: a `Report`. Out: markup without a script; tooltips show every figure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracekit.worker_map import LEVELS
 if TYPE_CHECKING:
     from tracekit.report import Report
 
-#: The largest map, DP ranks x stages, and the most bars; more are pooled by maximum.
+#: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
 _BAR, _HEIGHT = 8, 96
@@ -63,7 +63,7 @@ def _long_name(report: Report, worker: Worker) -> str:
 
 
 def _ticks(cells: WorkerCells) -> Iterator[str]:
-    """Numbers of DP ranks and stages, as many as do not overlap."""
+    """Numbers of DP ranks and stages, as many as fit without overlap."""
     rows, columns = cells.slowdown.shape
     for row in range(0, rows, -(-rows // 32)):
         y = _TOP + row * _CELL + _CELL // 2 + 3

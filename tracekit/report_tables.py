@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from tracekit.questions import ByLabel, Question
 
-#: Tables of one row per finding; in JSON these carry more than a table can.
+#: Tables of one row per finding; their JSON holds more than fits into a table.
 DIAGNOSIS_TABLES = ("causes", "fixes")
 TABLES = JSON_TABLES + DIAGNOSIS_TABLES
 PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
 #: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
 TABLE_KEY = "tracekit_table"
-#: What `write_parquet` replaces.
+#: The kind of file that `write_parquet` replaces.
 TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with(TABLE_KEY))
 
 
@@ -45,9 +45,9 @@ TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with
 class ReportTables:
     """What was found, as tables. Frames are built on first use.
 
-    `ranks`: the global rank of each worker, `hosts`: the node of each rank, as far as the trace says.
-    `attribution`: what stragglers cost, and who. `diagnosis`: why, and what to do. `questions_asked`, `labels_asked`:
-    the answers to custom questions.
+    `ranks`: the global rank of each worker, `hosts`: the node of each rank, as far as the trace names them.
+    `attribution`: what stragglers cost, and who they are. `diagnosis`: why, and what to do. `questions_asked`,
+    `labels_asked`: the answers to custom questions.
     """
 
     ranks: Mapping[Worker, int]
@@ -59,7 +59,7 @@ class ReportTables:
 
     @cached_property
     def by_kind(self) -> pl.DataFrame:
-        """S and waste per op kind, worst first, with what idealising it alone would give.
+        """S and waste per op kind, worst first, and what idealising that kind alone would give.
 
         `launch_delay_slowdown`: T(original, this kind's launch delays kept) / T(original).
         """
@@ -85,7 +85,7 @@ class ReportTables:
 
     @cached_property
     def by_dp_rank(self) -> pl.DataFrame:
-        """S and waste per data-parallel rank; what takes a replay for each is null where it would be too dear."""
+        """S and waste per data-parallel rank. Columns that need a replay per rank are null if that is too expensive."""
         found = self.attribution
         delayed = None if found.delayed_by_dp_rank is None else list(found.delayed_by_dp_rank.T)
         removed = None if found.removed_by_dp_rank is None else list(found.removed_by_dp_rank.T)
@@ -110,7 +110,7 @@ class ReportTables:
 
     @cached_property
     def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, and what it loses by the verdict, seconds."""
+        """Slowdown and times of each step, and the time that it loses according to the verdict, seconds."""
         found = self.attribution
         return pl.DataFrame(
             {
@@ -125,7 +125,7 @@ class ReportTables:
 
     @cached_property
     def critical_path(self) -> pl.DataFrame:
-        """Seconds a step that ops of each kind take on the critical path; kind null: launch delays, as nothing ran."""
+        """Seconds per step that ops of each kind take on the critical path; kind null: launch delays (nothing ran)."""
         paths = self.attribution.critical
         kinds = list(self.attribution.by_kind)
         columns: dict[str, Any] = {"kind": pl.Series([*kinds, None], dtype=pl.String)}
@@ -135,7 +135,7 @@ class ReportTables:
 
     @cached_property
     def critical_workers(self) -> pl.DataFrame:
-        """Seconds a step that the critical path leads through each worker, of those it does."""
+        """Seconds per step that the critical path spends on each worker; only workers on the path."""
         paths = self.attribution.critical
         workers = sorted({*paths["recorded"].by_worker, *paths["original"].by_worker})
         columns: dict[str, Any] = {
@@ -148,7 +148,7 @@ class ReportTables:
 
     @cached_property
     def by_label(self) -> pl.DataFrame:
-        """Exact S of each value of the labels that were asked for, costliest first."""
+        """Exact S of each value of the requested labels, costliest first."""
         return pl.DataFrame(
             [
                 {
@@ -229,7 +229,7 @@ class ReportTables:
 
     @cached_property
     def fixes(self) -> pl.DataFrame:
-        """What each fix would give back, best first."""
+        """What each fix would save, best first."""
         schema = {
             "kind": pl.String,
             "title": pl.String,
@@ -258,17 +258,17 @@ class ReportTables:
         return self.table(name).to_pandas()
 
     def write_csv(self, directory: str | os.PathLike[str]) -> None:
-        """Write every table as a CSV file into `directory`, made if missing.
+        """Write every table as a CSV file into `directory`, which is created if needed.
 
-        Text that a spreadsheet would take for a formula begins with an apostrophe. Raises OutputError. A CSV file
-        there is replaced only if its header is that of the same table.
+        Text that a spreadsheet would take for a formula gets a leading apostrophe. Raises OutputError. An existing CSV
+        file is replaced only if it has the header of the same table.
         """
         folder = Path(directory)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"{folder}: cannot be made: {error.strerror}; choose another directory") from None
-        with ExitStack() as files:  # all of them or, where one fails, none
+            raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
+        with ExitStack() as files:  # all of them or, if one fails, none
             for name in TABLES + PER_STEP_TABLES:
                 table = self.table(name)
                 kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
@@ -277,7 +277,7 @@ class ReportTables:
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).
 
-        Raises OutputError. A file there is replaced only if this method wrote it.
+        Raises OutputError. An existing file is replaced only if this method wrote it.
         """
         with replacing(path, TABLE_FILE) as temporary, open(temporary, "wb") as file:
             self.by_worker_per_step.write_parquet(file, metadata={TABLE_KEY: "by_worker_per_step"})
@@ -315,9 +315,9 @@ class _Finding(Protocol):
     """A cause or a fix."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The finding as JSON data."""
 
 
 def _of_findings(found: Iterable[_Finding], schema: Mapping[str, Any]) -> pl.DataFrame:
-    """One row each, with what of their JSON fits into a table."""
+    """One row per finding, with the keys of its JSON that fit into a table."""
     return pl.DataFrame([{name: row[name] for name in schema} for row in (one.to_dict() for one in found)], schema)

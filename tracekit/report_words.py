@@ -1,6 +1,6 @@
-"""What a report says, row by row: terminal, Markdown, HTML and notebooks draw these words, each in its own way.
+"""The text of a report, row by row. Terminal, Markdown, HTML and notebooks each lay it out in their own way.
 
-In: a `Report`. Out: names and sentences, without markup. Nothing here is computed anew.
+In: a `Report`. Out: names and sentences, without markup. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tracekit.model import Worker
     from tracekit.report import ClockOffset, Report
 
-#: Further causes that an answer names, clocks, and stalls.
+#: Limits of further causes, clocks and stalls in an answer.
 MOST_CAUSES = 3
 _MOST_CLOCKS = 3
 _MOST_STALLS = 3
@@ -53,7 +53,7 @@ def worker_name(report: Report, worker: Worker) -> str:
 
 
 def worker_label(report: Report, worker: Worker) -> str:
-    """Rank without its node: "rank 9"; the coordinates where the trace does not say."""
+    """Rank without its node: "rank 9"; the worker's coordinates if the trace does not name it."""
     rank = report.ranks.get(worker)
     return worker.coordinates if rank is None else f"rank {rank}"
 
@@ -61,11 +61,11 @@ def worker_label(report: Report, worker: Worker) -> str:
 def answer_rows(
     report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES
 ) -> Iterator[tuple[str, str]]:
-    """What it costs, who, why, what to do first, what that saves, and whether to believe it; what the headline says
-    already is left out.
+    """What it costs, who, why, what to do first, what that saves, and whether to believe it. Leaves out what the
+    headline already says.
 
-    A row without a name goes on with the one before. `gpu_hour`: the price of a GPU-hour, in any currency.
-    `most_causes`: further causes that get a row each; of the others, the number.
+    A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
+    how many further causes get a row each; the others are only counted.
     """
     answer = report.diagnosis.answer
     lost = answer.cost
@@ -104,7 +104,7 @@ def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
 
 
 def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    """A row for each fix, as `FIX_HEADS`; without figures where no saving is promised."""
+    """A row for each fix, as `FIX_HEADS`; without figures if no saving is promised."""
     for fix in report.diagnosis.fixes:
         sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
         if fix.withheld is not None:
@@ -122,15 +122,15 @@ def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
 
 
 def _clocks(report: Report) -> str:
-    """Which clocks were off and set right, or that some could not be compared; empty where neither."""
+    """Which clocks were off and were corrected, or that some could not be compared; empty if neither applies."""
     clocks = report.clocks
     off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
     parts = [_clock(report, row) for row in off[:_MOST_CLOCKS]]
     if parts:
         more = f" and {len(off) - _MOST_CLOCKS} more" if len(off) > _MOST_CLOCKS else ""
-        return f"{', '.join(parts)}{more}: taken out of all figures"
+        return f"{', '.join(parts)}{more}: corrected in all figures"
     if clocks.untied:
-        return f"{clocks.untied} cannot be compared: no op ends at once on several of them"
+        return f"{clocks.untied} cannot be compared: no op ends on several of them at the same time"
     return ""
 
 
@@ -146,7 +146,7 @@ def _clock(report: Report, row: ClockOffset) -> str:
 
 
 def published_instead(report: Report) -> str:
-    """What the published rules say where that is something else; empty where they agree."""
+    """What the published rules say if that differs; empty if they agree."""
     published = report.published
     if report.method is Method.PUBLISHED or published is None or not published.differs(report.slowdown):
         return ""
@@ -154,7 +154,7 @@ def published_instead(report: Report) -> str:
 
 
 def _coverage(report: Report) -> str:
-    """What is missing from the trace; empty where nothing is."""
+    """What is missing from the trace; empty if nothing is."""
     coverage, parts = report.coverage, []
     if coverage.workers_traced < coverage.workers_expected:
         shown = "; ".join(worker.coordinates for worker in coverage.missing_workers[:4])
@@ -165,7 +165,7 @@ def _coverage(report: Report) -> str:
         )
     elif not coverage.complete:
         parts.append(
-            f"{coverage.worker_steps_traced} of {coverage.worker_steps_expected} worker-steps traced: some workers miss"
+            f"{coverage.worker_steps_traced} of {coverage.worker_steps_expected} worker-steps traced: some workers lack"
             " some steps"
         )
     if report.dropped_lanes:
@@ -177,7 +177,7 @@ def _coverage(report: Report) -> str:
     if steps := report.left_out_steps:
         parts.append(f"left out {len(steps)} steps that some DP ranks lack")
     elif parts:
-        parts.append("waiting for untraced workers shows as slow communication")
+        parts.append("waiting for untraced workers appears as slow communication")
     if gaps := report.attribution.gaps:
         done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"
         parts.append(f"not recorded{done}: {gaps_text(gaps)}")

@@ -86,9 +86,9 @@ class NcclMask(click.ParamType[int]):
 )
 @click.option("--idle", is_flag=True, help="Record nothing until `tracekit attach` asks for it.")
 @click.option("--keep", type=Size(), help="Keep so much of each rank's segments on disk, such as 2GB; the oldest go.")
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
 @click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, where they cannot be found.")
 @click.option(
     "--nccl",
@@ -168,7 +168,7 @@ def collect_command(
         raise SelectionError(f"{given[0]} is for --live, which is not there")
     for option, path in (("--out", out), ("--store", store), ("--segments", segments)):
         if path == Path("-"):
-            raise SelectionError(f"{option}: '-' is no file here, nothing is written to stdout; name a file or folder")
+            raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
     schedule = schedule_options(steps, every, length, idle=idle, overhead=overhead)
     hold()  # before the imports below: see there
     try:

@@ -276,7 +276,7 @@ def test_a_disk_that_fills_as_the_tables_are_made_costs_nothing(jobs: Path, stud
     with limit, pytest.raises(OutputError, match="cannot be written: File too large; make room"):
         run_study(Study(tmp_path), find_sources([str(jobs)]), Here(), fill)
     assert {name: tables(tmp_path)[name] for name in before} == before
-    assert "its last run did not come to an end" in run("fleet", "report", tmp_path, "--json").err
+    assert "its last run did not finish" in run("fleet", "report", tmp_path, "--json").err
     again = study_here(jobs, out=tmp_path)
     assert all(one.reused for one in again.outcomes)
     assert tables(tmp_path) == tables(study)

@@ -104,8 +104,8 @@ def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("{}/jobs.store", "--window-steps", "5"), "the windows of a store are there already"),
-        (("{}/run", "--window-steps", "5", "--window-seconds", "5"), "exclude each other"),
+        (("{}/jobs.store", "--window-steps", "5"), "a store already holds windows"),
+        (("{}/run", "--window-steps", "5", "--window-seconds", "5"), "cannot be combined"),
         (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, or a store"),
         (("{}/run", "--notify", "nobody"), "--notify 'nobody'; expected an address"),
         (("{}/run", "--metrics-port", "1", "--metrics-host", "203.0.113.1"), "cannot listen on 203.0.113.1, port 1"),

@@ -32,7 +32,7 @@ def alerts_command(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be made: {error.strerror or error}; choose another folder") from None
+        raise OutputError(f"{folder}: cannot be created: {error.strerror or error}; choose another folder") from None
     kinds = {folder / name: Kind("a file of `tracekit alerts`", partial(_holds, mark)) for name, mark in _MARKS.items()}
     for path, kind in kinds.items():
         check_writable(path, kind)

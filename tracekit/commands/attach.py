@@ -19,13 +19,18 @@ from tracekit.text import printable
 @click.argument("job", required=False)
 @click.option("--steps", type=click.IntRange(2), default=5, show_default=True, metavar="N", help="Record N steps.")
 @click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, metavar="SECONDS", help="Give up then."
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up after this long.",
 )
 def attach_command(
     job: str | None,

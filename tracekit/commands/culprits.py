@@ -58,7 +58,12 @@ class _Found:
     show_default=True,
     help="slurm: a hostlist such as node-[1,3-4], and nothing else.",
 )
-@click.option("--part", multiple=True, metavar="PART", help="Only who is slow in this, such as compute. Repeatable.")
+@click.option(
+    "--part",
+    multiple=True,
+    metavar="PART",
+    help="Only culprits that are slow in this part, such as compute. Repeatable.",
+)
 def culprits_command(
     trace: Path | None,
     layout: Path | None,
@@ -71,8 +76,8 @@ def culprits_command(
 ) -> int:
     """Which nodes hold the job up? Names that a script can use.
 
-    A PART is what of a rank is slow: compute, workload, optimizer, data-loading, host, python-gc, process, checkpoint,
-    network or unrecorded. Of these, compute, process and network speak of a machine.
+    A PART is what is slow about a rank: compute, workload, optimizer, data-loading, host, python-gc, process,
+    checkpoint, network or unrecorded. Of these, compute, process and network point at a machine.
 
     Exit codes: 0 all culprits have a node, 5 nobody is to blame or the report cannot be trusted (slurm: no output),
     6 the node of a culprit is unknown (slurm: the others).
@@ -85,8 +90,8 @@ def culprits_command(
         if trace is not None and are_gpu_traces((trace,)):
             if unit is not None or as_arguments(None, layout, store, job, window):
                 raise SelectionError(
-                    f"{trace} is of torch.profiler (docs/kineto.md): --layout, --unit, --store, --job and --window are"
-                    " not for it"
+                    f"{trace} is of torch.profiler (docs/kineto.md): --layout, --unit, --store, --job and --window do"
+                    " not apply to it"
                 )
             found = _of_gpus(trace)
         else:
@@ -113,7 +118,7 @@ def _of_pipeline(
     loaded = load(trace, layout, unit, store, job, window)
     if not isinstance(loaded, Job):
         raise SelectionError(
-            f"{short(loaded.trace.name)} is an op trace (docs/op-trace.md), whose report names no culprit;"
+            f"{short(loaded.trace.name)} is an op trace (docs/op-trace.md); the report on it names no culprit;"
             " `tracekit whatif --by host` says what each host costs"
         )
     report = loaded.whatif()

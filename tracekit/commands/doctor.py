@@ -23,12 +23,12 @@ from tracekit.text import printable
 @click.option("--store", type=OUT, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
-    """Will `tracekit collect` work here? Looks, and tries it with two ranks."""
+    """Will `tracekit collect` work here? Checks what it needs, and tries it with two ranks."""
     from tracekit.collectors.launch.doctor import Outcome, checks
 
     found = []
     with progress() as tell:
-        tell("looking, and training two ranks for a moment")
+        tell("checking, and training two ranks for a moment")
         for check in checks(python or sys.executable, store):
             found.append(check)
             if not as_json:

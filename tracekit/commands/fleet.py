@@ -41,17 +41,21 @@ def fleet_command() -> None:
 
 @fleet_command.command("run")
 @click.argument("sources", nargs=-1, required=True)
-@click.option("-o", "--out", required=True, type=OUT, help="Folder of the study; one that is there goes on.")
+@click.option("-o", "--out", required=True, type=OUT, help="Folder of the study; an existing study is continued.")
 @click.option("--processes", type=click.IntRange(1, 4096), help="Processes that analyse [default: one a core].")
-@click.option("--memory", metavar="SIZE", help="All of them together, such as 2500M or 16G [default: half of it].")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Memory for all processes together, such as 2500M or 16G [default: half of the machine's].",
+)
 @click.option(
     "--ray",
     is_flag=False,
     flag_value=_OWN_CLUSTER,
     metavar="[ADDRESS]",
-    help="Run on a Ray cluster; alone, on one here.",
+    help="Run on the Ray cluster at this address; without an address, on a local one.",
 )
-@click.option("--timings", type=OUT, help="Write a CSV file with what each source took.")
+@click.option("--timings", type=OUT, help="Write a CSV file with the time that each source took.")
 def run(
     sources: tuple[str, ...],
     out: Path,
@@ -108,7 +112,7 @@ def _bytes(text: str) -> int:
 
 
 def _study(path: Path) -> Study:
-    """The study at `path`. Raises FormatError where it is something else, StudyError where it is nothing."""
+    """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
     from tracekit.commands.recognise import Wanted, explained
     from tracekit.fleet.study import Study
 
@@ -215,7 +219,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
         check_writable(html, FLEET_PAGE_FILE)
     opened = _study(study)
     if opened.unfinished:
-        say(f"tracekit: {printable(str(study))}: its last run did not come to an end; run it again for what it found")
+        say(f"tracekit: {printable(str(study))}: its last run did not finish; run it again to complete the study")
     with progress() as tell:
         tell("reading the study")
         found, culprits = figures_of(opened), recurring_culprits(opened, rate)
@@ -238,7 +242,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 @click.option("--csv", type=OUT, help="Write all columns as CSV, for a ticket system.")
 @_RATE
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
-    """Which hosts and GPUs hold up one job of STUDY after another, more often than by chance?"""
+    """Which hosts and GPUs hold up one job of STUDY after another, more often than chance explains?"""
     memory.return_soon()
     from tracekit.atomic_write import check_writable, replacing
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
@@ -263,7 +267,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--fail-on-worse", is_flag=True, help="Exit with 3 where a figure is worse.")
+@click.option("--fail-on-worse", is_flag=True, help="Exit with 3 if a figure is worse.")
 def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
     """What became worse from study BEFORE to study AFTER, in all, by cause and by team?"""
     memory.return_soon()

@@ -28,15 +28,15 @@ HANG_FOLDERS = "hang-*"
 
 @click.command("hang")
 @click.argument("directory", metavar="DIRECTORY|STORE", type=click.Path(path_type=Path))
-@click.option("--job", shell_complete=job_names, help="Of a store: the newest hang of this job.")
+@click.option("--job", shell_complete=job_names, help="With a store: show the newest hang of this job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--out", type=OUT, help="Also write report.txt and report.json to this folder.")
 def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | None) -> int:
     """Which rank never arrives? Names the ranks that hold a hung job up, and why.
 
     DIRECTORY holds the flight-recorder dumps of the ranks, one file each (pickle or JSON), or is the --segments folder
-    of a `tracekit collect --hang-after` that saw a hang. Of a STORE, the newest hang that it keeps is shown. Exit code
-    4: a hang is found.
+    of a `tracekit collect --hang-after` that saw a hang. With a STORE, shows the newest hang that it holds. Exit code
+    4: a hang was found.
     """
     from tracekit.store import Store
 
@@ -49,7 +49,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
                 0, f"{printable(found.job)}, {datetime.fromtimestamp(found.found_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
             )
     elif job is not None:
-        raise click.UsageError("--job chooses a hang of a store; DIRECTORY is none")
+        raise click.UsageError("--job chooses a hang in a store; DIRECTORY is not a store")
     else:
         lines, report = _analyse(directory)
     if out is not None:
@@ -97,7 +97,7 @@ def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> Non
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{out}: cannot be made: {error.strerror or error}; choose another --out") from None
+        raise OutputError(f"{out}: cannot be created: {error.strerror or error}; choose another --out") from None
     text, plain = "\n".join(lines), json.dumps(report)
     files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:

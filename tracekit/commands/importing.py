@@ -33,7 +33,7 @@ _LIST = "?"
 @click.option("--format", "importer", is_flag=False, flag_value=_LIST, help="Format of the traces; alone, lists them.")
 @click.option("--layout", type=PATH, help="YAML file with the parallel sizes, of a published trace or of segments.")
 @click.option(
-    "--unit", type=UNIT, help="Unit of the times in the traces, where their format leaves it open [default: s]."
+    "--unit", type=UNIT, help="Unit of the times in the traces, if their format does not state it [default: s]."
 )
 @click.option("--store", type=OUT, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")

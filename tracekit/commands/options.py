@@ -40,7 +40,7 @@ class _Out(click.Path):
         """
         if value in ("-", Path("-")):
             option = param.opts[-1] if isinstance(param, click.Option) else "-"
-            raise SelectionError(f"{option}: '-' is no file here, nothing is written to stdout; name a file or folder")
+            raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
         return super().convert(value, param, ctx)
 
 
@@ -76,7 +76,7 @@ def job_source(command: Any) -> Any:
         click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s]."),
         click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store]."),
         click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest]."),
-        click.option("--window", type=int, help="Window of the job, where it has several [default: the newest]."),
+        click.option("--window", type=int, help="Window of the job, if it has several [default: the newest]."),
     )[::-1]:
         command = decorate(command)
     return command

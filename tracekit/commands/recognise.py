@@ -148,7 +148,7 @@ def _own(path: Path, named: str, wanted: Wanted) -> str | None:
     from tracekit.documents.page import PAGE_FILE
     from tracekit.report_tables import TABLE_FILE
 
-    made_of = ", or name the trace that it was made of" if wanted is Wanted.TRACE else ""
+    made_of = ", or name the trace that it was made from" if wanted is Wanted.TRACE else ""
     for kind, hint in (
         (PAGE_FILE, f"open it in a browser: `xdg-open {named}`"),
         (MARKDOWN_FILE, "it is text to read"),
@@ -158,7 +158,7 @@ def _own(path: Path, named: str, wanted: Wanted) -> str | None:
             if kind.recognises(file):
                 return f"{kind.name}, not {wanted}; {hint}{made_of}"
     if _beginning(path).lstrip().startswith(b'{"report_version"'):
-        instead = "the trace that it was made of" if made_of else wanted
+        instead = "the trace that it was made from" if made_of else wanted
         return f"a report of `tracekit whatif --json`, not {wanted}; name {instead}"
     return None
 

@@ -91,7 +91,7 @@ def check(store: Path | None) -> int:
 @store_command.command()
 @_STORE
 def repair(store: Path | None) -> None:
-    """Drop what is damaged, a line each; all else stays."""
+    """Drop what is damaged, with a line for each; everything else stays."""
     from tracekit.store import Store, default_store
     from tracekit.store.care import repair as repairing
 
@@ -109,7 +109,7 @@ def repair(store: Path | None) -> None:
     "--max-size", metavar="SIZE", help="Remove the oldest ops until all files take at most this, such as 50G."
 )
 def prune(store: Path | None, older_than: str | None, max_size: str | None) -> None:
-    """Remove raw ops by age or size; reports stay, and so does what was found."""
+    """Remove raw ops by age or size; reports and findings stay."""
     from tracekit.store import Store, default_store
     from tracekit.store.care import prune as pruning
 
@@ -134,7 +134,7 @@ def migrate(old: Path, out: Path | None) -> None:
     new = out or old.with_suffix(".store")
     with progress() as tell:
         jobs = migrating(old, new, tell)
-    click.echo(f"Migrated {jobs} job{'s' * (jobs != 1)} to {short(str(new))}; {short(str(old))} is not needed any more")
+    click.echo(f"Migrated {jobs} job{'s' * (jobs != 1)} to {short(str(new))}; {short(str(old))} is no longer needed")
 
 
 def _echo(lines: Sequence[str]) -> int:

@@ -32,7 +32,7 @@ _TRUTH = "truth.csv"
 def synth_fleet_command(out: Path, jobs: int | None, seed: int | None, population: Path | None, processes: int) -> None:
     """Simulate a fleet whose shares of sizes, causes and teams are set.
 
-    What is true of each job, by the simulator alone, goes into truth.csv; a study of the traces can be held against it.
+    truth.csv holds the ground truth about each job, from the simulator alone, to compare a study of the traces with.
     """
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
@@ -46,7 +46,7 @@ def synth_fleet_command(out: Path, jobs: int | None, seed: int | None, populatio
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{out}: cannot be made: {error.strerror}; choose another folder") from None
+        raise OutputError(f"{out}: cannot be created: {error.strerror}; choose another folder") from None
     truths = []
     with progress() as tell, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         work = [(fleet, number, out) for number in range(fleet.jobs)]

@@ -29,13 +29,11 @@ _DEFAULT_SECONDS = 60.0
 @click.option(
     "--store", type=PATH, help="Store for the windows of DIR [default: $TRACEKIT_STORE, else ./tracekit.store]."
 )
-@click.option(
-    "--name", help="Name of the job in the store [default: that of DIR]; of a STORE, the only job to tell of."
-)
+@click.option("--name", help="Name of the job in the store [default: that of DIR]; with STORE, the only job to report.")
 @watch_options
-@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, where it cannot be found.")
-@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, where it cannot be found.")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, where it cannot be found.")
+@click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
+@click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
 @click.option("--consume", is_flag=True, help="Remove segments in DIR once their steps are stored.")
 def watch_command(
     source: Path,
@@ -49,8 +47,8 @@ def watch_command(
 ) -> None:
     """Analyse a running job window by window, and say which incidents open and close.
 
-    DIR is what ranks write to (`tracekit collect --segments DIR`), on this machine or on a shared disk; it may not be
-    there yet. The watch ends with the job. Of a STORE, to which others add windows, it tells until Ctrl-C.
+    DIR is the folder that ranks write to (`tracekit collect --segments DIR`), on this machine or on a shared disk; it
+    need not exist yet. The watch ends with the job. With a STORE to which others add windows, it reports until Ctrl-C.
     """
     from contextlib import ExitStack
 
@@ -66,7 +64,7 @@ def watch_command(
     asked = WatchOptions(**watching)
     steps, seconds = asked.window_steps, asked.window_seconds
     if steps is not None and seconds is not None:
-        raise SelectionError("--window-steps and --window-seconds exclude each other; choose one")
+        raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
         _check_of_store(store, steps, seconds, consume)
         watched, run = Store(source), None
@@ -97,17 +95,17 @@ def watch_command(
             port, scrapes = stack.enter_context(serving)
             _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
         if run is not None and not is_run_directory(source):
-            _tell(f"{source}: nobody records there yet; waiting")
+            _tell(f"{source}: no recording there yet; waiting")
         watch.until_ended(stop)
         if scrapes is not None:
-            scrapes.wait_for_all(stop)  # else Prometheus takes the end of the job for the death of its watch
+            scrapes.wait_for_all(stop)  # otherwise Prometheus takes the end of the job for a killed watch
 
 
 def _check_of_store(store: Path | None, steps: int | None, seconds: float | None, consume: bool) -> None:
     if store is not None or steps is not None or seconds is not None or consume:
         raise SelectionError(
-            "the windows of a store are there already: --store, --window-steps, --window-seconds and --consume are for"
-            " the folder that ranks write to"
+            "a store already holds windows: --store, --window-steps, --window-seconds and --consume are for the folder"
+            " that ranks write to"
         )
 
 

@@ -52,8 +52,8 @@ STDOUT = Path("-")
     help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
-@click.option("--explain", is_flag=True, help="Say how every number of the first screen came about.")
-@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="Say the cost in money, too.")
+@click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
+@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
 @click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
@@ -120,7 +120,7 @@ def whatif_command(
     if kernel_classes:
         raise SelectionError("--kernel-class is for traces of torch.profiler")
     if len(traces) > 1:
-        raise SelectionError(f"{len(traces)} traces: several files make one job only if they are of torch.profiler")
+        raise SelectionError(f"{len(traces)} traces: only files of torch.profiler can form one job together")
     trace = traces[0] if traces else None
     _check_files(parquet_file, markdown, html)
     with progress() as tell:
