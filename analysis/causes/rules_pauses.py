@@ -46,8 +46,9 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
 
 def stopped_by_kernel(evidence: Evidence) -> Bools:
     """Workers whose process is stopped in several steps, and much longer than the others', [stages, dp_ranks]."""
-    stops = evidence.stopped_s.transpose(0, 2, 1)
-    return stopped(stops.reshape(-1, stops.shape[2]), evidence.unchanged_s).reshape(stops.shape[:2])
+    off_s, stops_s = (each.transpose(0, 2, 1) for each in (evidence.off_cpu_s, evidence.stopped_s))
+    flat = (-1, off_s.shape[2])
+    return stopped(off_s.reshape(flat), stops_s.reshape(flat), evidence.unchanged_s).reshape(off_s.shape[:2])
 
 
 def steps_with_stops(evidence: Evidence) -> Bools:

@@ -22,7 +22,9 @@ from tracekit.trace import Trace
 
 #: This share of a worker's steps is quiet; one that is stopped in more is compared with the quiet steps of its peers.
 QUIET_SHARE = 0.25
-#: A worker is stopped if that takes this share of the step more than its peers' stops, in at least so many steps.
+#: Time off the CPU is common up to the quantile of the usual member's steps.
+HIGH_SHARE = 0.9
+#: A worker is stopped if what is not common takes this share of the step, in at least so many steps.
 SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
@@ -64,12 +66,15 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
 
-def stopped(stops_s: Floats, step_s: float) -> Bools:
-    """Members that are stopped in several steps, and much longer than the others, [members].
+def stopped(off_s: Floats, stops_s: Floats, step_s: float) -> Bools:
+    """Members that are stopped in several steps, for longer than others ever are, [members].
 
-    `stops_s`: [members, steps]; `step_s`: what a step takes. Seconds.
+    `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `step_s`: what a step takes.
+    Seconds.
     """
-    mean = stops_s.mean(axis=1)
-    several = (stops_s > LEAST_OF_LONGEST * stops_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
-    hit: Bools = (mean - lower_median(mean, 0) >= SMALLEST_STOP_SHARE * step_s) & several
+    # Threads are off the CPU for a little in any step; what all have now and then is no stop.
+    usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
+    beyond_s = np.maximum(stops_s - usual_s, 0.0)
+    several = (beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
+    hit: Bools = (beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s) & several
     return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)

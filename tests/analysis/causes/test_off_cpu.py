@@ -65,5 +65,10 @@ def test_computes_that_last_longer_on_the_cpu_are_no_stops():
     assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
 
 
+def test_what_others_are_off_the_cpu_now_and_then_is_no_stop():
+    found = causes(in_forward=STOP_S, off_cpu=(STOP_S, STOP_S))
+    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+
+
 def test_being_off_the_cpu_costs_nothing_where_computes_are_no_longer():
     assert not any(cause.change for cause in causes())
