@@ -117,6 +117,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         incomplete_steps=len(_incomplete_steps(replay)),
         clock_doubts=replay.clocks.doubts,
         coarse_starts_s=coarse_starts_s(graph),
+        one_clock=graph.trace is not None and graph.trace.one_clock,
     )
 
 

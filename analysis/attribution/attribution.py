@@ -101,7 +101,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     if nothing was reconstructed. `hidden_slowdown`: S if collectives did nothing but wait for DP ranks that are not in
     the trace, None if none is missing. `incomplete_steps`: the number of steps with missing DP ranks. `ops`: the number
     of ops in the graph. `clock_doubts`: why the measured clock offsets may be wrong. `coarse_starts_s`: the resolution
-    of the recorded starts, seconds, if it is too coarse, else None.
+    of the recorded starts, seconds, if it is too coarse, else None. `one_clock`: whether all ranks share a clock.
     """
 
     steps: Int32s
@@ -136,6 +136,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     incomplete_steps: int
     clock_doubts: tuple[str, ...]
     coarse_starts_s: float | None
+    one_clock: bool = False
 
     @property
     def original_s(self) -> float:
@@ -238,7 +239,9 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
             reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
         reasons += self._doubts()
         clamped = self.clamped_transfers + self.clamped_delays
-        if clamped > LARGEST_CLAMPED_SHARE * self.ops or (reasons and clamped):
+        # On one clock, ops that contradict the graph cost no more than the replay misses.
+        many = clamped > LARGEST_CLAMPED_SHARE * self.ops and not self.one_clock
+        if many or (reasons and clamped):
             reasons.append(
                 f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): ops overlapped that"
                 " the graph orders, or clocks of ranks differ by more than could be taken out"

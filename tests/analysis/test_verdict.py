@@ -132,6 +132,10 @@ def test_many_times_below_zero_are_not_trusted():
     found = attribute(JobReplay.from_trace(data_parallel_job([[FORWARD, BACKWARD]] * 2)))
     assert structs.replace(found, clamped_transfers=0).trust.trustworthy
     assert not structs.replace(found, clamped_transfers=4).trust.trustworthy
+    # On one clock, what they do is in the replay error.
+    assert structs.replace(found, clamped_transfers=4, one_clock=True).trust.trustworthy
+    missed = structs.replace(found, clamped_transfers=4, one_clock=True, with_delays=1.06 * found.recorded).trust
+    assert any("4 transfers or launch delays" in reason for reason in missed.reasons)
 
 
 def unrecorded(trace: Trace, kind: str) -> Trace:
