@@ -28,6 +28,8 @@ HIGH_SHARE = 0.9
 SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
+#: Times are alike if eight of ten are within this share of the middle one.
+ALIKE = 0.5
 
 
 def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
@@ -67,7 +69,7 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
 
 
 def stopped(off_s: Floats, stops_s: Floats, step_s: float) -> Bools:
-    """Members that are stopped in several steps, for longer than others ever are, [members].
+    """Members that are stopped now and then, for longer than others ever are, [members].
 
     `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `step_s`: what a step takes.
     Seconds.
@@ -77,4 +79,17 @@ def stopped(off_s: Floats, stops_s: Floats, step_s: float) -> Bools:
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
     several = (beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
     hit: Bools = (beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s) & several
+    hit[hit] = [not _steady(off, beyond) for off, beyond in zip(off_s[hit], beyond_s[hit], strict=True)]
     return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
+
+
+def _steady(off_s: Floats, beyond_s: Floats) -> bool:
+    """Whether a member is off the CPU for as long in each step of a stretch, as where its code sleeps, [steps] each.
+
+    Stops come at any time: into some steps fall none of them, into others one or several.
+    """
+    on = beyond_s > LEAST_OF_LONGEST * beyond_s.max()
+    low, middle, high = np.quantile(off_s[on], (0.1, 0.5, 0.9))
+    runs = int((np.diff(on.astype(np.int8), prepend=0) > 0).sum())
+    by_chance = on.sum() * (len(on) - on.sum() + 1) / len(on)
+    return bool(high - low < ALIKE * middle and runs <= max(1.0, by_chance / 2))

@@ -29,11 +29,11 @@ def lane(host_s: float, forward_s: float, last_s: float):
     )
 
 
-def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S)):
+def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED):
     """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them."""
     parts = []
     for step in range(STEPS):
-        hit = step in STOPPED
+        hit = step in steps
         last_s = HOST_S + FORWARD_S + BACKWARD_S + hit * (in_host + in_forward)
         lanes = {
             0: lane(HOST_S, FORWARD_S, last_s),
@@ -68,6 +68,13 @@ def test_computes_that_last_longer_on_the_cpu_are_no_stops():
 def test_what_others_are_off_the_cpu_now_and_then_is_no_stop():
     found = causes(in_forward=STOP_S, off_cpu=(STOP_S, STOP_S))
     assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+
+
+@pytest.mark.parametrize("steps", [range(STEPS), range(8, STEPS), range(6, 13)])
+def test_code_that_sleeps_in_every_step_of_a_stretch_is_no_stop(steps):
+    found = causes(in_forward=STOP_S, steps=steps)
+    assert [cause.where for cause in found if cause.kind is CauseKind.BAD_WORKER] == [RANK_1]
+    assert not any("neither runs nor waits" in cause.effect for cause in found)
 
 
 def test_being_off_the_cpu_costs_nothing_where_computes_are_no_longer():
