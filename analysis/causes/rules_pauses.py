@@ -46,9 +46,14 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
 
 def stopped_by_kernel(evidence: Evidence) -> Bools:
     """Workers whose process is stopped in several steps, and much longer than the others', [stages, dp_ranks]."""
-    off_s, stops_s = (each.transpose(0, 2, 1) for each in (evidence.off_cpu_s, evidence.stopped_s))
-    flat = (-1, off_s.shape[2])
-    return stopped(off_s.reshape(flat), stops_s.reshape(flat), evidence.unchanged_s).reshape(off_s.shape[:2])
+    if evidence.table.empty:
+        return np.zeros((evidence.stages, len(evidence.dp_ranks)), np.bool_)
+    computes_s: Floats = np.nansum(evidence.table.grid, axis=(0, 2, 3))
+    off_s, stops_s, computes_s = (
+        each.transpose(0, 2, 1).reshape(-1, each.shape[1])
+        for each in (evidence.off_cpu_s, evidence.stopped_s, computes_s)
+    )
+    return stopped(off_s, stops_s, computes_s, evidence.unchanged_s).reshape(evidence.stages, -1)
 
 
 def steps_with_stops(evidence: Evidence) -> Bools:

@@ -140,9 +140,10 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         """
         if self.off_s is None:
             return np.zeros(self.computed_s.shape, np.bool_), np.zeros(self.computed_s.shape)
-        stops_s = within_computes(self.off_s, np.nan_to_num(self.computed_s))
-        flat = (-1, stops_s.shape[2])
-        hit = stopped(self.off_s.reshape(flat), stops_s.reshape(flat), step_s).reshape(stops_s.shape[:2])
+        computes_s = np.nan_to_num(self.computed_s)
+        stops_s = within_computes(self.off_s, computes_s)
+        off_s, stops, computes = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s, computes_s))
+        hit = stopped(off_s, stops, computes, step_s).reshape(stops_s.shape[:2])
         return hit[..., None] & (stops_s > 0), stops_s
 
     def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:

@@ -16,7 +16,7 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import lower_median, lower_quantile
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile, safe
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace
 
@@ -26,6 +26,8 @@ QUIET_SHARE = 0.25
 HIGH_SHARE = 0.9
 #: A worker is stopped if what is not common takes this share of the step, in at least so many steps.
 SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
+#: Where the usual member is off the CPU for more than this share of its computes, something else computes.
+LARGEST_USUAL_SHARE = 0.25
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
 #: Times are alike if eight of ten are within this share of the middle one.
@@ -68,12 +70,15 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
 
-def stopped(off_s: Floats, stops_s: Floats, step_s: float) -> Bools:
+def stopped(off_s: Floats, stops_s: Floats, computes_s: Floats, step_s: float) -> Bools:
     """Members that are stopped now and then, for longer than others ever are, [members].
 
-    `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `step_s`: what a step takes.
-    Seconds.
+    `off_s`: time off the CPU, `stops_s`: the part within computes, `computes_s`: what computes take, [members, steps];
+    `step_s`: what a step takes. Seconds.
     """
+    usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
+    if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
+        return np.zeros(len(off_s), np.bool_)
     # Threads are off the CPU for a little in any step; what all have now and then is no stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)

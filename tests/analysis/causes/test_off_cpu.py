@@ -29,7 +29,7 @@ def lane(host_s: float, forward_s: float, last_s: float):
     )
 
 
-def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED):
+def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED, always_s=0.0):
     """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them."""
     parts = []
     for step in range(STEPS):
@@ -39,7 +39,7 @@ def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED)
             0: lane(HOST_S, FORWARD_S, last_s),
             1: lane(HOST_S + hit * in_host, FORWARD_S + hit * in_forward, last_s),
         }
-        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[hit * seconds] for seconds in off_cpu]})
+        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[always_s + hit * seconds] for seconds in off_cpu]})
         ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
         first = pl.int_range(pl.len()).over("dp_rank") == 0
         parts.append(ops.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU)))
@@ -75,6 +75,12 @@ def test_code_that_sleeps_in_every_step_of_a_stretch_is_no_stop(steps):
     found = causes(in_forward=STOP_S, steps=steps)
     assert [cause.where for cause in found if cause.kind is CauseKind.BAD_WORKER] == [RANK_1]
     assert not any("neither runs nor waits" in cause.effect for cause in found)
+
+
+def test_threads_that_wait_for_a_device_are_not_stopped():
+    """Both are off the CPU for a third of their computes in every step, rank 1 for 200 ms more in four."""
+    found = causes(in_forward=0.2, off_cpu=(0.0, 0.2), always_s=FORWARD_S)
+    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
 
 
 def test_being_off_the_cpu_costs_nothing_where_computes_are_no_longer():
