@@ -13,7 +13,6 @@ import numpy as np
 from tracekit.analysis.causes.episode_figures import chance_figures, time_of_episodes
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.causes.rules_pauses import steps_with_stops
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
@@ -172,7 +171,7 @@ class SlowSteps(Rule):
         profile = evidence.profile
         if profile is None or len(profile.step) < FEWEST_STEPS:
             return
-        slow = (profile.slow_step > 1) & ~steps_with_stops(evidence)
+        slow = (profile.slow_step > 1) & ~evidence.steps_with_stops
         if not slow.any() or slow.mean() > 0.5:
             return
         figures = (

@@ -20,7 +20,6 @@ from tracekit.analysis.causes.model import (
     confidence_from,
 )
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.causes.rules_pauses import stopped_by_kernel
 from tracekit.analysis.evidence.changes import (
     NoOverlap,
     Scale,
@@ -309,5 +308,5 @@ def slow_host_code(evidence: Evidence) -> Bools:
 
     A process that is stopped again and again also launches late: one problem, one cause.
     """
-    slow = evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~stopped_by_kernel(evidence)[:, None]
+    slow = evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~evidence.stopped_processes[:, None]
     return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]

@@ -15,7 +15,7 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST, stopped
+from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST
 from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Bools, Noise, needed_nats
@@ -42,26 +42,6 @@ def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
         return np.zeros((evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks)))
     total: Floats = np.nan_to_num(grid.gather(evidence.replay.durations.cost)).sum(axis=1)
     return total
-
-
-def stopped_by_kernel(evidence: Evidence) -> Bools:
-    """Workers whose process is stopped in several steps, and much longer than the others', [stages, dp_ranks]."""
-    if evidence.table.empty:
-        return np.zeros((evidence.stages, len(evidence.dp_ranks)), np.bool_)
-    computes_s: Floats = np.nansum(evidence.table.grid, axis=(0, 2, 3))
-    off_s, stops_s, computes_s = (
-        each.transpose(0, 2, 1).reshape(-1, each.shape[1])
-        for each in (evidence.off_cpu_s, evidence.stopped_s, computes_s)
-    )
-    return stopped(off_s, stops_s, computes_s, evidence.unchanged_s).reshape(evidence.stages, -1)
-
-
-def steps_with_stops(evidence: Evidence) -> Bools:
-    """Steps in which the process of a rank is stopped that is named for it, [steps]."""
-    steps = np.asarray((np.where(stopped_by_kernel(evidence)[:, None], evidence.stopped_s, 0.0) > 0).any(axis=(0, 2)))
-    if evidence.lockstep is not None:
-        steps = steps | evidence.lockstep.stopped(evidence.unchanged_s)[0].any(axis=(0, 1))
-    return steps
 
 
 def stopped_workers(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
@@ -175,7 +155,7 @@ def pauses_in_forwards(evidence: Evidence) -> Floats | None:
     seen = evidence.pauses_inside_computes
     if seen is not None and seen < pauses.forwards / 2:  # something else paused them
         return None
-    pause = np.where(steps_with_stops(evidence)[:, None], 0.0, pauses.seconds)
+    pause = np.where(evidence.steps_with_stops[:, None], 0.0, pauses.seconds)
     pause[BACKWARD] = 0.0
     return pause if pause.any() else None
 
@@ -227,14 +207,14 @@ class ProcessPauses(Rule):
         pauses = evidence.pauses
         if pauses is None:
             return
-        counted = stopped_by_kernel(evidence)
+        counted = evidence.stopped_processes
         if counted.any():
             yield self._counted(evidence, counted)
         hit = pauses.stopped & ~waited_for_a_core(evidence, np.maximum(evidence.table.grid - pauses.usual_s, 0.0))
         hit &= ~counted
         if hit.any():
             yield self._stopped(evidence, pauses, hit)
-        pauses = replace(pauses, seconds=np.where(steps_with_stops(evidence)[:, None], 0.0, pauses.seconds))
+        pauses = replace(pauses, seconds=np.where(evidence.steps_with_stops[:, None], 0.0, pauses.seconds))
         count = pauses.forwards + pauses.backwards
         paused = (pauses.seconds > 0).any(axis=(0, 2, 3, 4))
         if not pauses.of_processes or waited_for_a_core(evidence, pauses.seconds)[paused].all():

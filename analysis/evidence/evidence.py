@@ -20,9 +20,10 @@ from tracekit.analysis.evidence.data_waits import DataWaits
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, stopped_s
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
+from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
@@ -292,13 +293,36 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def off_cpu_s(self) -> Floats:
-        """How long each worker neither ran nor was ready to, although it had to, seconds, [stages, steps, dp_ranks]."""
-        return off_cpu_s(self.trace, self.replay.graph)
+        """How long each worker neither ran nor was ready to, although it had to, seconds, [stages, steps, dp_ranks].
+
+        0 for workers of several ranks (see `Lockstep.off_s`).
+        """
+        off_s = off_cpu_s(self.trace, self.replay.graph)
+        return off_s[..., 0] if off_s.shape[3] == 1 else np.zeros(off_s.shape[:3])
 
     @cached_property
     def stopped_s(self) -> Floats:
         """How long stops of its process prolong the computes of each worker, seconds, [stages, steps, dp_ranks]."""
         return stopped_s(self.off_cpu_s, self.table)
+
+    @cached_property
+    def stopped_processes(self) -> Bools:
+        """Workers whose process is stopped in several steps, as the kernel counted it, [stages, dp_ranks]."""
+        if self.table.empty:
+            return np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
+        computes_s: Floats = np.nansum(self.table.grid, axis=(0, 2, 3))
+        off_s, stops_s, computes_s = (
+            each.transpose(0, 2, 1).reshape(-1, each.shape[1]) for each in (self.off_cpu_s, self.stopped_s, computes_s)
+        )
+        return stopped(off_s, stops_s, computes_s, self.unchanged_s).reshape(self.stages, -1)
+
+    @cached_property
+    def steps_with_stops(self) -> Bools:
+        """Steps in which the process of a rank is stopped that is named for it, [steps]."""
+        steps = np.asarray((np.where(self.stopped_processes[:, None], self.stopped_s, 0.0) > 0).any(axis=(0, 2)))
+        if self.lockstep is not None:
+            steps = steps | self.lockstep.stopped(self.unchanged_s)[0].any(axis=(0, 1))
+        return steps
 
     @cached_property
     def run_queue_s(self) -> Floats:

@@ -18,14 +18,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay
-from tracekit.analysis.evidence.off_cpu import stopped, within_computes
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, within_computes
 from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import KINDS, OpKind, Worker
-from tracekit.schema import LASTED, OFF_CPU, WAITED
+from tracekit.schema import LASTED, WAITED
 from tracekit.trace import Trace
 
 _COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
@@ -38,7 +38,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
     `work_s`: what each rank took for the ops of a kind without waiting for the others inside, seconds, [workers, ranks,
     steps], nan for steps of which that is unknown; None without. `off_s`: how long each rank neither ran nor was ready
-    to, although it had to, seconds, [workers, ranks, steps]; None without.
+    to, although it had to, seconds, [workers, ranks, steps]; 0 if unknown.
     """
 
     graph: DependencyGraph
@@ -49,8 +49,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     key: Ints
     duration_s: Floats
     waited_s: Floats
-    work_s: Mapping[OpKind, Floats] | None = None
-    off_s: Floats | None = None
+    work_s: Mapping[OpKind, Floats] | None
+    off_s: Floats
 
     @classmethod
     def of(cls, trace: Trace, graph: DependencyGraph) -> Lockstep | None:
@@ -85,7 +85,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             ops["duration"].to_numpy()[order],
             waited[order],
             _work(trace, graph, cells, ranks),
-            _off_s(trace, graph, cells, ranks),
+            off_cpu_s(trace, graph).transpose(2, 0, 3, 1).reshape(-1, ranks, len(graph.steps))[cells],
         )
 
     @cached_property
@@ -138,8 +138,6 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
         `step_s`: what a step takes, seconds.
         """
-        if self.off_s is None:
-            return np.zeros(self.computed_s.shape, np.bool_), np.zeros(self.computed_s.shape)
         computes_s = np.nan_to_num(self.computed_s)
         stops_s = within_computes(self.off_s, computes_s)
         off_s, stops, computes = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s, computes_s))
@@ -235,20 +233,6 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
         np.add.at(total, (worker[some][:, None], np.arange(ranks)[None, :], step[some][:, None]), own[some])
         work[KINDS[code]] = np.where(known[:, None], np.maximum(total, 0.0), np.nan)
     return work or None
-
-
-def _off_s(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> Floats | None:
-    """See `Lockstep.off_s`. `cells`: the numbers of the workers."""
-    if OFF_CPU not in trace.ops.columns:
-        return None
-    here = pl.col("step").is_in(graph.steps.tolist()) & pl.col("dp_rank").is_in(list(graph.dp_ranks))
-    ops = trace.ops.filter(here & (pl.col(OFF_CPU).list.len() > 1))
-    cell = np.searchsorted(graph.dp_ranks, ops["dp_rank"].to_numpy()) * graph.layout.pp + ops["pp_rank"].to_numpy()
-    inside = np.isin(cell, cells)
-    step, worker = np.searchsorted(graph.steps, ops["step"].to_numpy())[inside], np.searchsorted(cells, cell[inside])
-    off = np.zeros((len(cells), ranks, len(graph.steps)))
-    off[worker, :, step] = ops[OFF_CPU].list.to_array(ranks).to_numpy()[inside]
-    return off
 
 
 def _key(graph: DependencyGraph, step: Ints, dp_index: Ints, stage: Ints, kind: Ints, seq: Ints) -> Ints:

@@ -35,14 +35,15 @@ ALIKE = 0.5
 
 
 def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
-    """How long each worker's training thread neither ran nor was ready to, although it had to, seconds, [stages, steps,
-    dp_ranks]; 0 if that is unknown, and for workers of several ranks (see `Lockstep.off_s`).
+    """How long the training thread of each rank of a worker neither ran nor was ready to, although it had to, seconds,
+    [stages, steps, dp_ranks, ranks]; 0 if that is unknown.
     """
-    off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks)))
-    if OFF_CPU not in trace.ops.columns or graph.layout.tp * graph.layout.cp > 1:
+    ranks = graph.layout.tp * graph.layout.cp
+    off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks), ranks))
+    if OFF_CPU not in trace.ops.columns:
         return off
     known = trace.ops.filter(
-        pl.col(OFF_CPU).is_not_null()
+        (pl.col(OFF_CPU).list.len() == ranks)
         & pl.col("step").is_in(graph.steps.tolist())
         & pl.col("dp_rank").is_in(list(graph.dp_ranks))
     )
@@ -50,7 +51,7 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
         np.searchsorted(all_of, known[name].to_numpy())
         for name, all_of in (("step", graph.steps), ("dp_rank", graph.dp_ranks))
     )
-    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].list.first().to_numpy()
+    off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].list.to_array(ranks).to_numpy()
     return off
 
 
