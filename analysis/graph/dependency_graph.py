@@ -123,7 +123,8 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     `steps`: numbers of the steps that can be replayed, [steps]. `rendezvous_count`: data-parallel collectives per step.
     `dropped_lanes`: (step, dp_rank) of lanes from which a whole stage is missing. `gaps`: members of collectives that
     were not recorded; `reconstructed`: whether they were added. `posting`: when receives are posted. `trace`: a summary
-    of the trace, with its ranks and hosts.
+    of the trace, with its ranks and hosts. `rank_begin_s`: when each worker usually begins a step, seconds after the
+    last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together.
     """
 
     layout: Layout
@@ -135,6 +136,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     reconstructed: bool = False
     posting: PostingRule = PUBLISHED
     trace: Trace | None = None
+    rank_begin_s: Floats | None = None
 
     @classmethod
     def from_trace(
@@ -206,8 +208,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
                 return Label(block.microbatch)
             case _ if name in self._worker_labels:
                 of_worker = self._worker_labels[name]
-                dp_index = np.searchsorted(self.dp_ranks, block.dp_rank)
-                return Label(of_worker.codes[dp_index[None, :], template.pp_rank[:, None]], of_worker.names)
+                return Label(of_worker.codes[self.dp_index(block)[None, :], template.pp_rank[:, None]], of_worker.names)
         raise unknown_label(name, self.label_names)
 
     @cached_property
@@ -242,6 +243,16 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     def dp_ranks(self) -> tuple[int, ...]:
         """The DP ranks in the graph, ascending."""
         return tuple(np.unique(np.concatenate([block.dp_rank for block in self.blocks])).tolist())
+
+    def dp_index(self, block: Block) -> Ints:
+        """The position in `dp_ranks` of each lane's DP rank, [lanes]."""
+        return np.searchsorted(self.dp_ranks, block.dp_rank)
+
+    def rank_begins(self, block: Block, rows: Ints) -> Floats:
+        """`rank_begin_s` of the ranks of these rows, [rows, lanes]."""
+        if self.rank_begin_s is None:
+            return np.zeros((len(rows), block.lanes))
+        return self.rank_begin_s[block.template.pp_rank[rows][:, None], self.dp_index(block)]
 
     @cached_property
     def kinds(self) -> tuple[OpKind, ...]:

@@ -6,8 +6,8 @@ when they would begin in it.
 A recorded step begins when its last worker begins it. Where the stages of a pipeline end a step one after the other,
 those that are done early have begun the next step by then, in every step. A replay that began on all workers at once
 would take longer than the recording. And a scenario in which a stage ends earlier has it begin earlier: a stage begins
-a step as long before the last one as it ended the step before, in that scenario. DP ranks are not told apart: if one of
-them begins early, another was late at the end of the step before, and that goes with its cause.
+a step as long before the last one as it ended the step before, in that scenario. So do the DP ranks of a stage: while
+one of them still updates its weights, the others are in their next forward.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, first_lanes
+from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.kernel import (
@@ -33,6 +34,8 @@ from tracekit.model import KINDS, P2P
 MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
 #: Beginnings and ends agree after a few turns. They do if no beginning moves by more than this share of the step.
 MOST_TURNS, SETTLED_SHARE = 8, 1e-4
+#: Ranks that begin a step by less than this share of it before the last one of their stage begin with that one.
+SMALLEST_SHARE = 5e-3
 _IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 
 
@@ -40,45 +43,108 @@ def with_early_beginnings(graph: DependencyGraph) -> DependencyGraph:
     """The graph in which ops that wait for nothing begin as early as they usually did, at the latest at 0."""
     if not any((block.start[_firsts(block.template)] < 0).any() for block in graph.blocks):
         return graph
-    begin_s = _last_begin_s(graph)
-    return replace(graph, blocks=tuple(_begun_early(block, begin_s) for block in graph.blocks))
+    begin_s = _begin_s(graph)
+    last_s = begin_s.max(axis=1)
+    graph = replace(graph, blocks=tuple(_begun_early(block, last_s) for block in graph.blocks))
+    rank_begin_s = _before_last_s(begin_s)
+    if rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(_recorded_ends(graph).step_s)):
+        return graph
+    return replace(graph, rank_begin_s=rank_begin_s)
 
 
-def begins_early(graph: DependencyGraph) -> bool:
-    """Whether some stage usually begins a step before the last one does."""
-    return any(block.template.begin.any() for block in graph.blocks)
+class EarlyBeginnings(Struct, frozen=True, eq=False):
+    """Some steps of a graph whose workers begin early, as recorded.
+
+    `some`: the graph of these steps; a block may have no lane in it. `lanes`: those of each block, of `graph`. `ranks`:
+    the position of each of their DP ranks in `graph.dp_ranks`. `between_s`: what a worker takes between a step's end
+    and its next beginning, beside the op for it, seconds, [rows that wait for nothing] per block; `rank_between_s`: how
+    much less than the last rank of its stage, [stages, dp_ranks].
+    """
+
+    graph: DependencyGraph
+    some: DependencyGraph
+    lanes: tuple[Ints, ...]
+    ranks: Ints
+    between_s: tuple[Floats, ...]
+    rank_between_s: Floats
+
+    @classmethod
+    def of(cls, graph: DependencyGraph) -> EarlyBeginnings | None:
+        """None if no worker usually begins a step before the last one does."""
+        if graph.rank_begin_s is None and not any(block.template.begin.any() for block in graph.blocks):
+            return None
+        steps = _some_steps(graph)
+        lanes = [np.flatnonzero(np.isin(block.step, steps)) for block in graph.blocks]
+        blocks = [
+            block.only_lanes(here, np.searchsorted(steps, block.step[here]).astype(np.int32))
+            for block, here in zip(graph.blocks, lanes, strict=True)
+        ]
+        some = replace(graph, steps=graph.steps[steps], blocks=tuple(blocks))
+        ranks = np.searchsorted(graph.dp_ranks, some.dp_ranks)
+        if graph.rank_begin_s is not None:
+            some = replace(some, rank_begin_s=graph.rank_begin_s[:, ranks])
+        recorded = _recorded_ends(some)
+        between = [
+            block.template.begin[rows] - recorded.stage_s[block.template.pp_rank[rows]]
+            for block in blocks
+            for rows in (_firsts(block.template),)
+        ]
+        rank_begin_s = np.zeros_like(recorded.rank_s) if some.rank_begin_s is None else some.rank_begin_s
+        return cls(graph, some, tuple(lanes), ranks, tuple(between), rank_begin_s - recorded.rank_s)
+
+    def as_ended(self, costs: Sequence[Costs]) -> DependencyGraph:
+        """The graph, with the beginnings that follow from when each worker ends a step under these costs."""
+        some = self.some
+        parts = zip(self.graph.blocks, costs, self.lanes, strict=True)
+        costs = [_of_lanes(cost, here, block.lanes) for block, cost, here in parts]
+        for _ in range(MOST_TURNS):
+            ends = _replayed_ends(some, costs)
+            moved_s, blocks = 0.0, []
+            for block, between_s in zip(some.blocks, self.between_s, strict=True):
+                rows, begin = _firsts(block.template), block.template.begin.copy()
+                begin[rows] = np.minimum(between_s + ends.stage_s[block.template.pp_rank[rows]], 0.0)
+                moved_s = max(moved_s, float(np.abs(begin - block.template.begin).max()))
+                blocks.append(replace(block, template=replace(block.template, begin=begin)))
+            some = replace(some, blocks=tuple(blocks))
+            if some.rank_begin_s is not None:
+                rank_begin_s = self.rank_between_s + ends.rank_s
+                rank_begin_s -= rank_begin_s.max(axis=1, keepdims=True)
+                moved_s = max(moved_s, float(np.abs(rank_begin_s - some.rank_begin_s).max()))
+                some = replace(some, rank_begin_s=rank_begin_s)
+            if moved_s <= SETTLED_SHARE * float(np.median(ends.step_s)):
+                break
+        return self._with_those_of(some)
+
+    def _with_those_of(self, some: DependencyGraph) -> DependencyGraph:
+        """The whole graph with the beginnings of some steps."""
+        settled = zip(self.graph.blocks, some.blocks, strict=True)
+        graph = replace(self.graph, blocks=tuple(replace(block, template=of.template) for block, of in settled))
+        if graph.rank_begin_s is None:
+            return graph
+        rank_begin_s = graph.rank_begin_s.copy()
+        rank_begin_s[:, self.ranks] = some.rank_begin_s
+        return replace(graph, rank_begin_s=rank_begin_s)
 
 
-def begun_as_ended(graph: DependencyGraph, costs: Sequence[Costs]) -> list[Template]:
-    """The template of each block, with the beginnings that follow from when each stage ends under these costs."""
-    steps = _some_steps(graph)
-    lanes = [np.flatnonzero(np.isin(block.step, steps)) for block in graph.blocks]
-    parts = [
-        LanesToReplay(block.template, step, first_lanes(step), _of_lanes(cost, here, block.lanes))
-        for block, cost, here in zip(graph.blocks, costs, lanes, strict=True)
-        if len(step := block.step[here])
+def with_beginnings(graph: DependencyGraph, costs: Sequence[Costs]) -> list[LanesToReplay]:
+    """The lanes of each block with these costs, whose ops that wait for nothing are as early as their ranks."""
+    return [
+        LanesToReplay(block.template, block.step, block.first_lane, _begun(graph, block, cost))
+        for block, cost in zip(graph.blocks, costs, strict=True)
     ]
-    recorded = [block.start[:, here] + block.duration[:, here] for block, here in zip(graph.blocks, lanes, strict=True)]
-    early_s, _ = _early_s(graph, lanes, recorded)
-    firsts = [_firsts(block.template) for block in graph.blocks]
-    # What a stage takes between a step's end and its next beginning, beside the op for it.
-    between = [
-        block.template.begin[rows] - early_s[block.template.pp_rank[rows]]
-        for block, rows in zip(graph.blocks, firsts, strict=True)
-    ]
-    templates = [block.template for block in graph.blocks]
-    for _ in range(MOST_TURNS):
-        moved_s = 0.0
-        ends = _ends(graph, templates, parts, lanes)
-        early_s, step_s = _early_s(graph, lanes, ends)
-        for at, (template, rows) in enumerate(zip(templates, firsts, strict=True)):
-            begin = template.begin.copy()
-            begin[rows] = np.minimum(between[at] + early_s[template.pp_rank[rows]], 0.0)
-            moved_s = max(moved_s, float(np.abs(begin - template.begin).max()))
-            templates[at] = replace(template, begin=begin)
-        if moved_s <= SETTLED_SHARE * step_s:
-            break
-    return templates
+
+
+class _Ends(Struct, frozen=True):
+    """When workers end the steps.
+
+    `step_s`: when the last one does, [steps]. `stage_s`: how long before it the last rank of each stage does, [stages];
+    `rank_s`: how long before the last rank of its stage each one does, [stages, dp_ranks]; both medians over the steps,
+    at most 0. Seconds.
+    """
+
+    step_s: Floats
+    stage_s: Floats
+    rank_s: Floats
 
 
 def _firsts(template: Template) -> Ints:
@@ -86,15 +152,45 @@ def _firsts(template: Template) -> Ints:
     return np.flatnonzero(np.diff(template.first_wait) == 0)
 
 
-def _last_begin_s(graph: DependencyGraph) -> Floats:
-    """When the last worker of each stage begins each step, seconds, [stages, steps]."""
-    last = np.full((graph.layout.pp, len(graph.steps)), -np.inf)
+def _begun(graph: DependencyGraph, block: Block, costs: Costs) -> Costs:
+    if graph.rank_begin_s is None:
+        return costs
+    firsts = _firsts(block.template)
+    early = graph.rank_begins(block, firsts)
+    delayed = np.flatnonzero(costs.delay_row[firsts] >= 0)
+    early[delayed] += costs.delay[costs.delay_row[firsts[delayed]]]
+    delay_row = costs.delay_row.copy()
+    delay_row[firsts] = len(costs.delay) + np.arange(len(firsts))
+    delay = np.concatenate([costs.delay, early]) if len(costs.delay) else early
+    return replace(costs, delay=delay, delay_row=delay_row)
+
+
+def _begin_s(graph: DependencyGraph) -> Floats:
+    """When each worker begins each step, at the latest at 0, seconds, [stages, dp_ranks, steps]; -inf if it was not
+    recorded.
+
+    Where steps count from the first worker instead of the last, nobody begins early: `step_edges` knows who is late.
+    """
+    begin_s = np.full((graph.layout.pp, len(graph.dp_ranks), len(graph.steps)), -np.inf)
     for block in graph.blocks:
         firsts = _firsts(block.template)
         stages = block.template.pp_rank[firsts]
         for stage in np.unique(stages).tolist():
-            np.maximum.at(last[stage], block.step, block.start[firsts[stages == stage]].min(axis=0))
-    return last
+            first_s = block.start[firsts[stages == stage]].min(axis=0)
+            begin_s[stage, graph.dp_index(block), block.step] = np.minimum(first_s, 0.0)
+    return begin_s
+
+
+def _before_last_s(times: Floats) -> Floats:
+    """How long before the last rank of its stage each one is, median over the steps, at most 0, [stages, dp_ranks].
+
+    `times`: [stages, dp_ranks, steps], -inf if there is none.
+    """
+    known = np.isfinite(times)
+    before = np.where(known, times, np.nan) - times.max(axis=1, keepdims=True)
+    before[~known.any(axis=2)] = 0.0
+    median = np.median(before, axis=2) if known.all() else np.nanmedian(before, axis=2)
+    return np.asarray(median - median.max(axis=1, keepdims=True))
 
 
 def _begun_early(block: Block, last_begin_s: Floats) -> Block:
@@ -126,36 +222,35 @@ def _of_lanes(costs: Costs, lanes: Ints, count: int) -> Costs:
     return replace(costs, **{name: part[:, lanes] for name in names if len(part := getattr(costs, name))})
 
 
-def _ends(
-    graph: DependencyGraph, templates: Sequence[Template], parts: Sequence[LanesToReplay], lanes: Sequence[Ints]
-) -> list[Floats]:
-    """When each op of these lanes ends, [rows, lanes] per block."""
+def _recorded_ends(graph: DependencyGraph) -> _Ends:
+    return _ends(graph, [block.start + block.duration for block in graph.blocks])
+
+
+def _replayed_ends(graph: DependencyGraph, costs: Sequence[Costs]) -> _Ends:
+    parts = [part for part in with_beginnings(graph, costs) if len(part.step)]
     replayed: list[Timeline]
-    here = [number for number, some in enumerate(lanes) if len(some)]
-    parts = [replace(part, template=templates[number]) for number, part in zip(here, parts, strict=True)]
     if graph.blocks_meet:
         replayed = replay_meeting_timelines(parts, graph.rendezvous_count)
     else:
         replayed = [replay_timeline(part.template, part.first_lane, part.costs) for part in parts]
-    ends = [np.empty((template.rows, 0)) for template in templates]
-    for number, timeline in zip(here, replayed, strict=True):
-        ends[number] = timeline.end
-    return ends
+    ends = iter(timeline.end for timeline in replayed)
+    return _ends(graph, [next(ends) if block.lanes else block.start for block in graph.blocks])
 
 
-def _early_s(graph: DependencyGraph, lanes: Sequence[Ints], ends: Sequence[Floats]) -> tuple[Floats, float]:
-    """How long before the last stage each one ends a step, median over these steps, at most 0, [stages]; and how long
-    these steps take, median. Seconds.
+def _ends(graph: DependencyGraph, ends: Sequence[Floats]) -> _Ends:
+    """The ends of workers from those of their ops, [rows, lanes] per block.
 
     Transfers do not count: a stage need not wait for them to go on.
     """
-    last = np.full((graph.layout.pp, len(graph.steps)), -np.inf)
-    for block, here, end in zip(graph.blocks, lanes, ends, strict=True):
+    end_s = np.full((graph.layout.pp, len(graph.dp_ranks), len(graph.steps)), -np.inf)
+    for block, end in zip(graph.blocks, ends, strict=True):
         counts = ~_IS_TRANSFER[block.template.kind]
-        for stage in range(len(last)):
+        for stage in range(len(end_s)):
             rows = np.flatnonzero(counts & (block.template.pp_rank == stage))
-            if len(rows) and len(here):
-                np.maximum.at(last[stage], block.step[here], end[rows].max(axis=0))
-    last = last[:, np.isfinite(last).all(axis=0)]
+            if len(rows):
+                end_s[stage, graph.dp_index(block), block.step] = end[rows].max(axis=0)
+    last = end_s.max(axis=1)
+    complete = np.isfinite(last).all(axis=0)
+    last, end_s = last[:, complete], end_s[:, :, complete]
     step_s = last.max(axis=0)
-    return np.median(last - step_s, axis=1), float(np.median(step_s))
+    return _Ends(step_s, np.median(last - step_s, axis=1), _before_last_s(end_s))

@@ -58,6 +58,9 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) 
             first = np.broadcast_to(block.begins(), delay.shape)
             delay[~block.present] = 0.0
             delay[first] = (block.start - block.template.begin[:, None])[first]
+        if graph.rank_begin_s is not None:
+            first = np.broadcast_to(block.begins(), delay.shape)
+            delay[first] -= graph.rank_begins(block, np.arange(len(delay)))[first]
     return durations
 
 

@@ -6,6 +6,7 @@ In: a `Trace`. Out: step times or timelines per scenario, of a graph with correc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.rules.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.replay.beginnings import begins_early, begun_as_ended, with_early_beginnings
+from tracekit.analysis.replay.beginnings import EarlyBeginnings, with_beginnings, with_early_beginnings
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
@@ -28,7 +29,7 @@ from tracekit.trace import Trace
 ENOUGH_STEPS = 3
 
 
-class JobReplay(GraphReplay, frozen=True, eq=False):
+class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
     """The graph of a pipeline job and the cost of each op.
 
     `clocks`: the offsets that were subtracted from the recorded starts. `as_recorded`: the same job without
@@ -79,24 +80,22 @@ class JobReplay(GraphReplay, frozen=True, eq=False):
 
     def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
         """See `GraphReplay.step_times_each`."""
-        if not begins_early(self.graph):
+        if self._early_beginnings is None:
             return super().step_times_each(scenarios, threads=threads)
         return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
 
     def beginning_as_in(self, scenario: CostRule) -> JobReplay:
         """The same job, whose stages begin a step as early as they would under `scenario`."""
-        if not begins_early(self.graph):
-            return self
-        lanes = zip(self.graph.blocks, self._lanes(scenario), strict=True)
-        blocks = tuple(replace(block, template=of.template) for block, of in lanes)
-        return replace(self, graph=replace(self.graph, blocks=blocks))
+        early = self._early_beginnings
+        return self if early is None else replace(self, graph=early.as_ended(self._costs(scenario)))
+
+    @cached_property
+    def _early_beginnings(self) -> EarlyBeginnings | None:
+        return EarlyBeginnings.of(self.graph)
 
     def _lanes_at(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
-        lanes = super()._lanes_at(costs)
-        if not begins_early(self.graph):
-            return lanes
-        templates = begun_as_ended(self.graph, costs)
-        return [replace(part, template=template) for part, template in zip(lanes, templates, strict=True)]
+        early = self._early_beginnings
+        return super()._lanes_at(costs) if early is None else with_beginnings(early.as_ended(costs), costs)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""

@@ -1,4 +1,4 @@
-"""Stages that begin a step before others have ended the one before, against a pipeline played step after step."""
+"""Workers that begin a step before others have ended the one before, against jobs played step after step."""
 
 from __future__ import annotations
 
@@ -74,6 +74,44 @@ class Pipeline:
         return self.played()[1]
 
 
+@dataclass(frozen=True)
+class DataParallel:
+    """Ranks that all-reduce their gradients. `work`: seconds of forward and backward together, by rank."""
+
+    work: tuple[float, ...]
+    optimizer: tuple[float, ...]
+
+    def played(self) -> tuple[Trace, float]:
+        """A recording, and how long a step takes."""
+        ranks = range(len(self.work))
+        free, zero = [0.0 for _ in ranks], 0.0
+        lanes, begun = {}, []
+        for _ in range(RUN_IN + STEPS):
+            zero = max(free)
+            done = [free[at] + self.work[at] for at in ranks]
+            met = max(done) + TRANSFER_S
+            end = [met + self.optimizer[at] for at in ranks]
+            lanes = {
+                at: [
+                    (0, "forward-compute", 0, 0, free[at] - zero, done[at] - zero),
+                    (0, "grads-reduce-scatter", 0, None, done[at] - zero, met - zero),
+                    (0, "optimizer", 0, None, met - zero, end[at] - zero),
+                ]
+                for at in ranks
+            }
+            begun.append(zero)
+            free = end
+        ops = frame(lanes, range(STEPS))
+        layout = Layout(dp=len(self.work), pp=1, world_size=len(self.work))
+        return Trace.from_frame(ops, layout, name="by hand"), begun[-1] - begun[-2]
+
+    def replayed(self) -> JobReplay:
+        return JobReplay.from_trace(self.played()[0])
+
+    def step_s(self) -> float:
+        return self.played()[1]
+
+
 def with_set(text: str, seconds: float) -> Scenario:
     return Scenario(Base.ORIGINAL, (Edit(parse_selection(text), Action.SET, seconds),))
 
@@ -118,3 +156,34 @@ def test_what_one_worker_costs_alone_begins_as_the_ideal_does():
     alone = Scenario(Base.IDEAL, (Edit(parse_selection("dp_rank=0"), Action.KEEP),))
     assert found.by_dp_rank[:, 0] == pytest.approx(replay.step_times(alone))
     assert float(np.mean(found.ideal)) == pytest.approx(replay.mean_step_time(IDEAL))
+
+
+def test_a_rank_computes_while_another_still_updates():
+    """Rank 1 updates for 2 s while rank 0 begins its next 4 s of work: a step takes 5.25 s, not 6.25 s."""
+    slow = DataParallel(work=(4.0, 3.0), optimizer=(0.0, 2.0))
+    assert slow.step_s() == pytest.approx(5.25)
+    replay = slow.replayed()
+    assert replay.mean_step_time(ORIGINAL) == pytest.approx(5.25)
+    assert replay.mean_step_time(RECORDED) == pytest.approx(5.25)
+    assert attribute(replay).discrepancy == pytest.approx(0.0, abs=1e-9)
+    assert replay.mean_step_time(with_set("kind=optimizer and dp_rank=1", 0.5)) == pytest.approx(4.25)
+
+
+@examples(40)
+@given(
+    ranks=st.lists(st.tuples(seconds, seconds), min_size=2, max_size=4),
+    chosen=st.integers(0, 3),
+    part=st.sampled_from(["forward-compute", "optimizer"]),
+)
+def test_scenarios_take_as_long_as_the_ranks_played_with_their_durations(ranks, chosen, part):
+    work, optimizer = zip(*ranks, strict=True)
+    job = DataParallel(work, optimizer)
+    replay, chosen = job.replayed(), chosen % len(ranks)
+    assert replay.mean_step_time(ORIGINAL) == pytest.approx(job.step_s(), rel=1e-2)
+    changed = list(work if part == "forward-compute" else optimizer)
+    changed[chosen] = 0.01
+    of = "work" if part == "forward-compute" else "optimizer"
+    expected = replace(job, **{of: tuple(changed)}).step_s()
+    assert replay.mean_step_time(with_set(f"kind={part} and dp_rank={chosen}", 0.01)) == pytest.approx(
+        expected, rel=1e-2
+    )
