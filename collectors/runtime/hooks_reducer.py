@@ -1,4 +1,10 @@
-"""Hooks for the buckets that the reducer of DistributedDataParallel reduces, in C++."""
+"""Hooks for the gradients that the reducer of DistributedDataParallel reduces, in C++.
+
+On the host, the reducer's buckets are one collective: it begins when the backward has computed all gradients, and ends
+when the reducer, on the thread that trains, has waited for the last bucket. A thread of gloo that told when each of
+them ends would compete with the training for the interpreter, and be late by up to its switch interval. A GPU's buckets
+are recorded one by one, since nobody waits for them.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +15,31 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import unserializable_hook
 
 from tracekit.collectors.runtime.collectives import Collectives
+from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.session import now_ns
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 REDUCERS = "allreduce"
 BUCKETS = "the all-reduce ops of DistributedDataParallel"
+_HOOK = "ddp-buckets"
 #: A guard under which operators pass by kernels registered for autograd.
 BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
 
 class ReducerHooks:
-    """A dispatcher kernel for the buckets, in place once DistributedDataParallel is used; one instance per session."""
+    """What is recorded once DistributedDataParallel is used; one instance per session.
+
+    `hooked`: whether a dispatcher kernel sees each bucket.
+    """
 
     def __init__(self, collectives: Collectives) -> None:
         self.session, self.collectives = collectives.session, collectives
         self.hooked = False
+        self._on_host: dict[int, HostReduction] = {}
 
     def install(self) -> None:
         """Wait for the first DistributedDataParallel."""
@@ -39,9 +53,36 @@ class ReducerHooks:
         @functools.wraps(original)
         def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
             original(ddp, *args, **kwargs)
-            session.install("c10d::allreduce_", self.hook, lacks=BUCKETS)
+            session.install("the reducer", self._watch, ddp, lacks=BUCKETS)
 
         return init
+
+    def _watch(self, ddp: Any) -> None:
+        parameters = [one for one in ddp.module.parameters() if one.requires_grad]
+        device = self.session.device
+        if self.hooked or (device is not None and device.owns(parameters[0])):
+            self.hook()
+            return
+        if not self._on_host:
+            self.session.patch(dist.Reducer, "prepare_for_backward", self._prepared, lacks=BUCKETS)
+        self._on_host[id(ddp.reducer)] = HostReduction(self.collectives, ddp.process_group, parameters)
+
+    def _prepared(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Called where the next backward is to reduce."""
+        session, on_host = self.session, self._on_host
+
+        @functools.wraps(original)
+        def prepare_for_backward(reducer: Any, *args: Any, **kwargs: Any) -> None:
+            original(reducer, *args, **kwargs)
+            if session.recording and not self.hooked and id(reducer) in on_host:
+                session.attempt_hook(_HOOK, self._expect, on_host[id(reducer)])
+
+        return prepare_for_backward
+
+    def _expect(self, reduction: HostReduction) -> None:
+        if reduction.expected:  # and it never came: the first parameter had no gradient
+            self.session.install("c10d::allreduce_", self.hook, lacks=BUCKETS)
+        reduction.expected = not self.hooked
 
     def hook(self) -> None:
         """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
@@ -53,17 +94,57 @@ class ReducerHooks:
         def kernel(keyset: Any, tensors: Any, group: Any, *args: Any) -> Any:
             if not session.recording:
                 return reduce(keyset, tensors, group, *args)
-            start = session.attempt_hook("ddp-buckets", self.collectives.launched, (tensors,))
+            start = session.attempt_hook(_HOOK, self.collectives.launched, (tensors,))
             result = reduce(keyset, tensors, group, *args)
             if start is not None:
-                session.attempt_hook("ddp-buckets", self._bucket_started, group, tensors, start, result[1])
+                session.attempt_hook(_HOOK, self._bucket_started, group, tensors, start, result[1])
             return result
 
         session.patches.add_patch(Kernel("allreduce_", kernel))
         self.hooked = True
+        for reduction in self._on_host.values():
+            reduction.expected = False
 
     def _bucket_started(self, group: Any, tensors: Any, start: Instant, work: Any) -> None:
         self.collectives.started(REDUCERS, dist.ProcessGroup.unbox(group), (tensors,), start, dist.Work.unbox(work))
+
+
+class HostReduction:
+    """All buckets of one reducer on the host. `expected`: whether the next backward reduces."""
+
+    def __init__(self, collectives: Collectives, group: Any, parameters: list[Any]) -> None:
+        self.session, self._collectives, self._group = collectives.session, collectives, group
+        self._bytes = sum(one.nbytes for one in parameters)
+        self.expected = False
+        # Its gradient is usually the last one. The reducer waits for its buckets at the end of the backward that has
+        # computed this one, one that runs inside another (of a reentrant checkpoint) included.
+        parameters[0].register_hook(self._has_gradient)
+
+    @unserializable_hook  # type: ignore[untyped-decorator]
+    def _has_gradient(self, _gradient: Any) -> None:
+        if self.expected and not is_compiling():
+            self.expected = False
+            self.session.attempt_hook(_HOOK, _at_the_end_of_the_backward, self._computed)
+
+    def _computed(self) -> None:
+        """All gradients are there. What is called at the end is called in turn: first this, then the reducer, then
+        what this asks for.
+        """
+        self.session.attempt_hook(_HOOK, self._wait)
+
+    def _wait(self) -> None:
+        _at_the_end_of_the_backward(functools.partial(self._reduced, now_ns()))
+
+    def _reduced(self, start: int) -> None:
+        self.session.attempt_hook(_HOOK, self._record, start)
+
+    def _record(self, start: int) -> None:
+        number = self._collectives.group_number(self._group)
+        self._collectives.ended(REDUCERS, start, number, self.session.step, self._bytes, 0)
+
+
+def _at_the_end_of_the_backward(call: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # noqa: SLF001  as FSDP does
 
 
 def below_autograd(operator: Any) -> Callable[..., Any]:
