@@ -19,16 +19,24 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, within_computes
-from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, needed_nats
+from tracekit.analysis.evidence.significance import (
+    Bools,
+    Episodes,
+    episodes_of,
+    kinds_and_all,
+    most_telling,
+    needed_nats,
+)
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.analysis.numeric.robust import of_peers, safe
 from tracekit.model import KINDS, OpKind, Worker
 from tracekit.schema import LASTED, WAITED
 from tracekit.trace import Trace
 
-_COMPUTES = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
+_FORWARD = (OpKind.FORWARD_COMPUTE,)
+_BACKWARD = (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
 
 
 class Lockstep(Struct, frozen=True, eq=False, dict=True):
@@ -92,7 +100,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     def computed_s(self) -> Floats:
         """Seconds that each rank computes itself, [workers, ranks, steps]; nan in steps without such ops."""
         if self.work_s is not None:
-            return self.work_of(_COMPUTES)
+            return self.work_of((*_FORWARD, *_BACKWARD))
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
         total, seen = np.zeros(shape), np.zeros(shape, np.bool_)
         own = self.duration_s[:, None] - self.waited_s
@@ -103,12 +111,15 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def episodes(self) -> Episodes:
         """When each rank computes longer than its peers, one member per (worker, rank)."""
-        own = self.computed_s
-        ranks = own.shape[1]
+        computed = (
+            [self.computed_s] if self.work_s is None else [self.work_of(kinds) for kinds in (_FORWARD, _BACKWARD)]
+        )
+        own = np.stack([one for one in computed if one.any()])
+        ranks = own.shape[2]
         # The median, not the mean: the mean includes a slow rank, so all others would look fast whenever it is slow.
-        peers = own[:, ::-1] if ranks == 2 else lower_median(own, axis=1)[:, None]
-        series = np.log(safe(own)) - np.log(safe(peers))
-        return episodes_of(series.reshape(-1, own.shape[2]), ranks)
+        peers = np.broadcast_to(of_peers(own, 2), own.shape)
+        own, peers = (each.reshape(len(own), -1, own.shape[3]) for each in (own, peers))
+        return most_telling([episodes_of(view, ranks) for view in kinds_and_all(own, peers)])
 
     def work_of(self, kinds: Collection[OpKind]) -> Floats:
         """Seconds that each rank works on ops of these kinds, [workers, ranks, steps]; nan where that is unknown."""
@@ -120,8 +131,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     def beyond_s(self, kinds: Collection[OpKind]) -> Floats:
         """Seconds that each rank works longer on ops of these kinds than its peers, [workers, ranks, steps]."""
         own = self.work_of(kinds)
-        peers = own[:, ::-1] if own.shape[1] == 2 else lower_median(own, axis=1)[:, None]
-        return np.asarray(own - peers)
+        return np.asarray(own - of_peers(own, 1))
 
     def late_by(self, kinds: Collection[OpKind], step_s: float, parts: int) -> Episodes:
         """When each rank is late because of ops of these kinds, one member per (worker, rank).

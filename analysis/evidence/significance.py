@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import safe
 
 Bools = npt.NDArray[np.bool_]
 
@@ -135,6 +136,18 @@ def most_telling(candidates: Sequence[Episodes]) -> Episodes:
         **{name: chosen(name) for name in ("on", "level", "nats", "error", "period", "since", "until")},
         needed=needed_nats(len(best) * len(candidates)),
     )
+
+
+def kinds_and_all(seconds: Floats, peers: Floats) -> list[Floats]:
+    """Views of how much longer members take than their peers, logarithms, [members, steps] each: for all kinds of work
+    together, then for each kind as if only that took longer.
+
+    A slowdown of one kind shows best against the same kind on the peers, where noise of the other kinds does not hide
+    it. `seconds`, `peers`: [kinds, members, steps].
+    """
+    share = (np.nansum(seconds, axis=(1, 2)) / max(float(np.nansum(seconds)), 1e-12))[:, None, None]
+    together = np.log(safe(seconds.sum(axis=0)) / safe(peers.sum(axis=0)))
+    return [together, *np.log1p(share * (safe(seconds) / safe(peers) - 1))]
 
 
 def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:

@@ -15,14 +15,15 @@ from msgspec import Struct
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools, episodes_of
+from tracekit.analysis.evidence.significance import Bools, episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
 from tracekit.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is an imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
-#: A slow worker's optimizer exceeds the usual one by this share of the excess of its computes.
+#: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of its
+#: computes.
 OPTIMIZER_SHARE = 0.6
 #: Next to a worker that is slow by some excess, name others only from this share of the excess on.
 WORTH_NAMING_SHARE = 0.1
@@ -232,15 +233,20 @@ def waits_for_a_core(evidence: Evidence) -> Bools:
 
 
 def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:
-    """With one DP rank, a slow worker looks like a stage with more work; its equally slow optimizer identifies it."""
+    """With one DP rank, a slow worker looks like a stage with more work; that its forwards, backwards and optimizer are
+    equally slow identifies it.
+    """
     excess = stage_excess(profile).min(axis=1)
     if evidence.stages < 2 or evidence.optimizers.empty:
         return np.zeros((evidence.stages, 1), np.bool_)
-    optimizer = median(optimizer_factor(evidence), (1,)) - 1
-    alike = (optimizer > OPTIMIZER_SHARE * excess[:, None]) & (OPTIMIZER_SHARE * optimizer < excess[:, None])
-    lasting = np.any(larger_chunks(evidence, profile), axis=1, keepdims=True)
-    slow: Bools = (excess[:, None] > SMALLEST_STAGE_EXCESS) & alike & lasting
-    return slow
+    of_kind = median(np.nansum(evidence.table.grid, axis=(2, 3))[..., 0], (2,))
+    of_kind = of_kind[of_kind.all(axis=1)]
+    optimizer = median(optimizer_factor(evidence), (1,))[None, :, 0]
+    parts = np.concatenate([of_kind / of_peers(of_kind, 1), optimizer]) - 1
+    alike = ((parts > OPTIMIZER_SHARE * excess) & (OPTIMIZER_SHARE * parts < excess)).all(axis=0)
+    lasting = larger_chunks(evidence, profile).all(axis=1)
+    slow: Bools = (excess > SMALLEST_STAGE_EXCESS) & alike & lasting
+    return slow[:, None]
 
 
 def _one_lane_factor(evidence: Evidence, profile: ComputeProfile) -> Floats:
@@ -257,14 +263,16 @@ def stage_excess(profile: ComputeProfile) -> Floats:
 def larger_chunks(evidence: Evidence, profile: ComputeProfile) -> Bools:
     """The chunks that compute longer than the usual one by design, [stages, chunks].
 
-    With one DP rank, the steps must show that this is not how its machines happened to vary.
+    With one DP rank, the steps must show that this is more than how its machines happened to vary, and more than a
+    stage may differ anyway.
     """
     excess = stage_excess(profile)
     steps = len(evidence.replay.graph.steps)
     if len(evidence.dp_ranks) > 1 or steps < FEWEST_STEPS_TO_TELL:
         return np.asarray(excess > SMALLEST_STAGE_EXCESS)
-    chunk_s = np.nansum(evidence.table.grid, axis=(0, 3)).reshape(excess.size, steps)
-    found = episodes_of(np.log(safe(chunk_s) / safe(of_peers(chunk_s, 0))), excess.size)
+    chunk_s = np.nansum(evidence.table.grid, axis=3).reshape(-1, excess.size, steps)
+    beyond = [view - math.log1p(SMALLEST_STAGE_EXCESS) for view in kinds_and_all(chunk_s, of_peers(chunk_s, 1))]
+    found = most_telling([episodes_of(view, excess.size) for view in beyond])
     return np.asarray((excess > SMALLEST_STAGE_EXCESS) & (found.nats >= found.needed).reshape(excess.shape))
 
 

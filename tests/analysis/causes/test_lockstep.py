@@ -165,6 +165,28 @@ def test_a_rank_that_is_late_for_the_others_is_named_with_the_part_that_is_slow(
     assert [fix.details["pause_s"] for fix in plans] == ([pytest.approx(0.002)] if kind == "gc" else [])
 
 
+def test_a_rank_slow_in_forwards_is_named_however_its_backwards_vary() -> None:
+    """Rank 1 computes 6 ms more in a forward of 20 ms. In backwards of 40 ms the ranks wait for each other in turn, for
+    8 ms on average.
+    """
+    drawn, rows = np.random.default_rng(5), []
+    for step in range(24):
+        forward, backward = 0.02 + drawn.normal(0, 0.001), 0.04
+        late = float(np.clip(drawn.normal(0, 0.01), -0.03, 0.03))
+        waits = [max(late, 0.0), max(-late, 0.0)]
+        rows += [
+            (step, "forward-compute", 0.0, forward, [0.006, 0.0], [forward] * 2),
+            (step, "backward-compute", forward, backward, waits, [backward] * 2),
+        ]
+    names = ("step", "kind", "start", "duration", "waited", "lasted")
+    of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
+    ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
+    metadata = {"ranks_of_workers": {"0": [0, 1]}}
+    found = Job(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="forwards", metadata=metadata)).whatif()
+    (named,) = [one for one in found.diagnosis.causes if one.where.ranks]
+    assert (named.kind, named.where.ranks) == (CauseKind.SLOW_RANK_OF_WORKER, (1,))
+
+
 def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_for_it() -> None:
     """In four steps a forward of 10 ms takes 16: rank 1 does not run for 6 of them, and rank 0 waits for it."""
     stopped, rows = (1, 2, 5, 8), []

@@ -28,13 +28,15 @@ def step(
     host: Sequence[float] = (USUAL_S, USUAL_S),
     within: Sequence[float] = (USUAL_S, USUAL_S),
     factor: Sequence[float] = (1.0, 1.0),
+    forwards: Sequence[float] = (1.0, 1.0),
     optimizer: Sequence[float] = (0.025, 0.025),
 ):
     """The ops of a step; seconds by stage of data loading, host work before and after the first forward, optimizer.
 
-    `factor`: of forwards and backwards.
+    `factor`: of forwards and backwards; `forwards`: of forwards alone, besides.
     """
-    forward = [0.1 * more for more in factor]
+    forward = [0.1 * more * alone for more, alone in zip(factor, forwards, strict=True)]
+    backward = [0.2 * more for more in factor]
     ready = [host[at] + data[at] for at in range(2)]
     ops = []
     for at in range(2):
@@ -58,13 +60,13 @@ def step(
     run(1, "forward-compute", 0, forward[1], max(ready[1], ops[-4][5]))
     run(1, "host-delay", 1, within[1], 0.0)
     transfer("forward", 0, 1, 1, now[1])
-    run(1, "backward-compute", 0, 2 * forward[1], 0.0)
+    run(1, "backward-compute", 0, backward[1], 0.0)
     transfer("backward", 1, 0, 0, now[0])
-    run(0, "backward-compute", 0, 2 * forward[0], now[1])
+    run(0, "backward-compute", 0, backward[0], now[1])
     run(1, "forward-compute", 1, forward[1], 0.0)
-    run(1, "backward-compute", 1, 2 * forward[1], 0.0)
+    run(1, "backward-compute", 1, backward[1], 0.0)
     transfer("backward", 1, 0, 1, now[0])
-    run(0, "backward-compute", 1, 2 * forward[0], now[1])
+    run(0, "backward-compute", 1, backward[0], now[1])
     for at in range(2):
         run(at, "optimizer", 0, optimizer[at], 0.0)
     return ops
@@ -115,3 +117,23 @@ def test_a_stage_has_more_work_if_the_steps_do_not_vary_by_more(noise, named):
     drawn = np.random.default_rng(3).normal(0, noise, (STEPS, 2))
     found = causes(lambda number: step(factor=np.exp(drawn[number]) * (1.0, 1.15)))
     assert (CauseKind.STAGE_IMBALANCE in {cause.kind for cause in found}) == named
+
+
+def test_a_stage_with_slower_backwards_is_named_however_its_forwards_drift():
+    """A quarter more in backwards; the forwards of its machine take 40 % more at first, and 40 % less at the end."""
+    drift = np.linspace(0.34, -0.34, STEPS)
+    found = causes(lambda number: step(factor=(1.0, 1.25), forwards=(1.0, float(np.exp(drift[number])) / 1.25)))
+    assert CauseKind.STAGE_IMBALANCE in {cause.kind for cause in found}
+
+
+def test_a_stage_that_is_larger_by_less_than_stages_may_differ_is_not_named():
+    """Its forwards take 20 % longer in each step: 7 % of what it computes, give or take 3 %."""
+    drawn = np.random.default_rng(4).normal(0, 0.03, STEPS)
+    found = causes(lambda number: step(factor=(1.0, float(np.exp(drawn[number]))), forwards=(1.0, 1.2)))
+    assert [cause for cause in found if cause.change is not None] == []
+
+
+def test_a_worker_is_slow_only_if_all_it_computes_is():
+    """Forwards half as long again, backwards 2 %, and the optimizer 20 %: 18 % in all, as if it had more to do."""
+    found = causes(lambda _: step(factor=(1.0, 1.02), forwards=(1.0, 1.5), optimizer=(0.025, 0.03)))
+    assert {cause.kind for cause in found} == {CauseKind.STAGE_IMBALANCE}
