@@ -107,6 +107,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
             all_there_ns=pl.col("start_ns")
         ),
         collectives.filter(pl.col("kind").is_null() & ~pl.col("nested")),
+        _before_closures(optimizers, ops),
     ]
     delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
     ops = pl.concat([ops, delays.select(OP_COLUMNS)])
@@ -253,6 +254,20 @@ def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
     )
     joined = ops.join(closures, on=["rank", "step", "kind", "start_ns"], how="left")
     return joined.with_columns(start_ns=pl.coalesce("begins_ns", "start_ns")).select(OP_COLUMNS)
+
+
+def _before_closures(optimizers: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """What an optimizer does before it calls its closure: host work of its own name before the first compute."""
+    computes = ops.filter(pl.col("kind").is_in(COMPUTES)).select("rank", "step", compute_ns="start_ns")
+    first = (
+        optimizers.join(computes, on=["rank", "step"])
+        .filter(pl.col("compute_ns").is_between("start_ns", "end_ns", closed="left"))
+        .group_by("rank", "step", "start_ns")
+        .agg(pl.col("compute_ns").min())
+    )
+    return optimizers.join(first, on=["rank", "step", "start_ns"]).with_columns(
+        name=pl.lit("optimizer before its closure"), end_ns="compute_ns", all_there_ns="start_ns"
+    )
 
 
 def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:

@@ -382,6 +382,19 @@ def test_an_optimizer_begins_behind_its_closure():
     assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
+def test_what_an_optimizer_does_before_its_closure_is_host_work():
+    result = data_parallel(
+        [
+            (Category.OPTIMIZER, "optimizer", 0, 60, {}),
+            compute("forward-compute", 12, 20),
+            compute("backward-compute", 20, 50),
+        ]
+    )
+    assert ops_of(result, 0, OpKind.HOST_DELAY) == [(0, 12)]
+    assert result.ops.other["optimizer before its closure"]["host_delays"] == 2
+    assert Job(result.trace).attribution.discrepancy == pytest.approx(0)
+
+
 def test_what_has_no_kind_keeps_its_name():
     """Between ops it delays the host; beside one it is only counted."""
     result = data_parallel(
