@@ -139,7 +139,7 @@ seconds = st.floats(0.05, 6.0)
 both = st.tuples(seconds, seconds)
 
 
-@examples(40)
+@examples(20)
 @given(data=both, forward=both, backward=both, optimizer=both, part=st.sampled_from(["data-load", "optimizer"]))
 def test_scenarios_take_as_long_as_the_pipeline_played_with_their_durations(data, forward, backward, optimizer, part):
     job = Pipeline(data, forward, backward, optimizer)
@@ -169,7 +169,7 @@ def test_a_rank_computes_while_another_still_updates():
     assert replay.mean_step_time(with_set("kind=optimizer and dp_rank=1", 0.5)) == pytest.approx(4.25)
 
 
-@examples(40)
+@examples(20)
 @given(
     ranks=st.lists(st.tuples(seconds, seconds), min_size=2, max_size=4),
     chosen=st.integers(0, 3),
