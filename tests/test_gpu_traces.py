@@ -184,7 +184,7 @@ def test_a_timeline_can_show_one_step_and_is_replaced_but_not_read_back(tmp_path
     assert int(re.search("([0-9,]+) slices", one.out)[1].replace(",", "")) < int(
         re.search("([0-9,]+) slices", whole.out)[1].replace(",", "")
     )
-    assert "a timeline of an op trace, which is not read back" in run("whatif", path).err
+    assert "a timeline of an op trace, which cannot be read back" in run("whatif", path).err
     assert "has none of these steps" in run("export", SAMPLE, "-o", path, "--steps", "99").err
 
 
@@ -194,7 +194,7 @@ def test_a_timeline_can_show_one_step_and_is_replaced_but_not_read_back(tmp_path
         (("--layout", "x.yaml"), "--layout is for pipeline traces"),
         (("--fix", "rank=77"), "'77' is not a rank of this job|matches no op"),
         (("--by", "colour"), "colour"),
-        (("--kernel-class", "speed=x"), "'speed' is no class of kernels"),
+        (("--kernel-class", "speed=x"), "'speed' is not a kernel class"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(arguments, message):

@@ -215,7 +215,7 @@ def test_the_commands_take_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_format_with_a_unit_of_its_own_takes_no_other(tmp_path: Path) -> None:
     Job(slow_trace()).export(tmp_path / "a.json.gz")
-    with pytest.raises(FormatError, match="has its times in a unit of its own; leave out --unit"):
+    with pytest.raises(FormatError, match="fixes the unit of its times; leave out --unit"):
         tracekit.load(tmp_path / "a.json.gz", unit="us")
 
 

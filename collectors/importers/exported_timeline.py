@@ -1,7 +1,7 @@
-"""Importer of the timelines that `tracekit export` writes: the recorded one comes back as the trace it was.
+"""Importer of the timelines that `tracekit export` writes: turns the recorded one back into its trace.
 
 In: a `.json.gz` file, or the same unpacked. Out: a `Trace` of the steps in the file, with name, layout, ranks, step
-starts and metadata; times to the picosecond the file is written with. The replayed timelines are left where they are.
+starts and metadata; times are exact to the picosecond, as the file has them. The replayed timelines are ignored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LARGEST_BYTES = 1 << 31
 LARGEST_WHOLE_BYTES = 1 << 28
 LARGEST_RATIO = 200
 _HEADER = re.compile(r'"otherData"\s*:\s*(?={)')
-_HOW = "a timeline is read back from a file of `tracekit export`; record or export it again"
-#: Behind the events.
+_HOW = "expected a timeline written by `tracekit export`; export it again"
+#: After the events.
 _LAST_LINE = END.strip()
 _PLACE = ("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk")
 #: What is read of an event. Metadata events lack most of it.
@@ -105,7 +105,7 @@ def _head(path: Path) -> bytes:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """The unpacked file piece by piece. Raises FormatError if it is damaged, or unpacks to more than it may."""
+    """The unpacked file, piece by piece. Raises FormatError if it is damaged, or unpacks to more than the limit."""
     unpacked = 0
     try:
         with path.open("rb") as raw:
@@ -126,16 +126,16 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _batches(path: Path) -> Iterator[list[str]]:
-    """The first line, alone, then those behind it some at a time, without their ends.
+    """The first line alone, then batches of the lines after it, without their line ends.
 
-    A file laid out in another way than `tracekit export` does is one batch of one line: all of it.
+    A file that is not laid out by `tracekit export` is one batch of one line.
     """
     rest, first = bytearray(), True
     for chunk in _chunks(path):
         rest += chunk
         if b"\n" not in chunk:
             if len(rest) > LARGEST_WHOLE_BYTES:
-                raise FormatError(f"{path}: a line of more than {LARGEST_WHOLE_BYTES >> 20} MiB; {_HOW}")
+                raise FormatError(f"{path}: has a line of more than {LARGEST_WHOLE_BYTES >> 20} MiB; {_HOW}")
             continue
         if first:
             line, _, rest = rest.partition(b"\n")
@@ -159,7 +159,7 @@ def _whole(path: Path) -> bytes:
         content += chunk
         if len(content) > LARGEST_WHOLE_BYTES:
             raise FormatError(
-                f"{path}: more than {LARGEST_WHOLE_BYTES >> 20} MiB, and not laid out as `tracekit export` does; {_HOW}"
+                f"{path}: larger than {LARGEST_WHOLE_BYTES >> 20} MiB, and not laid out by `tracekit export`; {_HOW}"
             )
     return bytes(content)
 
@@ -174,15 +174,15 @@ def _decoded(content: bytes | bytearray, path: Path) -> str:
 def _header(text: str, path: Path) -> _Header:
     found = _HEADER.search(text)
     if found is None:
-        raise FormatError(f"{path}: no `otherData` of tracekit inside; {_HOW}")
+        raise FormatError(f"{path}: has no `otherData` of tracekit; {_HOW}")
     try:
         content, _ = json.JSONDecoder().raw_decode(text, found.end())
         if content.get(MARK) != VERSION:
             raise FormatError(
-                f"{path}: {MARK} is {content.get(MARK)!r}, this tracekit reads version {VERSION}; export it again"
+                f"{path}: {MARK} is {content.get(MARK)!r}, but this tracekit reads version {VERSION}; export it again"
             )
         if content.get(OPS_MARK):
-            raise FormatError(f"{path}: a timeline of an op trace, which is not read back; give the trace itself")
+            raise FormatError(f"{path}: a timeline of an op trace, which cannot be read back; use the op trace itself")
         workers = pl.DataFrame(
             content["workers"], schema=dict.fromkeys(("dp_rank", "pp_rank", "rank"), pl.Int64), orient="row"
         )
@@ -213,7 +213,7 @@ def _events(batches: Iterator[list[str]], text: str, header: _Header, path: Path
         frames, ended = [_slices([], header)], False
         for lines in batches:
             if ended and any(lines):
-                raise ValueError("something behind its end")  # noqa: TRY301 - one message for all
+                raise ValueError("data after its end")  # noqa: TRY301 - one message for all
             ended = ended or _LAST_LINE in lines[-2:]
             events = [line.removesuffix(",") for line in lines if line not in {"", _LAST_LINE}]
             frames.append(_slices(events, header))
@@ -222,7 +222,7 @@ def _events(batches: Iterator[list[str]], text: str, header: _Header, path: Path
         return pl.concat(frames)
     except (ValueError, KeyError, TypeError, RecursionError, pl.exceptions.PolarsError) as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise FormatError(f"{path}: not the JSON of a timeline ({reason:.160}); it may be truncated, {_HOW}") from None
+        raise FormatError(f"{path}: not a complete timeline ({reason:.160}); {_HOW}") from None
 
 
 def _slices(lines: list[str], header: _Header) -> pl.DataFrame:

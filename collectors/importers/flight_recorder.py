@@ -23,12 +23,12 @@ from tracekit.errors import FormatError
 from tracekit.flight_record import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, RankDump
 from tracekit.text import printable, short
 
-#: Dumps whose newest operations lie further apart are hardly of one hang: no time-out of PyTorch's is longer.
+#: Dumps whose newest operations are further apart hardly show the same hang: no timeout of PyTorch is longer.
 FAR_APART_S = 1800.0
 #: Maximum length of host and process names from a dump, characters.
 LONGEST_TEXT = 200
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|dump|bin))?$")
-#: Names by which a dump is known with anything behind the rank: `nccl_trace_rank_12.json.gz`, a time.
+#: Names of dumps that continue after the rank, with `.json.gz` or a time: `nccl_trace_rank_12.json.gz`.
 _RANK_INSIDE_NAME = re.compile(r"trace_rank_(\d+)\.")
 _OTHER_FILES = frozenset({".log", ".txt", ".out", ".err", ".csv", ".yaml", ".yml", ".py", ".md", ".html", ".png"})
 
@@ -60,18 +60,18 @@ def read_flight_records(directory: Path) -> FlightRecord:
                     continue
                 if rank in dumps and dumps[rank].problem is None:
                     raise FormatError(
-                        f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both of rank {rank};"
-                        " keep the dumps of one attempt in the folder"
+                        f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both dumps of rank"
+                        f" {rank}; keep only the dumps of one attempt in the folder"
                     )
                 dumps[rank] = _take(columns, rank, path.name, dump, worlds, taken, notes)
     finally:
         if was_collecting:
             gc.enable()
     if all(dump.problem is not None for dump in dumps.values()):
-        reason = next(iter(notes), "no file is one")
+        reason = next(iter(notes), "no file is a dump")
         raise FormatError(
-            f"{directory}: no flight-recorder dump that can be read ({reason}); expected one file per rank, such as"
-            " nccl_trace_rank_0, written where TORCH_FR_DUMP_TEMP_FILE says"
+            f"{directory}: no readable flight-recorder dump ({reason}); expected one file per rank, such as"
+            " nccl_trace_rank_0; TORCH_FR_DUMP_TEMP_FILE says where PyTorch writes them"
         )
     return _record(directory, columns, dumps, worlds, max(taken, default=None), notes)
 
@@ -94,7 +94,7 @@ def _stated_rank(dump: Mapping[str, Any], named: int | None) -> int:
     about = dump.get("tracekit")
     rank = about.get("rank", named) if isinstance(about, dict) else named
     if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
-        raise UnreadableError("has no rank in its name, which must end in it, as in nccl_trace_rank_12")
+        raise UnreadableError("has no rank in its name; rename it to end in the rank, as in nccl_trace_rank_12")
     return rank
 
 
@@ -107,7 +107,7 @@ def _take(
     taken: list[int],
     notes: list[str],
 ) -> RankDump:
-    """Put one dump into the columns; one whose content is of other types than a dump's counts as damaged."""
+    """Put one dump into the columns; one whose content has other types than a dump's counts as damaged."""
     operations, statuses = len(columns.operations), len(columns.statuses)
     try:
         config, entries = dump.get("pg_config") or {}, dump["entries"]
@@ -117,13 +117,15 @@ def _take(
             worlds[rank] = world
         places = take_operations(columns, rank, entries, groups)
         if last_generation(entries):
-            notes.append(f"{short(name)}: sequences of a group begin anew (a restart); what came before is left out")
+            notes.append(
+                f"{short(name)}: sequence numbers of a group start again (a restart); older operations are left out"
+            )
         take_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
         about = dump.get("tracekit") or {}
         if "taken_ns" in about:
             taken.append(int(about["taken_ns"]))
         if is_newer(dump["version"]):
-            notes.append(f"{short(name)} is of version {dump['version'][:10]}, newer than 2.10")
+            notes.append(f"{short(name)} has version {dump['version'][:10]}, newer than the known 2.10")
         stack = about.get("stack")
         return RankDump(
             name,
@@ -161,13 +163,13 @@ def _record(
         ranks = [next(rank for rank, world in worlds.items() if world == size) for size in sizes[:2]]
         raise FormatError(
             f"{directory}: dumps of different jobs: rank {ranks[0]} is in a job of {sizes[0]} ranks, rank {ranks[1]} in"
-            f" one of {sizes[1]}; keep the dumps of one job in the folder"
+            f" one of {sizes[1]}; keep only the dumps of one job in the folder"
         )
     beyond = [rank for rank in dumps if sizes and rank >= sizes[0]]
     if beyond:
         raise FormatError(
-            f"{directory}: {short(dumps[beyond[0]].source)} is of rank {beyond[0]}, in a job of {sizes[0]} ranks; keep"
-            " the dumps of one job in the folder"
+            f"{directory}: {short(dumps[beyond[0]].source)} is a dump of rank {beyond[0]}, but the job has {sizes[0]}"
+            " ranks; keep only the dumps of one job in the folder"
         )
     absent = set(range(sizes[0] if sizes else max(dumps) + 1)) - {
         rank for rank, dump in dumps.items() if dump.problem is None
@@ -209,7 +211,7 @@ def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> p
         inside = (own >= 0) & (ends["source"][rows] < len(members)) & (ends["target"][rows] < len(members))
         local = inside.copy()
         local[inside] = members[own[inside]] == rank[rows[inside]]
-        neither = rows[~local & (own != rank[rows])]  # its own end is known all the same
+        neither = rows[~local & (own != rank[rows])]  # its own end is known nevertheless
         for name, values in ends.items():
             values[rows[local]] = members[values[rows[local]]]
             values[neither] = np.where(sends[neither] == (name == "source"), rank[neither], -1)

@@ -1,7 +1,7 @@
 """One file of a flight recorder: bytes of unknown origin in, plain containers out.
 
-A dump is a pickle (PyTorch's own) or JSON, perhaps packed by gzip. Neither may run code or claim memory: nothing but
-plain containers, numbers and strings is unpickled, and what a file may make the process allocate is bounded.
+A dump is a pickle (PyTorch's own) or JSON, possibly gzipped. Neither may run code or exhaust memory: only plain
+containers, numbers and strings are unpickled, and what a file can make the process allocate is bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from tracekit.collectors.runtime.plain_pickle import DAMAGE, RefusedPickleError, load_plain
 
-#: No dump is larger: 20,000 entries with stacks take some 40 MB.
+#: No dump is larger, bytes: 20,000 entries with stacks take about 40 MB.
 LARGEST_FILE = 256 << 20
 #: Maximum memory that reading may allocate, bytes.
 LARGEST_GROWTH = 2 << 30
@@ -29,7 +29,7 @@ _READ_VERSIONS = range(1, 11)
 
 
 class UnreadableError(Exception):
-    """Why a file is no dump that can be used; says it in a clause that follows the file's name."""
+    """Why a file is not a usable dump, as a clause that follows the file's name."""
 
 
 def read_dump(path: Path) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def read_dump(path: Path) -> dict[str, Any]:
     try:
         size = path.stat().st_size
         if size > LARGEST_FILE:
-            raise UnreadableError(f"is {size / 1e9:.1f} GB; a dump has at most {LARGEST_FILE / 1e9:.1f} GB")
+            raise UnreadableError(f"is {size / 1e9:.1f} GB; the limit for a dump is {LARGEST_FILE / 1e9:.1f} GB")
         content = path.read_bytes()
     except OSError as error:
         raise UnreadableError(f"cannot be read: {error.strerror or error}") from None
@@ -50,14 +50,14 @@ def read_dump(path: Path) -> dict[str, Any]:
 
 
 def _unpacked(content: bytes) -> bytes:
-    """What gzip packed, as far as a dump can be."""
+    """The content of a gzip file, up to the limit for a dump."""
     try:
         with gzip.open(io.BytesIO(content)) as file:
             unpacked = file.read(LARGEST_FILE + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableError(f"is torn or damaged ({type(error).__name__}: {str(error)[:80]})") from None
     if len(unpacked) > LARGEST_FILE:
-        raise UnreadableError(f"unpacks to more than the {LARGEST_FILE / 1e9:.1f} GB that a dump has at most")
+        raise UnreadableError(f"unpacks to more than {LARGEST_FILE / 1e9:.1f} GB, the limit for a dump")
     return unpacked
 
 
@@ -70,7 +70,7 @@ def _decoded(content: bytes) -> Any:
     except RefusedPickleError as error:
         raise UnreadableError(str(error)) from None
     except MemoryError:
-        raise UnreadableError("refused: it asks for more memory than a dump can need") from None
+        raise UnreadableError("refused: it asks for more memory than a dump needs") from None
     except DAMAGE as error:
         raise UnreadableError(f"is torn or damaged ({type(error).__name__}: {str(error)[:80]})") from None
     raise UnreadableError("is neither a pickle nor a JSON object")
@@ -78,16 +78,16 @@ def _decoded(content: bytes) -> Any:
 
 def _checked(dump: Any) -> dict[str, Any]:
     if not isinstance(dump, dict) or not isinstance(dump.get("version"), str):
-        raise UnreadableError("is no flight-recorder dump: it states no version")
+        raise UnreadableError("is not a flight-recorder dump: it has no version")
     if _VERSION.match(dump["version"]) is None:
-        raise UnreadableError(f"is of version {dump['version'][:20]!r}; versions 2.1 to 2.10 are read")
+        raise UnreadableError(f"has version {dump['version'][:20]!r}; tracekit reads 2.1 to 2.10")
     if not isinstance(dump.setdefault("entries", []), list):
-        raise UnreadableError("is no flight-recorder dump: its entries are no list")
+        raise UnreadableError("is not a flight-recorder dump: its entries are not a list")
     return dump
 
 
 def is_newer(version: str) -> bool:
-    """Whether this format is younger than the newest known one."""
+    """Whether this version is newer than the newest known one."""
     match = _VERSION.match(version)
     return match is not None and int(match.group(1)) not in _READ_VERSIONS
 

@@ -74,8 +74,8 @@ def take_operations(
 
 
 def last_generation(entries: list[dict[str, Any]]) -> dict[int, int]:
-    """Group number -> the first entry of its last generation: after a restart within the process, numbers of groups are
-    used again and their sequences begin anew, so that they fall.
+    """Group number -> the first entry of its last generation. After a restart within the process, group numbers are
+    used again and sequence numbers start again, so they fall.
     """
     last: dict[int, int] = {}
     begins: dict[int, int] = {}

@@ -1,6 +1,6 @@
 """What importers have in common.
 
-In: what was said of a file. Out: an error where its format says it already.
+In: what the user stated about a file. Out: an error if its format already states that.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, R
 def refuse_unit(path: Path, unit: Unit | None, form: str) -> None:
     """Raise FormatError if a `unit` was stated for a format with a fixed one. `form`: its name, in words."""
     if unit is not None:
-        raise FormatError(f"{path}: {form} has its times in a unit of its own; leave out --unit")
+        raise FormatError(f"{path}: {form} fixes the unit of its times; leave out --unit")

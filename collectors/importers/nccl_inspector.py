@@ -1,17 +1,17 @@
-"""Importer of the NCCL Inspector's JSON lines: how long the kernels of collectives ran, and nothing else.
+"""Importer of the NCCL Inspector's JSON lines, which hold how long the kernels of collectives ran.
 
 In: one `<host>-pid<pid>.log`, or a folder of them. Out: a `Trace` that says which ranks the others wait for.
 
-The Inspector knows no steps, no compute and no process groups. What it does know is when a rank comes to a collective:
+The Inspector knows no steps, no compute and no process groups. What it does know is when a rank enters a collective:
 its kernel runs from then until the collective is over on all ranks. So a step of the trace is one collective, numbered
 as NCCL does: a `host-delay` from the end of the communicator's collective before it, which all ranks left together, to
-the rank's arrival, then the collective, as `all-reduce`, whatever NCCL's function. Clocks of hosts need not agree for
-that. The ranks of the communicator stand as data-parallel ranks. Collectives of one communicator, function and size are
-taken, those that ran longest in all; a mean over different ones would mean nothing. What else there is, the metadata
-counts.
+the rank's arrival, then the collective, as `all-reduce`, whatever NCCL's function. The clocks of
+hosts need not agree for that. The ranks of the communicator become data-parallel ranks. The trace holds the collectives
+of one communicator, function and size, those that ran longest in total; a mean over different ones would mean nothing.
+The metadata counts the rest.
 
 Without `NCCL_INSPECTOR_DUMP_VERBOSE=1` arrivals are unknown: then a delay is only how much later than the first rank
-this one came, and the time that all ranks took alike is missing from the step.
+this one arrived, and the time that all ranks spent alike is missing from the step.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ class InspectorImporter:
         return head.startswith(b"{") and b'"inspector_output_format_version"' in head and b'"header"' in head
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace of the collective that took longest in all. Raises FormatError with file and line."""
+        """The trace of the collective that took longest in total. Raises FormatError with file and line."""
         if layout is not None:
-            raise FormatError(f"{path}: the Inspector's logs carry what is known of the layout; leave out --layout")
+            raise FormatError(f"{path}: a log of the NCCL Inspector takes no layout; leave out --layout")
         refuse_unit(path, unit, "a log of the NCCL Inspector")
         log = _Log([], Counter(), {})
         for file in _files(path):
             _read_file(file, log)
         frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
         if frame.is_empty():
-            raise FormatError(f"{path}: no collective of the NCCL Inspector; expected lines with `coll_perf`")
+            raise FormatError(f"{path}: has no collectives of the NCCL Inspector; expected lines with `coll_perf`")
         return _trace(frame, log, path)
 
 
@@ -108,10 +108,10 @@ def _read_file(path: Path, log: _Log) -> None:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number == len(lines):  # the process died while it wrote: what has no end is no line
+            if number == len(lines):  # the process died while writing it
                 log.torn_lines += 1
                 return
-            raise FormatError(f"{path}, line {number}: not JSON ({error!s:.200}); cut the line off") from None
+            raise FormatError(f"{path}, line {number}: not JSON ({error!s:.200}); delete the line") from None
         try:
             context = {key: entry.get(key, context.get(key)) for key in ("header", "metadata")}
             _read_line(entry, context, log)
@@ -169,7 +169,7 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
     if whole.is_empty():
         raise FormatError(
             f"{path}: no collective that all {ranks} ranks reported"
-            f"{', the one before it too' if verbose else ''}; raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE"
+            f"{', together with the one before it' if verbose else ''}; raise NCCL_INSPECTOR_DUMP_COLL_RING_SIZE"
         )
     chosen = whole.filter(_is_longest_class(whole))
     size = int(own["ranks"][0])
@@ -200,13 +200,13 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
 
 
 def _longest(frame: pl.DataFrame) -> str:
-    """The communicator whose collectives took longest in all; of several equals the first."""
+    """The communicator whose collectives took longest in total; the first of several equals."""
     sums = frame.group_by("communicator", maintain_order=True).agg(pl.col("exec_us").sum())
     return str(sums.sort("exec_us", descending=True, maintain_order=True)["communicator"][0])
 
 
 def _is_longest_class(frame: pl.DataFrame) -> pl.Expr:
-    """Rows of the function and size that took longest in all."""
+    """Rows of the function and size that took longest in total."""
     sums = frame.group_by("function", "bytes", maintain_order=True).agg(pl.col("exec_us").sum())
     function, size, _ = sums.sort("exec_us", descending=True, maintain_order=True).row(0)
     chosen: pl.Expr = (pl.col("function") == function) & (pl.col("bytes") == size)
@@ -226,7 +226,7 @@ def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
 
 
 def _since_first(once: pl.DataFrame) -> pl.DataFrame:
-    """`delay_us`: how much later than the first rank this one came, since all end together."""
+    """`delay_us`: how much later than the first rank this one arrived, since all end together."""
     return once.with_columns(delay_us=pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us"))
 
 

@@ -140,9 +140,7 @@ def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:
                 continue
             match = _LINE.search(line)
             if match is None:
-                raise FormatError(
-                    f"{path}, line {number}: cannot be read: {line.strip()[:80]!r}; cut the torn line off"
-                )
+                raise FormatError(f"{path}, line {number}: cannot be read: {line.strip()[:80]!r}; delete the torn line")
             place = {field: int(value) for field, value in _FIELD.findall(match["place"])}
             sizes.update({field: value for field, value in place.items() if field.endswith("size")})
             yield from _line_events(match, place, f"{path}, line {number}")
@@ -175,14 +173,14 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
                 float(duration),
             )
     except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{where}: damaged ({error!r}); cut the line off") from None
+        raise FormatError(f"{where}: damaged ({error!r}); delete the line") from None
 
 
 def _chrome_events(path: Path) -> Iterator[_Event]:
     try:
         events: Any = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); the file may be truncated") from None
+        raise FormatError(f"{path}: not JSON ({error}); the file may be truncated: copy or record it again") from None
     for number, event in enumerate(events):
         try:
             if event.get("ph") != "X":

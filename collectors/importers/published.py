@@ -42,7 +42,7 @@ SIZES = {
     "dsp_size": "dsp",
     "world_size": "world_size",
 }
-#: A file with the sizes of a job has some lines.
+#: A layout file has a few lines; larger files are refused.
 LARGEST_LAYOUT_BYTES = 1 << 16
 REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
 
@@ -60,7 +60,7 @@ def read_published(
     if missing := [name for name in COLUMNS if name not in published.columns]:
         raise FormatError(
             f"{path}: column {missing[0]!r} is missing; a published trace has {', '.join(COLUMNS)}."
-            " A canonical trace carries its layout inside: leave out --layout"
+            " A canonical trace contains its layout: leave out --layout"
         )
     ops = published.select(pl.col(column).alias(name) for column, name in COLUMNS.items())
     for name in ("microbatch", "chunk"):
@@ -104,7 +104,7 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
     except RecursionError:
         raise FormatError(f"{path}: nested too deeply; expected lines such as `dp_size: 4`") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes, dates and numbers that cannot be
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: impossible bytes, dates and numbers
         raise FormatError(
             f"{path}: not YAML ({str(error).splitlines()[0]}); expected lines such as `dp_size: 4`"
         ) from None

@@ -1,4 +1,4 @@
-"""All importers, behind one door.
+"""All importers, behind one function.
 
 In: a path. Out: the `Trace` an importer reads from it. An importer has a name, says whether a path looks like its
 format, and reads it; `IMPORTERS` lists them in the order they are asked.
@@ -74,7 +74,7 @@ class CanonicalImporter:
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace; it carries its layout inside."""
         if layout is not None:
-            raise FormatError(f"{path}: a canonical trace carries its layout inside; leave out --layout")
+            raise FormatError(f"{path}: a canonical trace contains its layout; leave out --layout")
         return read_parquet(path, unit=unit)
 
 
@@ -106,8 +106,8 @@ class SegmentsImporter:
         return is_run_directory(path)
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the ranks do
-        not tell.
+        """The run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the ranks did
+        not record.
         """
         refuse_unit(path, unit, "a folder of `tracekit collect`")
         if not is_run_directory(path):
@@ -115,7 +115,7 @@ class SegmentsImporter:
         run = read_run(path)
         numbers = attempts(path)
         if not numbers:
-            raise FormatError(f"{path}: no rank has written anything; record the run again")
+            raise FormatError(f"{path}: no rank wrote anything; record the run again")
         options, clocks = None if layout is None else _stated_sizes(layout), read_clocks(path)
 
         def merge(number: int) -> MergedAttempt:
@@ -144,7 +144,7 @@ def _stated_sizes(path: Path) -> LayoutOptions:
     for word, size in stated.items():
         if not is_size(size):
             raise LayoutError(
-                f"{path}: {word}_size is {size!r:.40}; expected an integer from 1, such as `{word}_size: 4`"
+                f"{path}: {word}_size is {size!r:.40}; expected an integer of at least 1, such as `{word}_size: 4`"
             )
     return LayoutOptions(**stated)
 
@@ -168,8 +168,8 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> Trace:
     """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
 
-    JSON that nothing recognises is another tool's; any other path is taken for a Parquet trace, whose errors say what
-    is wrong with it.
+    JSON that no importer recognises belongs to another tool. Any other path is read as a Parquet trace, whose errors
+    say what is wrong with it.
     """
     if name is not None:
         if name not in IMPORTERS:
@@ -184,13 +184,13 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
         raise FormatError(f"{path}: {instead}")
     if path.is_dir():
         raise FormatError(
-            f"{path}: a folder of no format that is known; one of `tracekit collect --segments` has a run.json, one of"
-            " the NCCL Inspector its *.log"
+            f"{path}: not a folder that tracekit reads; one of `tracekit collect --segments` has a run.json, one of the"
+            " NCCL Inspector *.log files"
         )
     if path.is_file() and path.name.endswith(_JSON):
         raise FormatError(
-            f"{path}: JSON of no format that is known; a timeline of `tracekit export` has {MARK!r} in its first lines,"
-            " `tracekit import --format` lists the formats"
+            f"{path}: not JSON that tracekit reads; a timeline of `tracekit export` has {MARK!r} in its first lines,"
+            " and `tracekit import --format` lists the formats"
         )
     # Not recognised: report what is wrong with it as a trace file, which most inputs are meant to be.
     return _read(IMPORTERS["tracekit"], path, None, unit)
@@ -212,7 +212,7 @@ def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None
     except DAMAGE as error:
         reason = (str(error).splitlines() or [""])[0]
         raise FormatError(
-            f"{path}: damaged, or not of the format {importer.name} ({type(error).__name__}: {reason:.200}); copy or"
+            f"{path}: damaged, or not in the format {importer.name} ({type(error).__name__}: {reason:.200}); copy or"
             " record it again"
         ) from None
 

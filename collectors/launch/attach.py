@@ -1,7 +1,7 @@
-"""Records a few steps of a running job: asks its ranks, waits until they have, and takes the recording.
+"""Records a few steps of a running job: asks its ranks, waits for them, and reads the recording.
 
-In: a run directory, a number of steps. Out: an `AttemptRecording` of these steps and of those before, which were not
-recorded and say what recording costs. Afterwards the ranks do what they did before.
+In: a run directory, a number of steps. Out: an `AttemptRecording` of these steps and of those before, which ran without
+recording and so show what it costs. Afterwards the ranks return to their previous schedule.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Attached:
 
 
 def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[str], None]) -> Attached:
-    """Record `count` steps on all ranks. `tell` is given what is waited for.
+    """Record `count` steps on all ranks. `tell` receives what is waited for.
 
-    Raises SelectionError if others are recording some already, TraceError where the steps did not come.
+    Raises SelectionError if steps are already being recorded, TraceError if the steps are not recorded in time.
     """
     before = current_schedule(directory)
     deadline = time.monotonic() + timeout_s
     tell("waiting for the first step")
     while (now := pace(directory)) is None:
-        _go_on(directory, deadline, "no rank has ended a step")
+        _go_on(directory, deadline, "no rank finished a step")
     number = attempts(directory)[-1]
     ongoing = before.last_step is None and before.every <= before.length
     if before.every == 1 and before.goes_on_after(now.step):
-        raise SelectionError(f"steps up to {(before.last_step or 0) - 1} are being recorded already; try again then")
+        raise SelectionError(f"steps up to {(before.last_step or 0) - 1} are already being recorded; try again then")
     follower = AttemptFollower(number, attempt_directory(directory, number), max(0, now.step - STEPS_BEFORE))
     first = now.step + 2 if ongoing else first_common_step(directory)
     if not ongoing:
@@ -79,7 +79,7 @@ def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline
 def _go_on(directory: Path, deadline: float, lacking: str) -> None:
     """Wait a moment. Raises TraceError, which says what is missing, if waiting is useless."""
     if not running_launchers(directory):
-        raise TraceError(f"{directory}: {lacking}: the job has ended")
+        raise TraceError(f"{directory}: {lacking} before the job ended")
     if time.monotonic() > deadline:
-        raise TraceError(f"{directory}: {lacking} in time; give it more with --timeout")
+        raise TraceError(f"{directory}: {lacking} in time; wait longer with --timeout")
     time.sleep(PERIOD_S)

@@ -1,7 +1,7 @@
-"""The attempts of a run, merged, and the traces that come of them written and stored.
+"""Merges the attempts of a run, then writes and stores their traces.
 
-In: a run directory whose command has ended. Out: a `CollectedAttempt` for each attempt. A problem with one does not
-cost the others.
+In: a run directory whose command has ended. Out: a `CollectedAttempt` for each attempt. A problem with one attempt does
+not affect the others.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CollectedAttempt:
-    """One attempt of the run (an elastic restart begins another). `problem`: why it gave no trace, if it did not.
-    `continued`: its trace goes on with the next attempt.
+    """One attempt of the run (an elastic restart begins another). `problem`: why there is no trace, if there is none.
+    `continued`: its trace continues with the next attempt.
 
-    `cost`: what recording costs, or why that is not known; None if nothing could be read. `notes`: what
-    the ranks could not record, in a line each. `nccl`: what is to be said about NCCL's events, where they were asked
-    for.
+    `cost`: what recording costs, or why that is unknown; None if nothing could be read. `notes`: what the ranks could
+    not record, one line each. `nccl`: lines about NCCL's events, if they were requested.
     """
 
     attempt: int
@@ -59,7 +58,7 @@ class CollectedAttempt:
 
 
 def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence[int]) -> Iterator[CollectedAttempt]:
-    """Merge all attempts, and write and store a trace for each job; a problem with one attempt does not cost others."""
+    """Merge all attempts, and write and store a trace for each job. A problem with one does not affect the others."""
     read = [_read_attempt(options, directory, number) for number in numbers]
     traces: dict[int, _KeptTrace] = {}
     for segments in segments_of_jobs(one.merged for one in read if one.merged is not None):
@@ -76,7 +75,7 @@ def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence
 
 @dataclass(frozen=True, slots=True)
 class _ReadAttempt:
-    """The report on an attempt, and its trace if there is one."""
+    """The report on an attempt, and its trace, if any."""
 
     collected: CollectedAttempt
     merged: MergedAttempt | None = None
@@ -84,7 +83,7 @@ class _ReadAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _KeptTrace:
-    """Where the trace of a job is, whose attempts up to `last_attempt` are in it. `problem`: why it is not there."""
+    """Where the trace of a job is. It holds the attempts up to `last_attempt`. `problem`: why it could not be kept."""
 
     name: str
     last_attempt: int
@@ -110,14 +109,14 @@ def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _Rea
     try:
         write_manifest(attempt_directory(directory, number))
     except OutputError as error:  # a full disk: what is on it can be read
-        unlisted = (f"WARNING: {error}; the trace holds what was written until then",)
+        unlisted = (f"WARNING: {error}; the trace has what was written until then",)
     try:
         recording = read_attempt(directory, number)
     except TracekitError as error:
         return _ReadAttempt(_failed_attempt(number, None, str(error)))
     notes = (*unlisted, *recording.left_out, *find_unrecorded(recording).lines())
     if options.schedule == IDLE and not _recorded_steps(recording):
-        idle = "nothing was recorded, because nothing was asked for (`tracekit attach`)"
+        idle = "nothing was recorded: with --idle, only `tracekit attach` starts a recording"
         return _ReadAttempt(replace(_failed_attempt(number, recording, None), notes=(*notes, idle)))
     cost = recording_cost(recording)
     try:
@@ -137,7 +136,7 @@ def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _Rea
 
 
 def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) -> _KeptTrace:
-    """Write and store the trace of a job whose last attempt is `attempt`; `last`: of all there were."""
+    """Write and store the trace of a job whose last attempt is `attempt`. `last`: it is the last of the run, too."""
     name, out = job_name(options, attempt, last=last), _out_path(options, attempt, last=last)
     trace = replace(trace, name=name)
     store: Path | None = None
@@ -224,7 +223,7 @@ def _failed_attempt(
 
 
 def job_name(options: CollectOptions, attempt: int, *, last: bool) -> str:
-    """The name asked for, else script and time; jobs before the last carry the number of their last attempt."""
+    """The requested name, else script and time; jobs before the last carry the number of their last attempt."""
     base = options.name
     if base is None:
         scripts = [Path(word).stem for word in options.command if word.endswith(".py")]

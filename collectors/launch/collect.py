@@ -1,7 +1,7 @@
 """`tracekit collect` as a library: run a command, merge what its ranks recorded, store the trace.
 
-In: `CollectOptions`. Out: `CollectSummary`. The command's exit code is part of the summary, whatever became of the
-recording; segments that could not be merged are kept and named.
+In: `CollectOptions`. Out: `CollectSummary`, with the command's exit code even if the recording failed. Segments that
+could not be merged are kept, and the summary names them.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class CollectOptions:
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
-    `hang_after_s`: without progress for so long, report who holds the job up (0: never), and end the command if
-    `stop_on_hang`.
-    `profiler`: where torch.profiler is to write traces of `profiler_steps` steps, None for nowhere.
-    `live`: the run is cut into windows while it goes on, which are in the store instead of the whole trace.
-    `analyse`: what the store is to know of the trace beside it.
+    `hang_after_s`: after this long without progress, report which rank holds the job up (0: never), and stop the
+    command if `stop_on_hang`.
+    `profiler`: folder for torch.profiler's traces of `profiler_steps` steps; None records none.
+    `live`: cut the run into windows while it runs, and store them instead of the whole trace.
+    `analyse`: finds what the store keeps beside the trace.
     """
 
     command: tuple[str, ...]
@@ -90,9 +90,9 @@ class CollectOptions:
 class CollectSummary:
     """The outcome of a run. `segments`: the kept segments, None if they were merged and removed.
 
-    `profiles`: what is to be said about the traces of torch.profiler, where they were asked for. `live`: name of the
-    job whose windows are in the store, None without `--live`. `unstored`: the command that stores the windows which the
-    watch did not, None if it stored all.
+    `profiles`: lines about the traces of torch.profiler, if they were requested. `live`: name of the job whose windows
+    are in the store, None without `--live`. `unstored`: the command that stores the windows that the watch did not
+    store, None if it stored all.
     """
 
     exit_code: int
@@ -113,9 +113,8 @@ class CollectSummary:
 def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSummary:
     """Run the command and collect its trace.
 
-    Raises OutputError if the run cannot be started or its trace could not be written, StoreError where it could not
-    be stored. A recording that cannot be merged is no exception but a
-    `problem` in the summary, because the command has run.
+    Raises OutputError if the run cannot be started or its trace cannot be written, StoreError if it cannot be stored.
+    A recording that cannot be merged raises nothing: it is a `problem` in the summary, because the command has run.
     """
     runtime = RuntimeOptions(
         **asdict(options.schedule),
@@ -183,9 +182,9 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
 
 
 def _free_name(options: CollectOptions) -> str:
-    """The name of the job: with a number where the store has one of that name, which a restart must not fail for.
+    """The name of the job, with a number if the store already has that name: a restart must not fail because of it.
 
-    Nor for a store that cannot be used: the segments are kept until it can be.
+    Nor may it fail because the store cannot be used: the segments are kept until it can be.
     """
     name = job_name(options, 0, last=True)
     if not options.keep_in_store or (options.segments is not None and launched_elsewhere(options.segments)):
@@ -196,10 +195,10 @@ def _free_name(options: CollectOptions) -> str:
         free = store.free_name(name)
     except StoreError as error:
         if options.live is None:  # else its watch says so
-            _warn([f"{error}; the run is recorded, and stored at the end if the store can be used by then"])
+            _warn([f"{error}; the run is recorded anyway, and stored at the end if the store can be used by then"])
         return name
     if free != name:
-        say(f"tracekit: the store has a job {short(name)!r}; this run is {short(free)!r}")
+        say(f"tracekit: the store already has a job {short(name)!r}; this run is stored as {short(free)!r}")
     return free
 
 
@@ -225,22 +224,22 @@ def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | Non
 
 
 def _check_targets(options: CollectOptions) -> None:
-    """Refuse before the command runs what could not be written after it, but for the store: that keeps nobody waiting.
+    """Refuse, before the command runs, what could not be written after it. Not the store: it never stops a command.
 
-    Not where another node has started the run: that one merges.
+    Nothing is checked if another node has started the run: that node merges.
     """
     if options.segments is not None and launched_elsewhere(options.segments):
         return
     if options.out is not None:
         check_writable(options.out, TRACE_FILE)
     if options.live is not None and not options.keep_in_store:
-        raise SelectionError("--live puts windows into a store; leave out --no-store")
+        raise SelectionError("--live stores its windows; leave out --no-store")
     if options.live is not None and options.nccl is not None:
         raise SelectionError(
-            "--live reads windows that go on, and NCCL's events are of the whole run; leave out --nccl"
+            "--live analyses windows of a running job, but NCCL's events can be read only at its end; leave out --nccl"
         )
     if options.profiler is not None and options.profiler.is_dir() and any(options.profiler.iterdir()):
-        raise OutputError(f"{options.profiler}: holds other files; choose an empty or new folder for --profiler")
+        raise OutputError(f"{options.profiler}: not empty; choose an empty or new folder for --profiler")
 
 
 def _warn(warnings: Iterable[str]) -> None:
@@ -254,7 +253,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
     problem = None
     collected: list[CollectedAttempt] = []
     if not directory.is_dir() or not ((directory / RUN_FILE).exists() or attempts(directory)):
-        problem = f"{directory} was removed while the command ran, and with it what was recorded"
+        problem = f"{directory} was removed while the command ran, and the recording with it"
         return CollectSummary(launched.exit_code, launched.wall_s, (), None, False, problem, unstored=unstored)
     try:
         await_other_launchers(directory)
@@ -266,7 +265,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
         try:
             finish_run(directory)
         except OutputError:
-            if not collected:  # a full disk: the attempts have said so
+            if not collected:  # a full disk: the attempts have reported it
                 raise
         if not numbers:
             problem = NOTHING_RECORDED
@@ -289,7 +288,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
 
 
 def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt]) -> Iterator[str]:
-    """How many ranks left a trace of torch.profiler, and how to look at it."""
+    """How many ranks wrote a trace of torch.profiler, and the command that reads the traces."""
     if options.profiler is None:
         return
     for one in collected:

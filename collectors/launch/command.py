@@ -1,4 +1,4 @@
-"""The command `tracekit collect`: reads options, calls the library, says what came of it."""
+"""The command `tracekit collect`: reads options, calls the library, reports the outcome."""
 
 from __future__ import annotations
 
@@ -76,40 +76,40 @@ class NcclMask(click.ParamType[int]):
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
 @click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
-@click.option("--no-store", is_flag=True, help="Leave the store alone; for use with --out.")
+@click.option("--no-store", is_flag=True, help="Do not write to the store; for use with --out.")
 @click.option("--name", help="Name of the job in the store [default: script and time].")
 @click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")
 @click.option("--steps", type=StepRange(), default="1:", help="Steps to record, such as 100:200 [default: 1:].")
-@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record one step in this many.")
+@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record one step in N.")
 @click.option(
-    "--for", "length", type=click.IntRange(min=1), default=1, metavar="N", help="With --every: so many steps in a row."
+    "--for", "length", type=click.IntRange(min=1), default=1, metavar="N", help="With --every: record N steps in a row."
 )
 @click.option("--idle", is_flag=True, help="Record nothing until `tracekit attach` asks for it.")
-@click.option("--keep", type=Size(), help="Keep so much of each rank's segments on disk, such as 2GB; the oldest go.")
+@click.option("--keep", type=Size(), help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.")
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
-@click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, where they cannot be found.")
+@click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, if they cannot be found.")
 @click.option(
     "--nccl",
     type=NcclMask(),
     is_flag=False,
     flag_value="coll,p2p,kernel",
-    help="Let NCCL time communication on the GPU: some of coll,p2p,kernel,proxy [default: the first three].",
+    help="Let NCCL time communication on the GPU; any of coll,p2p,kernel,proxy [default: coll,p2p,kernel].",
 )
 @click.option(
     "--hang-after",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help=f"Say which rank holds the job up once no rank has moved for so long, 0: never [default: with --live"
-    f" {LIVE_HANG_AFTER_S:.0f}, else never].",
+    help=f"Report which rank holds the job up once no rank has made progress for this long; 0: never [default:"
+    f" {LIVE_HANG_AFTER_S:.0f} with --live, else never].",
 )
 @click.option(
     "--on-hang",
     type=click.Choice(["report", "stop"]),
     default="report",
     show_default=True,
-    help="What else to do then: nothing, or end the command.",
+    help="On a hang, only report it, or also stop the command.",
 )
 @click.option(
     "--profiler",
@@ -117,18 +117,16 @@ class NcclMask(click.ParamType[int]):
     is_flag=False,
     flag_value=Path("tracekit-profile"),
     metavar="FOLDER",
-    help="Let torch.profiler record a few steps on every rank, too, a file each [default: ./tracekit-profile].",
+    help="Also record a few steps with torch.profiler, one file per rank [default: ./tracekit-profile].",
 )
 @click.option(
-    "--profiler-steps", type=click.IntRange(1, 100), default=3, show_default=True, help="How many steps it records."
+    "--profiler-steps", type=click.IntRange(1, 100), default=3, show_default=True, help="Steps torch.profiler records."
 )
-@click.option(
-    "--live", is_flag=True, help="Analyse the run window by window while it goes on, as `tracekit watch` does."
-)
+@click.option("--live", is_flag=True, help="Analyse the run window by window while it runs, as `tracekit watch` does.")
 @watch_options
-@click.option("--overhead", is_flag=True, help="Switch recording on and off during the run and say what it costs.")
+@click.option("--overhead", is_flag=True, help="Measure what recording costs: switch it on and off during the run.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, behind the command's output."
+    "--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, after the command's output."
 )
 @click.pass_obj
 def collect_command(
@@ -165,7 +163,7 @@ def collect_command(
     """
     # `analyse` is the object of the command line: the analysis is a layer above this one.
     if not live and (given := WatchOptions(**watching).given()):
-        raise SelectionError(f"{given[0]} is for --live, which is not there")
+        raise SelectionError(f"{given[0]} needs --live; add --live, or leave it out")
     for option, path in (("--out", out), ("--store", store), ("--segments", segments)):
         if path == Path("-"):
             raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
@@ -249,7 +247,7 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
     if one.cost is not None:
         lines.append(f"{title}{one.cost if isinstance(one.cost, str) else one.cost.sentence()}")
     if one.continued and one.problem is None:
-        lines.append(f"{title}its trace goes on with the next attempt")
+        lines.append(f"{title}its trace continues with the next attempt")
     elif one.layout is not None and one.problem is None:
         lines += _where(one, title)
     return lines
@@ -281,6 +279,6 @@ def _troubles(rank: Any) -> list[str]:
         troubles.append(f"stopped recording ({rank.off})")
     if not rank.closed:
         troubles.append(
-            f"its recording stops after {rank.steps} steps (killed, or out of disk space); what it wrote is used"
+            f"its recording stops after {rank.steps} steps (killed, or out of disk space); the trace has what it wrote"
         )
     return troubles

@@ -1,8 +1,8 @@
 """Which process of a job left first.
 
-A rank that ends without a word (`sys.exit`, `os._exit`, the OOM killer) leaves the others with errors of their own, and
-whatever starts the ranks names one of these. In: the processes of this host while they live, and the last words of
-ranks. Out: the rank that was the first to go, if it went without an error and others failed behind it.
+A rank that ends silently (`sys.exit`, `os._exit`, the OOM killer) makes the others fail with errors of their own, and
+whatever started the ranks blames one of those. In: the processes of this host while they live, and the last words of
+ranks. Out: the rank that left first, if it left without an error and others failed after it.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Departures:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """`rank` left first, without an error; `failed` are the ranks that ended with an error behind it."""
+    """`rank` left first, without an error; `failed` are the ranks that ended with an error after it."""
 
     rank: int
     failed: frozenset[int]
 
 
 def find_departure(attempt: Path, pulses: Mapping[int, Pulse], ended_ns: Mapping[int, int]) -> Departure | None:
-    """The rank that left first, where that explains why others failed; one that ended by an error of its own has said
-    so itself.
+    """The rank that left first, if that explains why others failed. A rank that ended with an error of its own has
+    reported it itself.
 
     `ended_ns`: when processes were seen to end. The last words of a rank come before its connections close, and so
     before its peers can fail. Raises OSError.

@@ -90,7 +90,7 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
 def _system() -> Check:
     linux = sys.platform == "linux"
     found = f"{platform.system()} {platform.release()}, tracekit on Python {platform.python_version()}"
-    return Check("system", Outcome.OK if linux else Outcome.FAILS, found if linux else f"{found}; only Linux will do")
+    return Check("system", Outcome.OK if linux else Outcome.FAILS, found if linux else f"{found}; only Linux works")
 
 
 def _probe(python: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _probe(python: str) -> dict[str, Any]:
     except OSError as error:
         return {"problem": f"{python}: cannot be started: {error.strerror or error}"}
     except (IndexError, ValueError):
-        return {"problem": (ran.stderr.strip().splitlines() or [f"{python} says nothing"])[-1]}
+        return {"problem": (ran.stderr.strip().splitlines() or [f"{python} printed nothing"])[-1]}
     return found
 
 
@@ -115,7 +115,7 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
     build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
     found = f"{probe['torch']} ({build}) on Python {probe['python']}, {short(python)}"
     if not probe["distributed"]:
-        return Check("torch", Outcome.NOTE, f"{found}; built without torch.distributed: single processes only")
+        return Check("torch", Outcome.NOTE, f"{found}; built without torch.distributed: records single processes only")
     backends = [name for name in ("gloo", "nccl") if probe[name]]
     return Check("torch", Outcome.OK, f"{found}; {' and '.join(backends) or 'no backend'}")
 
@@ -127,7 +127,7 @@ def _gpus(probe: dict[str, Any]) -> Check:
     if gpus:
         kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
         return Check("GPUs", Outcome.OK, f"{kinds}; ops are timed by CUDA events")
-    why = "torch sees none, though it is built for them: check the driver" if probe["cuda"] else "none"
+    why = "torch is built for GPUs but finds none: check the driver" if probe["cuda"] else "none"
     return Check("GPUs", Outcome.NOTE, f"{why}; ops are timed on the host")
 
 
@@ -159,8 +159,11 @@ def _temporary() -> Check:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     hours = free / RECORD.size / OPS_PER_SECOND / 3600
-    found = f"{folder}: {free / 1e9:,.1f} GB free, {hours:,.0f} hours of a rank at {OPS_PER_SECOND:,} ops a second"
-    small = "; name a larger disk with --segments or TMPDIR" if free < SMALL_DISK else ""
+    found = (
+        f"{folder}: {free / 1e9:,.1f} GB free, enough for {hours:,.0f} hours of one rank at {OPS_PER_SECOND:,} ops a"
+        " second"
+    )
+    small = "; choose a larger disk with --segments or TMPDIR" if free < SMALL_DISK else ""
     return Check("segments", Outcome.NOTE if small else Outcome.OK, f"{found}{small}")
 
 
@@ -168,9 +171,9 @@ def _clock() -> Check:
     try:
         source = CLOCK_SOURCE.read_text(encoding="utf-8").strip()
     except OSError:
-        return Check("clock", Outcome.NOTE, "the kernel does not say which one it uses")
+        return Check("clock", Outcome.NOTE, "unknown: the kernel does not name its clock source")
     if source in SLOW_CLOCKS:
-        return Check("clock", Outcome.NOTE, f"{source}, which is slow to read: recording costs more; tsc is usual")
+        return Check("clock", Outcome.NOTE, f"{source} is slow to read, so recording costs more; tsc is usual")
     return Check("clock", Outcome.OK, source)
 
 
@@ -191,7 +194,7 @@ def _trial(python: str) -> Check:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return Check("trial", Outcome.FAILS, f"two ranks on gloo did not end within {TRIAL_TIMEOUT_S} s")
+            return Check("trial", Outcome.FAILS, f"two ranks on gloo did not finish within {TRIAL_TIMEOUT_S} s")
         return _judged(ran, out)
 
 
@@ -203,7 +206,7 @@ def _judged(ran: subprocess.CompletedProcess[str], out: Path) -> Check:
     attempt = (summary.get("attempts") or [{}])[-1]
     problem = attempt.get("problem") or summary.get("problem")
     if ran.returncode or problem or not out.exists():
-        why = problem or (ran.stderr.strip().splitlines() or ["no word of it"])[-1]
+        why = problem or (ran.stderr.strip().splitlines() or ["it printed no error"])[-1]
         return Check("trial", Outcome.FAILS, f"two ranks on gloo: {short(str(why))}")
     recorded = set(read_parquet(out).ops["kind"].cast(str).unique())
     found = f"two ranks on gloo: {attempt['steps']} steps of {attempt['world_size']} ranks, {attempt['ops']} ops"

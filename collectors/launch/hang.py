@@ -1,9 +1,9 @@
 """Watches a running command for hangs, and has them analysed.
 
-In: the pulses of the ranks. Out: where no rank has issued or finished anything for `hang_after_s` seconds, a folder
-with a dump per rank and a report, whose first lines are printed. The launcher never waits here: each `tick` does one
-short thing, and a process of its own, started once the ranks have stood still for half that time, gathers the answers
-of the ranks and analyses them. The command goes on, unless it is to be stopped.
+In: the pulses of the ranks. Out: once no rank has issued or finished anything for `hang_after_s` seconds, a folder with
+a dump per rank and a report, whose first lines are printed. The launcher never waits here: each `tick` does one short
+thing. A separate process, started once the ranks have stood still for half that time, gathers the answers of the ranks
+and analyses them. The command continues, unless it is to be stopped.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class _Outcome(Enum):
 
 @dataclass(slots=True)
 class HangWatcher:
-    """Follows one run directory. `reports`: where the folders with reports are to be put; `stop`: ask for the end of
-    the command after a report.
+    """Follows one run directory. `reports`: where to put the folders with reports; `stop`: stop the command after a
+    report.
     """
 
     directory: Path
@@ -134,9 +134,9 @@ class HangWatcher:
     _due: float = 0.0
 
     def tick(self) -> bool:
-        """Look once; called a few times a second while the command runs. Whether the command is to end.
+        """Look once; called a few times a second while the command runs. Returns whether to stop the command.
 
-        A watch that fails says so and is over; the command goes on.
+        A watch that fails reports it and stops; the command continues.
         """
         if self._failed:
             return False
@@ -164,10 +164,10 @@ class HangWatcher:
 
     def _fail(self, error: Exception) -> None:
         self._failed = True
-        say(f"tracekit: watching for hangs has ended: {type(error).__name__}: {printable(str(error))}")
+        say(f"tracekit: hang detection has stopped: {type(error).__name__}: {printable(str(error))}")
 
     def _explain_departure(self) -> None:
-        """Say who left, once the command is over; the report may be under way."""
+        """Report which rank left, once the command has ended; the report may be under way."""
         folder, attempt = self._folder, max(self.directory.glob("attempt-*"), default=None)
         if folder is None:
             folder = self._next_folder()
@@ -188,16 +188,16 @@ class HangWatcher:
         if now < self._due:
             return
         attempt = max(self.directory.glob("attempt-*"), default=None)
-        if self._departed and attempt == self._attempt:  # all is said of this one
+        if self._departed and attempt == self._attempt:  # all about this attempt has been reported
             return
         pulses = {} if attempt is None else read_pulses(attempt)
-        # Each tick counts while ranks begin: of one that leaves before it is followed, nobody knows when it left.
+        # Look at each tick while ranks begin: if one leaves before it is followed, nobody knows when it left.
         if all_began(pulses):
             self._due = now + self.hang_after_s / LOOKS
         self._departures.follow(pulse.process_id for pulse in pulses.values())
         if attempt is None or attempt != self._attempt or pulses != self._pulses or not pulses:
             if self._said:
-                say("tracekit: the job moves again")
+                say("tracekit: the job is making progress again")
             self._attempt, self._pulses, self._moved, self._said = attempt, pulses, now, False
             self._patience_until, self._departed = 0.0, False
         elif not self._said and self._somebody_left(attempt):
@@ -210,7 +210,7 @@ class HangWatcher:
                 self._ask(attempt, now)
 
     def _somebody_left(self, attempt: Path) -> bool:
-        """Whether a rank left without an error and others failed because of that: there is no need to wait for them."""
+        """Whether a rank left without an error and others failed because of that: there is no need to wait longer."""
         ended_ns = self._departures.ended_ns
         if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):
             return False
@@ -249,14 +249,14 @@ class HangWatcher:
         if found is None:
             self._patience_until = self.now() + self.hang_after_s
             where = printable(str(self._kept(folder)))
-            say(f"tracekit: no operation for {idle_s:.0f} s; the answers could not be analysed, they are in {where}")
+            say(f"tracekit: no operation for {idle_s:.0f} s; the ranks' answers, in {where}, could not be analysed")
             return False
         report, outcome = found.report, self._judge(found.report, idle_s)
         if outcome is not _Outcome.HANG:
             self._patience_until = self.now() + self.hang_after_s
             busy = [f"rank {one['rank']} is in a {one['phase']}" for one in report["culprits"][:3]]
-            whom = "; ".join(busy) if outcome is _Outcome.LONG_PHASE else "no rank waits"
-            say(f"tracekit: no operation for {idle_s:.0f} s, which is no hang: {printable(whom)}")
+            whom = "; ".join(busy) if outcome is _Outcome.LONG_PHASE else "no rank is waiting"
+            say(f"tracekit: no operation for {idle_s:.0f} s, but the job does not hang: {printable(whom)}")
             return False
         self._said = True
         self._keep(folder, found.lines, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
@@ -280,7 +280,7 @@ class HangWatcher:
             say(printable(line))
 
     def _kept(self, folder: Path) -> Path:
-        """A copy of the folder beside the trace; itself where that cannot be."""
+        """A copy of the folder beside the trace, or the folder itself if it cannot be copied."""
         kept = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:
             shutil.copytree(folder, kept)

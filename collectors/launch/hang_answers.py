@@ -1,8 +1,8 @@
 """Finds where the ranks of a hanging job are: from their answers, or from outside if they do not answer.
 
-In: an attempt whose ranks were asked. Out: a dump per rank in one folder. A rank of this host that gives no answer is
-looked at from outside: has its process ended, is it stopped, or does it live with the interpreter locked? The stack of
-such a rank is read by py-spy, native frames included, where that is installed and allowed, else by a signal that
+In: an attempt whose ranks were asked. Out: a dump per rank in one folder. A rank of this host that does not
+answer is inspected from outside: has its process ended, is it stopped, or is it alive with the interpreter locked? Its
+stack comes from py-spy, native frames included, if that is installed and permitted, else from a signal that
 `faulthandler` answers without the interpreter's lock.
 """
 
@@ -23,21 +23,21 @@ from tracekit.collectors.launch.departures import find_departure
 from tracekit.collectors.launch.hang_pulses import Pulse, host_of, read_pulses, state_of
 from tracekit.collectors.runtime.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
 
-#: A rank looks four times a second whether it is asked: who has not answered after that many seconds is looked at from
-#: outside. On a busy machine all answer late, so nobody has less than `PATIENCE` times what the slowest answer took.
+#: A rank checks four times a second whether it is asked. One that has not answered after this many seconds is inspected
+#: from outside. On a busy machine all answer late, so each has at least `PATIENCE` times as long as the slowest answer.
 ANSWER_S, PATIENCE = 1.5, 2
 #: How often the folder is looked at, and how long a stack may take.
 LOOK_S, STACK_S = 0.05, 2.0
 
 _ENDED, _STOPPED = "its process has ended", "its process is stopped (SIGSTOP, or a debugger)"
 _STATES = {None: _ENDED, "Z": _ENDED, "X": _ENDED, "T": _STOPPED, "t": _STOPPED}
-_LOCKED = "its process lives and does not answer: the interpreter is locked, or waits in a system call"
-_LEFT_FIRST = "its process ended before all others, by os._exit or a signal (the OOM killer's, for one)"
-_HOLDS_LOCK = "its process lives and does not answer: its thread {thread} holds the interpreter's lock"
+_LOCKED = "its process is alive but does not answer: the interpreter is locked, or waits in a system call"
+_LEFT_FIRST = "its process ended before all others, by os._exit or a signal (such as the OOM killer's)"
+_HOLDS_LOCK = "its process is alive but does not answer: its thread {thread} holds the interpreter's lock"
 
 
 def write_departure(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> bool:
-    """Put into `folder` where the rank that left first and those that failed behind it stood; whether there is one.
+    """Put into `folder` where the rank that left first and those that failed after it stood; whether there is one.
 
     Raises OSError.
     """
@@ -54,7 +54,7 @@ def write_departure(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) ->
 def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
     """Have a dump in `folder` of every rank of this host that can hold the job up. Raises OSError.
 
-    Where a rank has left and others failed behind it, processes that have ended were ended by whoever started them.
+    If a rank has left and others failed after it, the processes that have ended were stopped by whoever started them.
     """
     somebody_left = write_departure(attempt, folder, ended_ns)
     pulses, here = read_pulses(attempt), socket.gethostname()
@@ -62,7 +62,7 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
     begun, slowest = time.monotonic(), 0.0
     missing = _missing(folder, pulses)
     while missing and time.monotonic() - begun < max(ANSWER_S, PATIENCE * slowest):
-        for rank in missing:  # those whose process is about to end answer no more
+        for rank in missing:  # a process that is about to end no longer answers
             _copy_last_words(attempt, rank, folder)
         cannot = {rank: state for rank in missing & own if (state := _STATES.get(state_of(pulses[rank].process_id)))}
         if somebody_left:
@@ -79,12 +79,12 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
             time.sleep(LOOK_S)
     for rank in sorted(missing & own):
         process, stack = _seen_from_outside(attempt, rank, pulses[rank])
-        if rank in _missing(folder, pulses):  # it can have answered meanwhile
+        if rank in _missing(folder, pulses):  # it may have answered meanwhile
             _write(folder, rank, here, process, stack)
 
 
 def _copy_last_words(attempt: Path, rank: int, folder: Path) -> bool:
-    """Take what a rank left as its process ended for its answer; whether there is that."""
+    """Take what a rank wrote as its process ended as its answer; whether it wrote anything."""
     try:
         shutil.copyfile(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", folder / HANG_DUMP.format(rank=rank))
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
     before = path.stat().st_size
     try:
         os.kill(pulse.process_id, pulse.signal)
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return None
     end = time.monotonic() + STACK_S
     while (stack := _last_stack(path, before)) is None and time.monotonic() < end:
@@ -163,7 +163,7 @@ def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
 
 
 def _last_stack(path: Path, begin: int) -> list[str] | None:
-    """The stack of the main thread, which `faulthandler` writes last; None if it is not there whole."""
+    """The stack of the main thread, which `faulthandler` writes last; None until it is complete."""
     with path.open("rb") as file:
         file.seek(begin)
         text = file.read().decode("utf-8", "replace")

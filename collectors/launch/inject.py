@@ -20,7 +20,7 @@ import sys
 try:
     from tracekit.collectors.runtime.bootstrap import arm
 except ImportError as error:
-    sys.stderr.write(f"tracekit: not importable by {sys.executable} ({error}); this process is not recorded\\n")
+    sys.stderr.write(f"tracekit: {sys.executable} cannot import tracekit ({error}); this process is not recorded\\n")
 else:
     arm()
 

@@ -1,6 +1,6 @@
-"""Reports on hangs in the store, while the job hangs: each opens an incident there, which ends with the job.
+"""Stores reports on hangs while the job hangs. Each opens an incident in the store, which ends with the job.
 
-In: the folders of reports, as they come. Out: the same in a store.
+In: the folders of reports, as they appear. Out: the same reports in a store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KeptHangs:
         self._seen = self._kept = 0
 
     def keep(self, found: Sequence[Path]) -> None:
-        """Keep the reports in those of these folders that are new; one that cannot be is in its folder all the same."""
+        """Store the reports of new folders among these. One that cannot be stored remains in its folder."""
         new, self._seen = found[self._seen :], len(found)
         for folder in new if self._store is not None else ():
             report = read_report(folder)
@@ -34,10 +34,10 @@ class KeptHangs:
                 self._store.add_hang(self._name, report.lines, report.report)
                 self._kept += 1
             except TracekitError as error:
-                say(f"tracekit: the report is not in the store: {printable(str(error))}")
+                say(f"tracekit: the report on the hang could not be stored: {printable(str(error))}")
 
     def over(self, ending: str | None) -> None:
-        """The job has ended, and with it what was reported of it. `ending`: how; None if nobody says."""
+        """The job has ended, which closes its incidents. `ending`: how it ended; None if unknown."""
         if self._kept and self._store is not None:
             with suppress(TracekitError):  # the incident stays open, which can be seen
                 self._store.end_watch(self._name, ending)

@@ -1,7 +1,7 @@
 """Runs the user's command with the recorder injected and passes everything else through.
 
 In: the command and options. Out: its exit code, and a run directory full of segments. stdin, stdout and stderr are the
-command's own; signals sent to tracekit are handed on; a Ctrl-C at the terminal reaches the command by itself.
+command's own. Signals sent to tracekit are forwarded; a Ctrl-C at the terminal reaches the command directly.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class LaunchResult:
 def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]) -> dict[str, str]:
     """Write the run directory's frame; returns the environment of the command.
 
-    What it inherits of ours is left out. Launchers of several nodes share the directory: the first one writes. Raises
-    OutputError where it cannot be written, or belongs to a run that is over.
+    Variables of ours that it would inherit are removed. Launchers of several nodes share the directory: the first one
+    writes. Raises OutputError if it cannot be written, or belongs to a finished run.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
 
 
 def finish_run(directory: Path) -> None:
-    """Mark the run as over, so that another one does not write into it. Raises OutputError."""
+    """Mark the run as finished, so that no other run writes into its directory. Raises OutputError."""
     run_file = directory / RUN_FILE
     state = json.loads(run_file.read_text(encoding="utf-8"))
     write_text(run_file, json.dumps({**state, "finished": True}), _RUN_KIND)
@@ -130,8 +130,8 @@ def run_command(
 ) -> LaunchResult:
     """Run the command to its end. Raises OutputError if it cannot be started.
 
-    `on_poll` is called every `POLL_S` while the command runs; where it returns True, the command is asked to end. What
-    ranks that were killed had recorded and not written is written here. `name`: how `tracekit attach` finds the job.
+    `on_poll` is called every `POLL_S` while the command runs; if it returns True, the command is asked to end. Records
+    that killed ranks had not written are written here. `name`: how `tracekit attach` finds the job.
     """
     begin = time.monotonic()
     hold()
@@ -166,7 +166,7 @@ def run_command(
         for left in rings.left_over():
             with contextlib.suppress(
                 OutputError
-            ):  # a disk that is full: the rank has said so, or will be seen to lack it
+            ):  # a full disk: the rank has reported it, or its missing end will show
                 write_left_over(directory, left)
     finally:
         rings.close()
@@ -181,7 +181,7 @@ def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], d
     """Start or stop recording on the signals for that; forward other signals that were sent to the launcher."""
     if received.si_signo in STEERING:
         start = received.si_signo == START_RECORDING
-        with contextlib.suppress(OSError, OutputError):  # the disk is full: the job goes on unchanged
+        with contextlib.suppress(OSError, OutputError):  # the disk is full: the job continues unchanged
             write_schedule(directory, Schedule(first_common_step(directory)) if start else IDLE)
     elif received.si_signo != signal.SIGCHLD and received.si_pid > 0:
         with contextlib.suppress(ProcessLookupError):  # it ended just now

@@ -1,8 +1,8 @@
 """`tracekit collect --live`: a `tracekit watch` beside the run, in a process of its own.
 
-In: options of both commands. Out: a process that cuts the run into windows and ends with it. It is another process
-because the launcher must hand on signals at once, and nothing that the analysis does may end the run. One that is
-killed is started again once: it goes on after the last window that is stored.
+In: options of both commands. Out: a process that cuts the run into windows and ends with it. It is a process of its
+own because the launcher must forward signals at once and the analysis must never end the run. If it is killed, it is
+restarted once, and continues after the last stored window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Niceness of the watch, so that ranks have priority.
 NICENESS = 5
-#: Names the webhook where --notify does not: a command line is for everybody on the machine to read.
+#: Names the webhook if --notify does not: everybody on the machine can read a command line.
 NOTIFY_VARIABLE = "TRACEKIT_NOTIFY"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -38,7 +38,7 @@ _OPTIONS = (
         "--window-seconds",
         type=click.FloatRange(min=0.1),
         metavar="T",
-        help="A window is what ends within T seconds, 5 steps at least [default: 60].",
+        help="A window is the steps that end within T seconds, at least 5 [default: 60].",
     ),
     click.option(
         "--late-after",
@@ -46,17 +46,17 @@ _OPTIONS = (
         default=10.0,
         show_default=True,
         metavar="SECONDS",
-        help="Analyse a window without the ranks that are so far behind the first.",
+        help="Analyse a window without ranks that are this far behind the first one.",
     ),
-    click.option("--metrics-port", type=click.IntRange(0, 65535), help="Answer Prometheus here; 0 takes a free port."),
+    click.option("--metrics-port", type=click.IntRange(0, 65535), help="Port of Prometheus metrics; 0: a free one."),
     click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address for --metrics-port."),
     click.option(
         "--notify",
         metavar="URL",
         envvar=NOTIFY_VARIABLE,
-        help=f"Post incidents to this webhook, in Slack's format where it is Slack's [default: ${NOTIFY_VARIABLE}].",
+        help=f"Post incidents to this webhook, in Slack's format if it is Slack's [default: ${NOTIFY_VARIABLE}].",
     ),
-    click.option("--dashboard-url", default="", metavar="URL", help="Where `tracekit dashboard` answers, for links."),
+    click.option("--dashboard-url", default="", metavar="URL", help="Address of `tracekit dashboard`, for links."),
 )
 
 
@@ -103,7 +103,7 @@ class WatchOptions:
 
 @dataclass(slots=True)
 class WatchProcess:
-    """`tracekit watch` of a run directory, which `start` starts. `consume`: it removes segments that are stored."""
+    """`tracekit watch` of a run directory, which `start` starts. `consume`: it removes stored segments."""
 
     options: WatchOptions
     directory: Path
@@ -143,19 +143,19 @@ class WatchProcess:
         return self._by_hand() if self._failed else None
 
     def terminate(self) -> None:
-        """End it: the run could not be started."""
+        """Stop it, because the run could not be started."""
         if self._process is not None:
             self._process.terminate()
 
     def _ended(self, code: int) -> None:
         why = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        if code not in (ExitCode.DONE, ExitCode.BAD_INPUT) and self._begun == 1:  # an error would be the same again
-            say(f"tracekit: the watch of this run {why}; it is started again after the last window that is stored")
+        if code not in (ExitCode.DONE, ExitCode.BAD_INPUT) and self._begun == 1:  # an error would only repeat
+            say(f"tracekit: the watch of this run {why}; restarting it after the last stored window")
             self.start()
             return
         self._failed = True
         say(
-            f"tracekit: the watch of this run {why}; the run goes on without windows and alerts until somebody runs"
+            f"tracekit: the watch of this run {why}; the run continues without windows and alerts until you run"
             f" {printable(self._by_hand())}"
         )
 

@@ -1,7 +1,7 @@
 """Values of the options of `tracekit collect` as people type them.
 
-In: text. Out: numbers; ValueError with what to write instead. Imports the standard library only: both command lines
-read their options with it, click's and the one that does without.
+In: text. Out: numbers, or a ValueError that says what to write instead. Imports the standard library only, because the
+command line without click reads its options with it, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tracekit.errors import SelectionError
 
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
 OVERHEAD_STEPS = 10
-#: Less would be rewritten all the time, bytes.
+#: Below this limit, segments would be replaced all the time, bytes.
 SMALLEST_KEPT = 1_000_000
 _STEPS = re.compile(r"(\d*):(\d*)$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([MGT])B?$", re.IGNORECASE)
@@ -24,10 +24,10 @@ def parse_steps(text: str) -> tuple[int, int | None]:
     """`100:200`, `100:` or `:200` -> first step and exclusive last step, None if open."""
     match = _STEPS.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is no step range; write 100:200 for the steps 100 to 199")
+        raise ValueError(f"{text!r} is not a step range; write 100:200 for steps 100 to 199")
     first, last = int(match.group(1) or 1), int(match.group(2)) if match.group(2) else None
     if last is not None and last <= first:
-        raise ValueError(f"{text!r} is empty; the second step must be larger than the first")
+        raise ValueError(f"{text!r} contains no step; the second number must be larger than the first")
     return first, last
 
 
@@ -35,21 +35,21 @@ def parse_size(text: str) -> int:
     """`500MB`, `2GB` or `1TB` -> bytes, by powers of ten."""
     match = _SIZE.match(text)
     if match is None:
-        raise ValueError(f"{text!r} is no size; write 500MB or 2GB")
+        raise ValueError(f"{text!r} is not a size; write it like 500MB or 2GB")
     size = int(float(match.group(1)) * _UNITS[match.group(2).upper()])
     if size < SMALLEST_KEPT:
-        raise ValueError(f"{text!r} is too small; keep {SMALLEST_KEPT // 1_000_000}MB or more of each rank")
+        raise ValueError(f"{text!r} is too small; keep at least {SMALLEST_KEPT // 1_000_000}MB per rank")
     return size
 
 
 def schedule_options(steps: tuple[int, int | None], every: int, length: int, *, idle: bool, overhead: bool) -> Schedule:
     """The steps to record, from the options about steps. Raises SelectionError if they exclude each other."""
     if length > every:
-        raise SelectionError(f"--for {length} is more than --every {every}; record fewer steps, or all of them")
+        raise SelectionError(f"--for {length} is larger than --every {every}; lower --for, or leave both out")
     if idle and (every > 1 or steps != (1, None)):
-        raise SelectionError("--idle records nothing until it is asked to; leave out --steps and --every")
+        raise SelectionError("--idle records only what `tracekit attach` asks for; leave out --steps and --every")
     if overhead and (every > 1 or idle):
-        raise SelectionError("--overhead records ten steps in twenty; leave out --every and --idle")
+        raise SelectionError("--overhead chooses the steps to record itself; leave out --every and --idle")
     if idle:
         return IDLE
     if overhead:

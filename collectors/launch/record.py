@@ -1,7 +1,7 @@
 """The command line of `tracekit-collect`, the distribution without the analysis: it records, and leaves the segments.
 
 In: arguments. Out: a run directory that `tracekit import` reads on another machine. Imports the standard library only,
-so that nothing is installed beside the training; where the whole of tracekit is installed its own command line is used.
+so that nothing else is installed beside the training. If all of tracekit is installed, its own command line is used.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "collect", help="record an unmodified training command: tracekit collect [OPTIONS] -- torchrun ... train.py"
     )
     collect.set_defaults(run=_collect)
-    collect.add_argument("command", nargs="+", metavar="COMMAND", help="the training command, behind --")
+    collect.add_argument("command", nargs="+", metavar="COMMAND", help="the training command, after --")
     collect.add_argument(
         "--segments",
         type=Path,
@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         help="folder the ranks write to; one shared folder for all nodes of a run [default: a new one here]",
     )
     collect.add_argument("--steps", type=_value(parse_steps), default=(1, None), metavar="FROM:TO")
-    collect.add_argument("--every", type=_value(_count), default=1, metavar="N", help="record one step in this many")
+    collect.add_argument("--every", type=_value(_count), default=1, metavar="N", help="record one step in N")
     collect.add_argument(
-        "--for", dest="length", type=_value(_count), default=1, metavar="N", help="with --every: so many steps in a row"
+        "--for", dest="length", type=_value(_count), default=1, metavar="N", help="with --every: record N in a row"
     )
     collect.add_argument("--idle", action="store_true", help="record nothing until `tracekit attach` asks for it")
     collect.add_argument(
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_value(parse_size),
         default=0,
         metavar="SIZE",
-        help="keep so much of each rank's segments on disk, such as 2GB; the oldest go",
+        help="keep at most this much of each rank's segments on disk, such as 2GB; the oldest are deleted",
     )
     collect.add_argument("--name", help="how `tracekit attach` finds the job [default: script]")
     attach = commands.add_parser("attach", help="record a few steps of a job that `tracekit collect` launched")
@@ -84,12 +84,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is no number of steps; write 1 or more")
+        raise ValueError(f"{text!r} is not a number of steps; write 1 or more")
     return int(text)
 
 
 def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` for argparse, which shows the message of its own kind of error only."""
+    """`parse` for argparse, which shows the messages of its own error class only."""
 
     def convert(text: str) -> Any:
         try:
@@ -126,13 +126,13 @@ def _script(command: Sequence[str]) -> str:
 
 
 def _attach(parsed: argparse.Namespace) -> int:
-    """Have steps recorded, and say where to read them."""
+    """Record steps of a running job, and say how to read them."""
     directory = find_job(parsed.job)
     if not running_launchers(directory):
-        raise SelectionError(f"{directory}: the job has ended")
+        raise SelectionError(f"{directory}: the job has ended; attach while it runs")
     first = first_common_step(directory)
     write_schedule(directory, Schedule(first, first + parsed.steps))
-    say(f"tracekit: steps {first} to {first + parsed.steps - 1} are recorded as the job gets there")
+    say(f"tracekit: steps {first} to {first + parsed.steps - 1} will be recorded when the job reaches them")
     say(f"tracekit: next, where tracekit is installed: tracekit whatif {shlex.quote(str(directory))}")
     return 0
 
@@ -147,7 +147,7 @@ def _conclude(directory: Path) -> list[str]:
             counts.append(len(ranks_in(attempt_directory(directory, number))))
         finish_run(directory)
     except (TracekitError, OSError) as error:
-        return [f"the segments in {directory} may lack a part: {error}"]
+        return [f"the segments in {directory} may be incomplete: {error}"]
     if not any(counts):
         return [NOTHING_RECORDED]
     several = f" in each of {len(numbers)} attempts" if len(numbers) > 1 else ""

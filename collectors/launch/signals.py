@@ -1,8 +1,8 @@
 """The signals that a launcher forwards to its command, and how it blocks them until then.
 
 A process-wide signal goes to any thread that does not block it, also to those that numpy and polars start when they are
-imported, and Python would then end the launcher by KeyboardInterrupt while the job runs. So they are held before those
-imports: threads inherit what their maker blocks. Imports nothing heavy for that reason.
+imported, and Python would then end the launcher by KeyboardInterrupt while the job runs. So they are blocked before
+those imports: threads inherit the mask of the thread that starts them. Imports nothing heavy for that reason.
 """
 
 from __future__ import annotations

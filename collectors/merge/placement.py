@@ -41,7 +41,7 @@ DIMENSION_WORDS = {
     "sp": "cp",
 }
 WORDS = ("dp", "pp", "tp", "cp")
-#: What helps where the ranks do not tell their layout.
+#: What to do if the ranks do not tell their layout.
 STATE_THEM = "state the sizes with --dp, --pp and --tp, or for kept segments with `tracekit import --layout`"
 
 
@@ -145,7 +145,7 @@ def _agreed_world_size(ranks: list[RankFacts]) -> int:
         usual = sizes.most_common(1)[0][0]
         odd = [one.rank for one in ranks if one.world_size != usual]
         raise LayoutError(
-            f"ranks {_list(odd)} saw a world size other than {usual}, which the rest saw; they belong to another run:"
+            f"ranks {_list(odd)} saw a world size other than {usual}, unlike the rest; they belong to another run:"
             " give each run its own --segments folder"
         )
     return ranks[0].world_size
@@ -161,8 +161,8 @@ def _check_loops(ranks: list[RankFacts]) -> None:
         size = len(one.pipelines[0]["ranks"]) if one.pipelines else 1
         if len({stage % size for stage in stages}) > 1:
             raise LayoutError(
-                f"rank {one.rank} has the pipeline stages {_list(stages)}: V-shaped schedules are not modelled; use an"
-                " interleaved one, with every so many stages on a rank, to have a trace"
+                f"rank {one.rank} has the pipeline stages {_list(stages)}: V-shaped schedules are not supported; use an"
+                " interleaved one to get a trace"
             )
 
 
@@ -179,8 +179,8 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
     dp = stated.get("dp") or world_size // (pp * tp)
     if dp * pp * tp != world_size:
         raise LayoutError(
-            f"dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp}, but the job has {world_size} ranks; correct what"
-            " was stated, for kept segments with `tracekit import --layout`"
+            f"dp {dp} x pp {pp} x tp {tp} = {dp * pp * tp}, but the job has {world_size} ranks; correct the"
+            " sizes, for kept segments with `tracekit import --layout`"
         )
     places = {rank: Place(dp=rank // tp % dp, pp=rank // (tp * dp), tp=rank % tp) for rank in range(world_size)}
     return _Found(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
@@ -275,7 +275,7 @@ def _from_groups(ranks: list[RankFacts], world_size: int) -> _Found:
         places[one.rank] = Place(dp=dp, pp=pp)
     if world_size > 1 and not found_pipeline and not found_reduction:
         raise LayoutError(
-            f"the layout of {world_size} ranks cannot be told: no device mesh, no Megatron, no pipeline and no gradient"
+            f"the layout of {world_size} ranks cannot be found: no device mesh, Megatron, pipeline or gradient"
             f" reduction was seen; {STATE_THEM}"
         )
     if found_pipeline and not found_reduction:
@@ -307,7 +307,7 @@ def _check_distinct(found: _Found, sizes: Mapping[str, int], world_size: int) ->
     for rank, place in sorted(found.places.items()):
         if place in taken:
             raise LayoutError(
-                f"ranks {taken[place]} and {rank} both stand at dp {place.dp}, pp {place.pp}, tp {place.tp}, cp"
+                f"ranks {taken[place]} and {rank} are both placed at dp {place.dp}, pp {place.pp}, tp {place.tp}, cp"
                 f" {place.cp} by {found.source}; {STATE_THEM}"
             )
         taken[place] = rank

@@ -59,12 +59,12 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
     starts = np.flatnonzero(np.diff(on_at, prepend=-2) != 1)
     lengths = np.diff(starts, append=len(on_at))
     if not len(on_at):
-        return "what recording costs is not known: no two steps in a row were recorded"
+        return "the cost of recording is unknown: no two steps in a row were recorded"
     size = min(int(np.median(lengths)), len(off_at) // (FEWEST_PLACEBOS + 2), LONGEST_BLOCK)
     if size < 1:
         return (
-            f"what recording costs is not known: {len(off_at)} steps ran without it, {FEWEST_PLACEBOS + 2} are needed"
-            " (`--overhead`, `--every` or `--idle` leave some)"
+            f"the cost of recording is unknown: {len(off_at)} steps ran without it, {FEWEST_PLACEBOS + 2} are needed"
+            " (use `--overhead`, `--every` or `--idle`)"
         )
     off = np.log(seconds[off_at])
     blocks = [on_at[start : start + size] for start, length in zip(starts, lengths, strict=True) if length >= size]

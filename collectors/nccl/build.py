@@ -43,11 +43,13 @@ def build_plugin(cache: Path | None = None) -> Path:
     folder = cache or default_cache()
     library = folder / f"libnccl-profiler-tracekit-{_fingerprint()}.so"
     if len(os.fsencode(library)) >= LONGEST_PATH:
-        raise OutputError(f"{library}: NCCL takes no path of {LONGEST_PATH} bytes; set XDG_CACHE_HOME to a shorter one")
+        raise OutputError(
+            f"{library}: too long, NCCL cuts paths at {LONGEST_PATH} bytes; set XDG_CACHE_HOME to a shorter folder"
+        )
     if library.exists():
         return library
     if compiler is None:
-        raise OutputError("no C compiler (cc, gcc, clang) on the PATH to build the NCCL plugin with; install one")
+        raise OutputError("no C compiler (cc, gcc, clang) on the PATH to build the NCCL plugin; install one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(library, _LIBRARY) as temporary, tempfile.TemporaryDirectory(prefix="tracekit-") as scratch:

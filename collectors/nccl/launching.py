@@ -1,8 +1,8 @@
 """Gives NCCL the plugin before the command (`tracekit collect --nccl`), and reports the result afterwards.
 
 In: the command's environment and the mask asked for. Out: the environment with the plugin in it, lines for the user
-before the run (what may go wrong) and after it (which ranks NCCL told nothing about). NCCL says of a plugin it cannot
-load nothing but an INFO line, so the rings that are there are what counts.
+before the run (what may go wrong) and after it (ranks from which NCCL reported nothing). NCCL writes only an INFO line
+about a plugin that it cannot load, so the rings that are there are what counts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_mask(text: str) -> int:
         return mask
     words = text.split(",")
     if unknown := [word for word in words if word not in _NAMES]:
-        raise ValueError(f"{unknown[0]!r} is no event of NCCL; known: {', '.join(_NAMES)}")
+        raise ValueError(f"{unknown[0]!r} is not an NCCL event; known: {', '.join(_NAMES)}")
     mask = Event(0)
     for word in words:
         mask |= _NAMES[word]
@@ -65,10 +65,10 @@ def parse_mask(text: str) -> int:
 
 
 def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) -> NcclSetup:
-    """Put the plugin into the environment of a command. A user's own plugin, and no compiler, leave it as it is."""
+    """Put the plugin into the environment of a command, unless the user has set one or there is no compiler."""
     theirs = environment.get(ENV_NCCL_PLUGIN)
     if theirs is not None:
-        warning = f"{ENV_NCCL_PLUGIN}={theirs} is set and stays: NCCL takes one plugin, so --nccl records nothing"
+        warning = f"{ENV_NCCL_PLUGIN}={theirs} is already set and NCCL loads one plugin only, so --nccl records nothing"
         return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
     try:
         plugin = build_plugin()
@@ -96,7 +96,7 @@ def hazards(version: tuple[int, ...] | None, mask: int) -> tuple[str, ...]:
         return ()
     text = ".".join(map(str, version))
     if version[:2] < FIRST_VERSION:
-        return (f"NCCL {text} takes no plugin of this kind; --nccl needs {'.'.join(map(str, FIRST_VERSION))} or newer",)
+        return (f"NCCL {text} cannot load such a plugin; --nccl needs {'.'.join(map(str, FIRST_VERSION))} or newer",)
     trouble = HAZARDS.get(version)
     if trouble is None or (version == (2, 31, 2) and not mask & Event.KERNEL_CH):
         return ()
@@ -113,8 +113,8 @@ def _shared_memory(mask: int) -> tuple[str, ...]:
     if size >= SMALL_SHARED_MEMORY or not mask & Event.KERNEL_CH:
         return ()
     warning = (
-        f"{SHARED_MEMORY} has {size / 1e6:.0f} MB; NCCL can crash there when channels are timed: give the container"
-        " more (docker run --shm-size), or leave them out with `--nccl coll,p2p`"
+        f"{SHARED_MEMORY} has {size / 1e6:.0f} MB, where NCCL can crash when it times channels: give the"
+        " container more (docker run --shm-size), or do not time channels (`--nccl coll,p2p`)"
     )
     return (warning,)
 
@@ -144,15 +144,15 @@ def _joined(report: Mapping[str, Any]) -> list[str]:
     left = sum(report["unmatched_records"].values())
     extra = sum(report["unmatched_operations"].values())
     timed = (
-        f"NCCL timed {report['timed']} communication ops; {report['untimed']} it did not time and {left} it did not"
-        f" know keep their host times, {extra} of its operations belong to no op"
+        f"NCCL timed {report['timed']} communication ops; {report['untimed']} that it did not time and {left} that"
+        f" it did not report keep their host times; {extra} NCCL operations match no op"
     )
     lines = [timed]
     if report["size_differs"]:
-        lines.append(f"{report['size_differs']} ops keep their host times because NCCL moved another size")
+        lines.append(f"{report['size_differs']} ops keep their host times because NCCL reported another size")
     if report["overwritten"] or report["dropped"]:
         lines.append(
-            f"NCCL's rings lost {report['overwritten']} events to newer ones and {report['dropped']} to missing lanes;"
+            f"NCCL's rings lost {report['overwritten']} events to newer ones and {report['dropped']} for lack of lanes;"
             " record fewer steps (--every), or set TRACEKIT_NCCL_SLOTS=65536"
         )
     return lines
@@ -165,10 +165,10 @@ def _why(recording: AttemptRecording, ranks: Iterable[int]) -> str:
         return f"the job communicates with {', '.join(sorted(backends - {''})) or 'nothing'}, not with NCCL"
     old = [version for version in _versions(recording, ranks) if version[:2] < FIRST_VERSION]
     if old:
-        return f"NCCL {'.'.join(map(str, old[0]))} takes no plugin of this kind"
+        return f"NCCL {'.'.join(map(str, old[0]))} cannot load such a plugin"
     return (
-        "NCCL did not load the plugin, made no communicator, or the ring found no room beside the segments;"
-        " NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV says which"
+        "NCCL did not load the plugin, made no communicator, or the ring did not fit on the disk of the"
+        " segments; set NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV to see which"
     )
 
 

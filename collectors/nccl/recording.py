@@ -76,7 +76,7 @@ def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecord
             continue
         rank = rank_of.get(ProcessId(ring.host, ring.process))
         if rank is None:
-            unreadable.append(f"{path}: written by process {ring.process} on {ring.host}, which is no recorded rank")
+            unreadable.append(f"{path}: written by process {ring.process} on {ring.host}, which is not a recorded rank")
         else:
             rings[rank] = ring
     if not files:

@@ -1,8 +1,8 @@
 """What the facts of a rank must look like, kind by kind, and the only place that checks it.
 
-In: a line of a `.facts` file. Out: kind and value, as plain JSON data that whoever merges may rely on; a FormatError
-that names file, line, kind and what was expected otherwise. Kinds that this tracekit does not know pass: a newer
-recorder may tell more.
+In: a line of a `.facts` file. Out: kind and value, as plain JSON data that the merge can rely on; else a FormatError
+that names file, line, kind and what was expected. Kinds that this tracekit does not know pass: a newer recorder may
+write more.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class BadFactError(FormatError):
 
 @dataclass(frozen=True, slots=True)
 class FactParser:
-    """Parses facts of any ranks. What all ranks of a group write alike is one object, so that memory and whatever looks
-    at it take it once, not once per rank.
+    """Parses facts of any ranks. A fact that all ranks of a group write in the same words becomes one object, which is
+    kept and processed once instead of once per rank.
     """
 
     _shared: dict[bytes, tuple[str, Any]] = field(default_factory=dict)

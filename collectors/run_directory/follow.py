@@ -1,9 +1,9 @@
 """Reads the files of ranks while they are being written.
 
-In: the directory of an attempt, looked at again and again. Out: what is new of each rank since, and, for a range of
-steps, an `AttemptRecording` of them. What was handed out is forgotten, so that memory holds the steps that are not over
-yet, however long the run. A rank that writes garbage is left out from there, with one line that says so, until it was
-in order for a window; one that cannot be read is tried again for a time.
+In: the directory of an attempt, looked at again and again. Out: what each rank has added since, and, for a range of
+steps, an `AttemptRecording` of them. What was handed out is forgotten, so that memory holds only unfinished steps,
+however long the run. A rank that writes garbage is left out from there on, with one line that says so, until its
+records have been in order for a window. One that cannot be read is retried for some time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tracekit.collectors.runtime.wire_format import (
 )
 from tracekit.errors import FormatError
 
-#: A rank whose files cannot be read is tried again, later each time, and left out after so long, seconds.
+#: A rank whose files cannot be read is retried after growing delays, and left out after this long, seconds.
 READ_RETRY_S = 300.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
 _FILE = re.compile(rf"rank-(\d+)(?:-(\d+))?({'|'.join(map(re.escape, (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX)))})$")
@@ -86,10 +86,10 @@ class AttemptFollower:
         self.first = max(self.first, self.origin)
 
     def update(self, now_s: float, *, at_end: bool = False) -> list[Notice]:
-        """Read what is new at `now_s`, seconds on any steady clock; a notice for each rank with which something is
-        wrong. Raises OSError if the directory cannot be read.
+        """Read what is new at `now_s`, seconds on any steady clock. Returns a notice for each rank with a problem.
+        Raises OSError if the directory cannot be read.
 
-        `at_end`: nothing comes behind this.
+        `at_end`: nothing follows.
         """
         notices = []
         self.grew = False
@@ -127,7 +127,7 @@ class AttemptFollower:
         return Notice(f"rank {rank.rank} is left out from step {self.first} on: {why}", left_out=True)
 
     def _put_off(self, rank: FollowedRank, why: str, now_s: float) -> Iterator[Notice]:
-        """A shared folder fails now and then, and comes back."""
+        """Try again later: a shared folder fails now and then, and recovers."""
         trouble = rank.trouble
         if trouble is None:
             rank.trouble = Trouble(now_s, now_s + _FIRST_RETRY_S, _FIRST_RETRY_S)
@@ -192,7 +192,7 @@ class AttemptFollower:
         return max(set(sizes), key=lambda size: (sizes.count(size), -abs(size - seen), size), default=0)
 
     def leave_out_strangers(self) -> list[Notice]:
-        """Leave out ranks that see another number of ranks than the most: they are of another job."""
+        """Leave out ranks whose world size differs from that of most ranks: they belong to another job."""
         size, notices = self.world_size, []
         for rank in self.good.values():
             seen = int(rank.facts["process"][0]["world_size"])
@@ -202,7 +202,7 @@ class AttemptFollower:
         return notices
 
     def leave_out(self, ranks: Collection[int], why: str) -> list[Notice]:
-        """Leave out ranks with which no window can be made."""
+        """Leave out ranks that make a window impossible."""
         return [self._left_out(self.ranks[number], why) for number in ranks]
 
     def take(self, last: int) -> AttemptRecording:
@@ -218,15 +218,15 @@ class AttemptFollower:
         return AttemptRecording(self.attempt, self.directory, taken)
 
     def readmit(self) -> list[Notice]:
-        """At the end of a window: read ranks again that are left out for garbage, and hand them out from here on once
-        they were in order for a whole window. One bit that was flipped costs a rank two windows, not the attempt.
+        """At the end of a window: read again the ranks that were left out for garbage, and hand them out once they have
+        been in order for a whole window. One flipped bit costs a rank two windows, not the attempt.
         """
         notices = []
         for rank in self.ranks.values():
             if rank.on_trial and rank.whole >= self.first - 1:
                 rank.take(self.first - 1)
                 rank.on_trial = False
-                notices.append(Notice(f"rank {rank.rank} is in order again, and read from step {self.first} on"))
+                notices.append(Notice(f"rank {rank.rank} is in order again; it is read from step {self.first} on"))
         returning = [rank for rank in self.ranks.values() if rank.bad is not None and rank.returns]
         returning = [rank for rank in returning if "process" in rank.facts]
         if returning:

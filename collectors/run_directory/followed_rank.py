@@ -1,6 +1,6 @@
-"""One rank of a run that is followed: its facts, its records that were not handed out yet, and whether it is believed.
+"""One rank of a run that is followed: its facts, the records not handed out yet, and whether they are plausible.
 
-In: what the rank has added to its files. Out: records of steps; a FormatError where they cannot be what happened.
+In: what the rank has added to its files. Out: records of steps; a FormatError if they are impossible.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tracekit.collectors.run_directory.segments import RECORD_DTYPE, RankRecordi
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import FormatError
 
-#: Facts that ranks add to all the time: so many of them are enough, and `merge` wants no others.
+#: Kinds of facts that ranks keep adding: how many of them to keep, all that `merge` needs.
 _KEPT_OF = {"device-clock": 64, "dropped": 1}
-#: A rank that no other contradicts is believed that its steps jumped once it has finished so many behind it.
+#: If no other rank contradicts it, a jump of a rank's steps is accepted once it has finished this many after it.
 _ENOUGH_STEPS = 10
-#: So often a rank is read again after garbage, in one attempt.
+#: How often a rank is read again after garbage, per attempt.
 MOST_RETURNS = 3
 _WHOLE = int(Flag.COMPLETE | Flag.RECORDING)
 _NOTHING = np.empty(0, RECORD_DTYPE)
@@ -124,11 +124,11 @@ class FollowedRank:
     def add_records(self, records: npt.NDArray[np.void], origin: int, first: int, *, left_over: bool = False) -> None:
         """Records in the order in which they were made; of steps from `origin` on, those before `first` are late.
 
-        `left_over`: the launcher saved them of a rank that was killed, so they can be in its own segments too. Records
+        `left_over`: the launcher saved them from a killed rank, so they may be in its own segments, too. Records
         whose steps jump are held back until `settle`. Raises FormatError.
         """
         if self._trail is None:
-            raise FormatError("garbage: it has written records, and not which process it is")
+            raise FormatError("garbage: it wrote records, but no fact about its process")
         self._left_over |= left_over
         if self._left_over:  # a shared folder can show the launcher's file before the end of the rank's own
             records = records[records["number"] > self._last]
@@ -172,8 +172,8 @@ class FollowedRank:
             )
 
     def settle(self, ranks: Collection[FollowedRank], origin: int, first: int, *, at_end: bool = False) -> None:
-        """Decide about records whose steps jumped: others of `ranks` that are there too, or that go on where this one
-        was, decide; where none does, its own following steps. Raises FormatError if the jump is garbage.
+        """Decide about records whose steps jumped. Other `ranks` decide, if they jumped too or continue where this one
+        was; else its own following steps do. Raises FormatError if the jump is garbage.
         """
         while self._held:
             assert self._trail is not None
@@ -208,7 +208,7 @@ class FollowedRank:
         self._trail, self._last, self.whole = Trail(int(self.facts["process"][0]["monotonic_ns"])), 0, -1
 
     def leave_out(self, why: str, *, can_pass: bool = False) -> None:
-        """Have nothing to do with it from now on; until `begin_again` where `can_pass`."""
+        """Ignore the rank from now on; if `can_pass`, until `begin_again`."""
         self.bad, self.on_trial = why, False
         self.returns = self.returns if can_pass else 0
         self.pending.clear()

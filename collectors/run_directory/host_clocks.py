@@ -37,7 +37,7 @@ class ClockFit:
         return local_ns + np.round(self.offset_ns + self.drift * since).astype(np.int64)
 
 
-#: About so long is a line of a file of samples.
+#: Approximate length of a line in a file of samples, bytes.
 _SAMPLE_BYTES = 100
 
 
@@ -63,7 +63,7 @@ def fit_clock(samples: Iterable[ClockSample]) -> ClockFit:
 
 
 def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFit]:
-    """The fit of each host that measured, to all samples or to about the `newest`.
+    """The fit of each host that measured, over all samples or about the `newest` ones.
 
     Raises FormatError if a file is damaged.
     """

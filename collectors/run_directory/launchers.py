@@ -22,14 +22,14 @@ _SHELL_SIGNALS = 128
 
 
 def announce(directory: Path) -> Path:
-    """Say that a launcher of this process runs a command; the file that says so."""
+    """Announce that a launcher in this process runs a command; returns the file that says so."""
     presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
     presence.touch()
     return presence
 
 
 def announce_end(presence: Path, code: int | None) -> None:
-    """Say that its command has ended with `code`, negative for a signal; None if that is unknown."""
+    """Announce that its command has ended with `code`, negative for a signal; None if unknown."""
     if code is not None:
         with contextlib.suppress(OSError):  # the disk is full
             presence.write_text(str(code), encoding="ascii")
@@ -43,7 +43,7 @@ def running_launchers(directory: Path) -> list[Path]:
 
 
 def have_ended(directory: Path) -> bool:
-    """Whether there were launchers, and every one says that its command has ended."""
+    """Whether there were launchers, and the commands of all of them have ended."""
     return not running_launchers(directory) and any(directory.glob(f"launcher-*{_DONE}"))
 
 
@@ -64,7 +64,7 @@ def is_dead(presence: Path) -> bool:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # it is somebody else's
+    except (OSError, OverflowError):  # it belongs to another user
         return False
     return False
 
@@ -78,9 +78,9 @@ class Ending:
 
 
 def how_ended(directory: Path) -> Ending | None:
-    """How the job ended; None if nobody says.
+    """How the job ended; None if unknown.
 
-    Of several launchers, the first whose command failed speaks: the others end because of it.
+    Of several launchers, the first whose command failed counts: the others ended because of it.
     """
     ends = []
     for path in directory.glob(f"launcher-*{_DONE}"):

@@ -1,7 +1,7 @@
 """Finds impossible records of a rank: numbers, steps and times that contradict their neighbours.
 
-In: the newest records of a rank, in the order in which they were made, and what the last ones before said. Out: nothing
-where they agree, a FormatError that says what contradicts what.
+In: the newest records of a rank, in the order in which they were made, and what the records before them said. Out:
+nothing if they agree, else a FormatError that says what contradicts what.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy.typing as npt
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.errors import FormatError
 
-#: A rank numbers its records from 1; it does not live to make so many.
+#: A rank numbers its records from 1, and never makes this many.
 _MOST_RECORDS = 1 << 48
-#: Records are made as ops end. One that was held back is not so late, ns.
+#: Records are made as ops end. Even one that was held back is not this late, ns.
 _FAR_NS = 600 * 1_000_000_000
-#: A step begins when the one before it ends; two readings of one clock are no further apart, ns.
+#: A step begins when the one before it ends: their times are two readings of one clock, at most this far apart, ns.
 _SAME_NS = 1_000_000
-#: The next record of a rank is of a step no further away than so many times what its last steps were apart.
+#: The step of a rank's next record is at most this many times as far away as its last two steps were apart.
 _NEAR_STEPS = 16
 
 
 class GarbageError(FormatError):
-    """A record contradicts its neighbours, and no clock is to blame: what comes behind it can be as it should."""
+    """A record contradicts its neighbours, and no clock is to blame: later records may be valid."""
 
 
 @dataclass(slots=True)
 class Trail:
     """What a rank's records said last. `born_ns`: when its process began, by its own clock.
 
-    `stride`: what its last two steps were apart, for a script can number steps as it likes.
+    `stride`: how far its last two steps were apart, since a script can number steps as it likes.
     """
 
     born_ns: int
@@ -56,7 +56,7 @@ class Trail:
         wrong = (numbers <= ahead) | (numbers > _MOST_RECORDS)
         if wrong.any():
             row = int(wrong.argmax())
-            raise GarbageError(f"garbage: record {numbers[row]} comes behind record {ahead[row]}")
+            raise GarbageError(f"garbage: record {numbers[row]} follows record {ahead[row]}")
         self.number = int(numbers[-1])
 
     def check_times(self, records: npt.NDArray[np.void]) -> None:
@@ -71,7 +71,7 @@ class Trail:
         early = host["start_ns"] < self.born_ns - _FAR_NS
         if early.any():
             worst = host[early][0]
-            raise _far(int(worst["step"]), int(worst["start_ns"]) - self.born_ns, "before its process")
+            raise _far(int(worst["step"]), int(worst["start_ns"]) - self.born_ns, "before its process began")
         self.newest_ns = _in_order(host, self.newest_ns)
         self.newest_device_ns = _in_order(device, self.newest_device_ns)
 
@@ -86,9 +86,9 @@ class Trail:
             self.ended_step, self.end_ns = number, end_ns
 
     def first_jump(self, records: npt.NDArray[np.void]) -> int | None:
-        """Where the steps of records leave the reach of those before; None if they do not.
+        """The first row whose step is out of reach of the steps before it; None if there is none.
 
-        What comes before that is taken as said. Raises FormatError for steps that go back.
+        The rows before it count. Raises FormatError for steps that go back.
         """
         steps = records["step"].astype(np.int64)
         newest = np.maximum.accumulate(np.concatenate([[self.step], steps]))
@@ -96,7 +96,7 @@ class Trail:
         odd = (steps < ahead - self.reach) | (steps < 0) | (steps > ahead + self.reach)
         row = int(odd.argmax()) if odd.any() else None
         if row is not None and steps[row] < ahead[row]:
-            raise GarbageError(f"garbage: a record of step {steps[row]} comes behind step {ahead[row]}")
+            raise GarbageError(f"garbage: a record of step {steps[row]} follows one of step {ahead[row]}")
         ends = np.unique(steps[:row][records["category"][:row] == Category.STEP])
         if len(ends) > 1:
             self.stride = int(ends[-1] - ends[-2])
@@ -104,12 +104,12 @@ class Trail:
         return row
 
     def jump(self, step: int) -> None:
-        """The steps go on at `step`, as other ranks say."""
+        """The steps continue at `step`, as other ranks confirm."""
         self.step, self.stride = step, max(1, step - self.step)
 
 
 def _in_order(records: npt.NDArray[np.void], newest_ns: int | None) -> int | None:
-    """The newest end of records, of which none ends far before the one ahead of it. Raises FormatError."""
+    """The newest end of the records. Raises FormatError if one ends long before an earlier one."""
     if not len(records):
         return newest_ns
     ends = records["end_ns"]
@@ -119,7 +119,7 @@ def _in_order(records: npt.NDArray[np.void], newest_ns: int | None) -> int | Non
     back = newest.astype(np.float64) - ends > _FAR_NS
     if back.any():
         row = int(back.argmax())
-        raise _far(int(records["step"][row]), int(ends[row]) - int(newest[row]), "before one that it follows")
+        raise _far(int(records["step"][row]), int(ends[row]) - int(newest[row]), "before an earlier record")
     return int(newest[-1])
 
 

@@ -114,7 +114,7 @@ class AttemptRecording:
 
 
 def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDArray[np.void]:
-    """Records, ordered by number, less the ends of steps that began in records which are gone (`--keep`).
+    """Records, ordered by number, without the ends of steps that began in deleted records (`--keep`).
 
     `last`: the number of the record before the first. A step without its end is not whole, so the merge leaves it out.
     """
@@ -142,21 +142,21 @@ def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.ND
         magic, version, record_size, *_ = HEADER.unpack_from(content)
         if magic != MAGIC or version != VERSION or record_size != RECORD.size:
             raise FormatError(
-                f"{path}: not a segment this tracekit reads (version {version}); upgrade, or record again"
+                f"{path}: not a segment that this tracekit reads (version {version}); upgrade tracekit, or record again"
             )
     records = np.frombuffer(content, RECORD_DTYPE, (len(content) - start) // RECORD.size, start)
     unknown = ~np.isin(records["category"], _CATEGORIES)
     if unknown.any():
         row = int(unknown.argmax())
         raise GarbageError(
-            f"{path}: damaged, record {row} is of category {records['category'][row]}; copy it again, or record the run"
-            " again"
+            f"{path}: damaged, record {row} has the unknown category {records['category'][row]}; copy it again, or"
+            " record the run again"
         )
     return records
 
 
 def unreadable(path: Path, error: OSError) -> FormatError:
-    """What to raise where a file of a rank cannot be read."""
+    """The error for a file of a rank that cannot be read."""
     return FormatError(f"{path}: cannot be read: {error.strerror or error}; copy it again")
 
 

@@ -28,7 +28,7 @@ from tracekit.collectors.runtime.wire_format import (
 )
 from tracekit.errors import FormatError, SelectionError
 
-#: All ranks have seen a new control file by then, seconds.
+#: All ranks have seen a new control file after this time, seconds.
 LEAD_S = 1.0
 #: Ranks, and bytes at the end of a rank's records, that are looked at for the newest step.
 _RANKS, _TAIL = 8, 1 << 20
@@ -99,7 +99,7 @@ def current_schedule(directory: Path) -> Schedule:
             options = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))["options"]
             return Schedule(**{name: options[name] for name in asdict(Schedule())})
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f"{directory}: no run that can be steered ({error!s:.200}); name the folder of one") from None
+        raise FormatError(f"{directory}: not a folder of a run ({error!s:.200}); name the folder of one") from None
 
 
 def write_schedule(directory: Path, schedule: Schedule) -> None:
@@ -147,9 +147,9 @@ def running_jobs() -> list[RunningJob]:
 
 
 def find_job(named: str | None) -> Path:
-    """The run directory of a job: of the only one, or of that with this folder, name or launcher's process id.
+    """The run directory of a job: of the only one, or of the one with this folder, name or launcher's process id.
 
-    Raises SelectionError that lists what is there.
+    Raises SelectionError, which lists the running jobs.
     """
     if named is not None and (Path(named) / RUN_FILE).exists():
         return Path(named)

@@ -1,8 +1,8 @@
 """Reading an attempt that is over.
 
 In: the directory of an attempt. Out: an `AttemptRecording` of all its ranks. A torn tail is cut at the last whole
-record; the manifest, where the launcher lived to write one, says what must be there. A rank that wrote garbage is left
-out, by the rules of `follow.py`, so that it costs no wrong number and not the other ranks.
+record; the manifest, if the launcher lived to write one, says what must be there. A rank that wrote garbage is left
+out, by the rules of `follow.py`, so that it distorts no number and does not affect the other ranks.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
         raise bad[min(bad)]
     if not good:
         raise FormatError(
-            f"{path}: no rank recorded anything; see what the command printed, and whether it trains with torch in"
-            " this Python environment"
+            f"{path}: no rank recorded anything; check the output of the command, and that it trains with torch in this"
+            " Python environment"
         )
-    left_out = [f"rank {rank} is left out: {bad[rank]}; the others are read" for rank in sorted(bad)]
+    left_out = [f"rank {rank} is left out: {bad[rank]}; the other ranks are read" for rank in sorted(bad)]
     return AttemptRecording(attempt, path, good, (*left_out, *skipped.values()))
 
 
@@ -80,7 +80,7 @@ def _garbage(ranks: Mapping[int, RankRecording]) -> dict[int, FormatError]:
             bad[rank] = error
     for rank, follower in followed.items():
         try:
-            follower.settle(followed.values(), 0, 0)  # what nobody contradicts is believed
+            follower.settle(followed.values(), 0, 0)  # accept what no other rank contradicts
         except FormatError as error:
             bad[rank] = error
     return bad
@@ -126,7 +126,7 @@ def _read_rank(
 
 
 def _read_facts(path: Path, rank: int, parser: FactParser, skipped: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """Kind and value of each whole line, without bad facts that nothing hangs on: a line for each kind in `skipped`."""
+    """Kind and value of each whole line, without bad facts that are not needed: one line per kind in `skipped`."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the launcher writes into a run directory beside the segments of the ranks, and how its files are called.
+"""What the launcher writes into a run directory beside the segments of the ranks, and the names of its files.
 
 In: what ranks left behind. Out: the manifest of an attempt, a segment with what a killed rank had not written. Imports
 the standard library only: it runs where the training does.

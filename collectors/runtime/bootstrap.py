@@ -49,7 +49,7 @@ def arm() -> None:
 
 
 def _warn(message: str) -> None:
-    sys.stderr.write(f"tracekit: {message}; this process is not recorded, the training goes on\n")
+    sys.stderr.write(f"tracekit: {message}; this process is not recorded, training continues\n")
 
 
 def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

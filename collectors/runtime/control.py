@@ -42,6 +42,6 @@ class Control:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            sys.stderr.write(f"tracekit: {self._path}: {error}; recording goes on as before\n")
+            sys.stderr.write(f"tracekit: {self._path}: {error}; recording continues as before\n")
             return
         self._apply(schedule)

@@ -32,8 +32,8 @@ class Guard:
         self.off.add(hook)
         if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
             sys.stderr.write(
-                f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is off from"
-                " here; the training goes on, `tracekit collect` counts further failures at the end\n"
+                f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is now"
+                " off; training continues, and `tracekit collect` reports further failures at the end\n"
             )
 
     def skip(self, hook: str) -> None:
@@ -63,7 +63,7 @@ class Guard:
             self.lost_hook(hook, f"{type(error).__name__}: {error}", lacks)
         else:
             if not added:
-                self.lost_hook(hook, "there is none", lacks)
+                self.lost_hook(hook, "not found", lacks)
 
     def install(self, hook: str, body: Callable[..., Any], *args: Any, lacks: str) -> None:
         """Run `body`, which installs a hook. If it raises, report that the trace lacks `lacks`."""
@@ -77,6 +77,6 @@ class Guard:
         self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
         if self.recorder.first_of_all_ranks(f"lost-{hook}"):
             sys.stderr.write(
-                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); the training goes on, the trace lacks"
+                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); training continues, the trace lacks"
                 f" {lacks}\n"
             )

@@ -52,7 +52,7 @@ class CollectiveHooks:
         for name in POINT_TO_POINT:
             wrap = functools.partial(self._point_to_point, name)
             self.session.patch(dist.ProcessGroup, name, wrap, lacks=f"calls of {name} outside a pipeline")
-        self.session.patch(dist.Work, "wait", self._wait, lacks="what computes wait for inside")
+        self.session.patch(dist.Work, "wait", self._wait, lacks="the waits inside computes")
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         session, begins, started = self.session, self.collectives.begins, self.collectives.started
@@ -134,7 +134,7 @@ class CollectiveHooks:
 
     def install_fsdp(self, module: Any) -> None:
         """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, not for a work."""
-        lacks = "what computes on a GPU wait for FSDP2's parameters"
+        lacks = "the waits of GPU computes for FSDP2's parameters"
         self.session.patch(module, "FSDPParamGroup.wait_for_unshard", self._wait_for_unshard, lacks=lacks)
 
     def _wait_for_unshard(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,7 +59,7 @@ def install_hooks(session: Session) -> None:
         session.install("torch.distributed", started.install, lacks="collectives")
         session.install("DistributedDataParallel", reducer.install, lacks=BUCKETS)
         _later(session, "torch.distributed._functional_collectives", functional.install, lacks="functional collectives")
-        _later(session, _FSDP, started.install_fsdp, lacks="what computes on a GPU wait for FSDP2's parameters")
+        _later(session, _FSDP, started.install_fsdp, lacks="the waits of GPU computes for FSDP2's parameters")
         watch_mesh = functools.partial(_watch_mesh, session)
         _later(session, "torch.distributed.device_mesh", watch_mesh, lacks="the layout that device meshes tell")
 
@@ -98,7 +98,7 @@ def _later(session: Session, module: str, install: Callable[[ModuleType], None],
 
     def look() -> None:
         if _COMES_WITH.get(module) in sys.modules and module not in sys.modules:
-            session.lost_hook(module, "there is no such module", lacks)
+            session.lost_hook(module, "module not found", lacks)
 
     on_import(module, lambda imported: session.install(module, install, imported, lacks=lacks))
     session.step_listeners.append(_once(look))

@@ -13,7 +13,7 @@ class RefusedPickleError(pickle.UnpicklingError):
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise RefusedPickleError(f"refused: it asks for {module}.{name}, and a dump holds plain values only")
+        raise RefusedPickleError(f"refused: it asks for {module}.{name}, but a dump holds only plain values")
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise RefusedPickleError(f"refused: it refers to an object outside itself, by a {type(pid).__name__}")

@@ -202,6 +202,6 @@ class Recorder:
         self.off = f"{type(error).__name__}: {error}"
         self._ring.limit = 0
         sys.stderr.write(
-            f"tracekit: rank {self._rank} stopped recording, the training goes on ({self.off});"
-            " check space and permissions where --segments points\n"
+            f"tracekit: rank {self._rank} stopped recording, training continues ({self.off});"
+            " check space and permissions of the --segments folder\n"
         )

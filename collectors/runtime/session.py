@@ -153,8 +153,8 @@ class Session(Guard):
         self.failures["device-clock"] += 1
         if self.recorder.first_of_all_ranks("device-clock-failed"):
             sys.stderr.write(
-                f"tracekit: rank {self.rank}: CUDA events failed ({type(error).__name__}: {error}); its ops are timed"
-                " on the host from here, steps timed so are left out of the trace; the training goes on\n"
+                f"tracekit: rank {self.rank}: CUDA events failed ({type(error).__name__}: {error}); from now on its"
+                " ops are timed on the host, and those steps are left out of the trace; training continues\n"
             )
 
     def instant_for(self, tensor: Any) -> Instant:

@@ -107,12 +107,12 @@ class Schedule:
         content = json.loads(text)
         fields = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or not set(content) <= fields:
-            raise ValueError(f"no schedule; expected an object with some of {', '.join(sorted(fields))}")
+            raise ValueError(f"not a schedule; expected an object with some of {', '.join(sorted(fields))}")
         for name, value in content.items():
             smallest = 1 if name in ("every", "length") else 0
             is_open = name == "last_step" and value is None
             if not is_open and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
-                raise ValueError(f"{name} is {value!r:.40}; expected a number from {smallest} on")
+                raise ValueError(f"{name} is {value!r:.40}; expected an integer of at least {smallest}")
         return cls(**content)
 
 

@@ -371,10 +371,10 @@ def test_collect_says_that_its_watch_was_killed_and_starts_it_again_once(tmp_pat
     with running(tmp_path, "--metrics-port", "0", around=["cat"]) as job:
         job.line(r"metrics: http")
         os.kill(watch_of(job), signal.SIGKILL)
-        job.line(r"the watch of this run was killed by signal 9; it is started again after the last window")
+        job.line(r"the watch of this run was killed by signal 9; restarting it after the last stored window")
         job.line(r"metrics: http")
         os.kill(watch_of(job), signal.SIGKILL)
-        job.line(r"the run goes on without windows and alerts until somebody runs tracekit watch --store=")
+        job.line(r"the run continues without windows and alerts until you run tracekit watch --store=")
         assert job.end() == 0
 
 

@@ -109,11 +109,11 @@ def put(field: str, value: int) -> Callable[[np.ndarray], None]:
 GARBAGE: list[tuple[str, Callable[[np.ndarray], None], str]] = [
     ("step", put("step", 2**31 - 1), "garbage: its step went from 10 to 2147483647"),
     ("near-step", put("step", 4000), "garbage: its step went from 10 to 4000"),
-    ("step-below", put("step", -(2**31)), "garbage: a record of step -2147483648 comes behind step 10"),
-    ("number", put("number", 2**62), "garbage: record 4611686018427387904 comes behind record 70"),
-    ("number-back", put("number", 3), "garbage: record 3 comes behind record 70"),
-    ("end", put("end_ns", 2**63 - 1), "s before one that it follows, or its clock stepped back"),
-    ("start", put("start_ns", -(2**63)), "s before its process, or its clock stepped back"),
+    ("step-below", put("step", -(2**31)), "garbage: a record of step -2147483648 follows one of step 10"),
+    ("number", put("number", 2**62), "garbage: record 4611686018427387904 follows record 70"),
+    ("number-back", put("number", 3), "garbage: record 3 follows record 70"),
+    ("end", put("end_ns", 2**63 - 1), "s before an earlier record, or its clock stepped back"),
+    ("start", put("start_ns", -(2**63)), "s before its process began, or its clock stepped back"),
 ]
 
 

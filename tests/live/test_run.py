@@ -83,7 +83,7 @@ def test_records_that_come_behind_their_window_are_counted(
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda run: run.write(1, b"\xff" * RECORD.size), "record 0 is of category 255"),
+        (lambda run: run.write(1, b"\xff" * RECORD.size), "record 0 has the unknown category 255"),
         (lambda run: run.tell(1, [("process", run._facts(1, 4)[0][1])]), "two processes write as rank 1"),
         (lambda run: run.write(1, stepped_back()), "in step 12 its clock stepped back by 1.5 s"),
         (lambda run: (run.attempt_directory / "rank-000001.facts").write_bytes(b"{" * 9999 + b"\n"), "damaged line"),
@@ -103,7 +103,7 @@ def test_a_rank_that_writes_garbage_is_left_out_in_one_line(
     beside.look(6)
     left_out, *missing = [line for line in beside.said if "in order again" not in line]
     assert left_out.startswith("rank 1 is left out from step 11 on: ")
-    assert ("rank 1 is in order again, and read from step 41 on" in beside.said) == ("category" in reason)
+    assert ("rank 1 is in order again; it is read from step 41 on" in beside.said) == ("category" in reason)
     assert reason in left_out
     assert missing == [f"steps {steps}: 1 of 4 ranks are missing: rank 1" for steps in ("11 to 30", "31 to 40")]
     assert beside.windows() == [(1, 10), (11, 30), (31, 40)]
@@ -131,7 +131,7 @@ def test_a_rank_whose_records_are_in_order_again_for_a_window_is_read_again(
     assert missing == [[1], [1], []] * 3 + [[1], [1], [1]]
     said = [line for line in beside.said if "missing" not in line]
     back = [line for line in said if "in order again" in line]
-    assert back == [f"rank 1 is in order again, and read from step {step} on" for step in (31, 61, 91)]
+    assert back == [f"rank 1 is in order again; it is read from step {step} on" for step in (31, 61, 91)]
     assert len([line for line in said if "is left out from step" in line]) == 4
     assert len(said) == 7
     assert beside.windows()[-1] == (121, 130)
@@ -330,7 +330,7 @@ def test_segments_of_another_version_are_a_few_lines_whatever_the_number_of_rank
     beside = Beside(tmp_path, clock)
     beside.look()
     assert beside.said[0].startswith("rank 0 is left out from step 1 on: ")
-    assert f"not a segment this tracekit reads (version {VERSION + 1}); upgrade" in beside.said[0]
+    assert f"not a segment that this tracekit reads (version {VERSION + 1}); upgrade tracekit" in beside.said[0]
     assert beside.said[8:] == [
         "and 24 more lines like these, about other ranks",
         "every rank is left out; there will be no windows until the job is restarted",

@@ -214,9 +214,9 @@ def test_where_a_receiver_begins_is_noted_once_the_store_is_there(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--window-steps", "5"), "--window-steps=5 is for --live"),
-        (("--live", "--no-store"), "--live puts windows into a store"),
-        (("--live", "--nccl"), "NCCL's events are of the whole run"),
+        (("--window-steps", "5"), "--window-steps=5 needs --live"),
+        (("--live", "--no-store"), "--live stores its windows"),
+        (("--live", "--nccl"), "NCCL's events can be read only at its end"),
     ],
     ids=["without", "no-store", "nccl"],
 )

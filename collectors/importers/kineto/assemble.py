@@ -1,4 +1,4 @@
-"""Puts what the files of a job say together.
+"""Combines the files of a job.
 
 In: `RankColumns` of every file. Out: a `GpuRecording`: one table of GPU ops and one of calls, on one time axis.
 """
@@ -75,11 +75,11 @@ def _check(files: Sequence[RankColumns]) -> None:
             raise FormatError(f"{one.notes[0]}, and no GPU op is left; copy or record it again")
         if one.host_events or len(one.calls["start"]):
             raise FormatError(
-                f"{one.file}: holds no GPU ops ({one.host_events:,} events of the host): recorded on the CPU only;"
+                f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
                 " record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
             )
         raise FormatError(
-            f"{one.file}: a Chrome trace, but none of torch.profiler: no event is a GPU op or an operator; export one"
+            f"{one.file}: a Chrome trace, but not of torch.profiler: no event is a GPU op or an operator; export one"
             " with torch.profiler's export_chrome_trace"
         )
 
@@ -91,8 +91,9 @@ def _check_steps(files: Sequence[RankColumns]) -> None:
         first, others = marked[0]
         if not steps & others:
             raise FormatError(
-                f"{one.file} holds steps {min(steps)} to {max(steps)}, {first.file} {min(others)} to {max(others)}:"
-                " no step in common; give the files of one recording, such as the folder of one iteration"
+                f"{one.file} holds steps {min(steps)} to {max(steps)}, {first.file} steps {min(others)} to"
+                f" {max(others)}: no step in common; give the files of one recording, such as the folder of one"
+                " iteration"
             )
 
 

@@ -2,8 +2,8 @@
 
 In: a path, gzipped or not, and the categories that matter. Out: batches of events, then what stood around them. Most
 events become rows of numbers (`events.c`); the few whose arguments say more, and those that are out of the ordinary,
-`Event`s. Writers of such files make mistakes (unescaped quotes, `inf`, a file cut off); an event that cannot be decoded
-is repaired or counted as lost, never all others with it.
+`Event`s. Writers of such files make mistakes (unescaped quotes, `inf`, a file cut off). An event that cannot be decoded
+is repaired or counted as lost, without losing the others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tracekit.errors import FormatError
 BLOCK_BYTES = 2 << 20
 #: The events begin within the first this many bytes: what stands before them describes the job and its devices.
 LARGEST_HEAD_BYTES = 64 << 20
-#: No event is longer: what goes on beyond is damage.
+#: No event is longer, bytes: beyond this, the file is damaged.
 LARGEST_EVENT_BYTES = 16 << 20
-#: So many events are handed on at a time.
+#: Number of events in a batch.
 _ROWS = 1 << 15
 _GZIP = b"\x1f\x8b"
 _GZIP_BITS = 31
@@ -259,7 +259,7 @@ class EventStream:
 
 
 class _CutError(Exception):
-    """A gzip stream ends too early, or what it holds is damaged."""
+    """A gzip stream ends too early, or its content is damaged."""
 
 
 def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
@@ -314,4 +314,4 @@ def _instead(head: bytes) -> str:
     """What a file that is no trace looks like."""
     if not head.strip():
         return "empty; expected a trace of torch.profiler"
-    return what_it_is(head) or "no JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"
+    return what_it_is(head) or "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"

@@ -61,7 +61,7 @@ class KernelClasses:
 def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
     """A user's patterns, each `class=regular expression` or the path of a YAML file of them.
 
-    The file maps classes to a pattern or a list of patterns. Raises SelectionError or FormatError for what is neither.
+    The file maps classes to a pattern or a list of patterns. Raises SelectionError or FormatError for anything else.
     """
     own: list[tuple[KernelClass, re.Pattern[str]]] = []
     for text in stated:
@@ -78,11 +78,11 @@ _TABLE = tuple((kernel_class, re.compile("|".join(patterns))) for kernel_class, 
 
 def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, re.Pattern[str]]:
     if name.strip() not in {str(known) for known in KernelClass}:
-        raise SelectionError(f"{where}: {name!r:.40} is no class of kernels; expected one of {_CLASSES}")
+        raise SelectionError(f"{where}: {name!r:.40} is not a kernel class; expected one of {_CLASSES}")
     try:
         return KernelClass(name.strip()), re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise SelectionError(f"{where}: {pattern!r:.80} is no regular expression ({error})") from None
+        raise SelectionError(f"{where}: {pattern!r:.80} is not a regular expression ({error})") from None
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
@@ -94,9 +94,7 @@ def _read(path: Path) -> Mapping[str, Sequence[str]]:
             " `communication: [my_all_reduce]`"
         ) from None
     if not isinstance(content, dict):
-        raise FormatError(
-            f"{path}: holds no classes of kernels; expected lines such as `communication: [my_all_reduce]`"
-        )
+        raise FormatError(f"{path}: holds no kernel classes; expected lines such as `communication: [my_all_reduce]`")
     return {
         str(name): [str(one) for one in (many if isinstance(many, list) else [many])] for name, many in content.items()
     }

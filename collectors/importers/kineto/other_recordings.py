@@ -1,4 +1,4 @@
-"""What else torch records, which people take for a trace.
+"""Other recordings of torch that people mistake for a trace.
 
 In: a path, or the first bytes of a file. Out: what it is and what to do instead, None for anything else.
 """
@@ -15,11 +15,11 @@ _PICKLE = b"\x80"
 #: Keys of a memory snapshot, at its beginning.
 _SNAPSHOT = (b"segments", b"device_traces")
 _SNAPSHOT_IS = (
-    "a memory snapshot of torch.cuda.memory, which says what memory is used for, not what takes time; record a trace"
-    " with torch.profiler.profile, or open this one at pytorch.org/memory_viz"
+    "a memory snapshot of torch.cuda.memory, which shows what uses memory, not what takes time; record a trace with"
+    " torch.profiler.profile, or open the snapshot at pytorch.org/memory_viz"
 )
 _GRAPH_IS = (
-    "an execution trace of torch.profiler.ExecutionTraceObserver, which has no times of GPUs; give the trace that"
+    "an execution trace of torch.profiler.ExecutionTraceObserver, which has no GPU times; give the trace that"
     " export_chrome_trace writes"
 )
 #: Files of a folder that are looked into.

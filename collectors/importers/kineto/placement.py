@@ -38,7 +38,7 @@ def place(files: Sequence[RankColumns]) -> Placement:
     stated = [_rank(one) for one in files]
     notes: list[str] = []
     if len(files) > 1 and all(rank is None for rank in stated):
-        notes.append("no file says which rank wrote it: they are numbered in the order of their names")
+        notes.append("no file states its rank: ranks are numbered in the order of the file names")
         ranks = list(range(len(files)))
     elif len(files) == 1:
         ranks = [stated[0] or 0]
@@ -47,25 +47,29 @@ def place(files: Sequence[RankColumns]) -> Placement:
         for one, rank in zip(files, stated, strict=True):
             if rank is None:
                 raise FormatError(
-                    f"{one.file}: does not say which rank wrote it, other files do; name it such as rank3_trace.json"
+                    f"{one.file}: does not state its rank, other files do; rename it, for example to rank3_trace.json"
                 )
             ranks.append(rank)
     seen: dict[int, str] = {}
     for one, rank in zip(files, ranks, strict=True):
         if rank in seen:
             raise FormatError(
-                f"{one.file} and {seen[rank]}: both are of rank {rank}; give the files of one recording, such as the"
-                " folder of one iteration"
+                f"{one.file} and {seen[rank]}: both are traces of rank {rank}; give the files of one recording, such as"
+                " the folder of one iteration"
             )
         seen[rank] = one.file
     sizes = {size: one.file for one in files if (size := _world_size(one)) is not None}
     if len(sizes) > 1:
         (size, file), (other, second) = list(sizes.items())[:2]
-        raise FormatError(f"{file} says that the job has {size} ranks, {second} says {other}; give files of one job")
+        raise FormatError(
+            f"{file} says that the job has {size} ranks, but {second} says {other}; give the files of one job"
+        )
     world_size = next(iter(sizes), None)
     if world_size is not None and (missing := sorted(set(range(world_size)) - set(ranks))):
         listed = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-        notes.append(f"{len(missing)} of {world_size} ranks were not recorded ({listed}): nobody waits for them here")
+        notes.append(
+            f"{len(missing)} of {world_size} ranks were not recorded ({listed}): the replay does not wait for them"
+        )
     return Placement(tuple(ranks), world_size, tuple(notes))
 
 
@@ -197,7 +201,7 @@ def _key(
 
 
 def _unused(name: str, used: set[str], ranks: tuple[int, ...]) -> str:
-    """`name`, with the ranks behind it where another group has it."""
+    """`name`, followed by the ranks if another group already has it."""
     if name not in used:
         return name
     longer = f"{name} [{', '.join(map(str, ranks[:4]))}{' ...' if len(ranks) > 4 else ''}]"

@@ -73,7 +73,9 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
         output, _ = process.communicate()
         running.discard(process)
         if process.returncode:
-            raise FormatError(f"{file}: reading it was killed ({process.returncode}); read fewer files at a time")
+            raise FormatError(
+                f"{file}: the process that read it was killed ({process.returncode}); read fewer files at a time"
+            )
         return unpacked(output)
 
     with ThreadPoolExecutor(min(processes, len(files))) as pool:
@@ -91,6 +93,6 @@ _READ_ONE = "from tracekit.collectors.importers.kineto.reading import send_file;
 
 
 def _name(path: Path) -> str:
-    """What the job is called: its folder, or the file without suffixes."""
+    """The name of the job: its folder, or the file without suffixes."""
     whole = path.absolute()
     return whole.name if path.is_dir() else whole.name.split(".")[0]

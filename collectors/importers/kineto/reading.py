@@ -30,15 +30,15 @@ def read_file(path: Path) -> list[RankColumns]:
         notes = []
         if stream.cut is not None:
             notes.append(
-                f"{path.name}: {stream.cut}; what comes before was read, and only what all ranks have is compared: copy"
+                f"{path.name}: {stream.cut}; the part before was read, and only what all ranks have is compared: copy"
                 " or record it again for the rest"
             )
         if stream.lost:
-            notes.append(f"{path.name}: damaged events were left out ({stream.lost})")
+            notes.append(f"{path.name}: {stream.lost} damaged events were left out")
         if columns.absurd:
             notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
         if columns.negative:
-            notes.append(f"{path.name}: {columns.negative} durations below zero were taken as 0")
+            notes.append(f"{path.name}: {columns.negative} negative durations were set to 0")
         found = ranks_of(columns, str(path), stream.header(), tuple(notes))
         return [replace(one, cut=stream.cut is not None) for one in found]
 

@@ -1,6 +1,6 @@
 """Which files are traces of torch.profiler, by their first bytes.
 
-In: a path. Out: whether it is one, or holds some. Imports next to nothing, for every trace is asked.
+In: a path. Out: whether it is one, or holds some. Imports almost nothing, because every input passes here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _is_trace(path: Path) -> bool:
         return False
     if not any(mark in head for mark in _MARKS):
         return False
-    from tracekit.chrome import MARK  # of what polars is needed for, which readers do without
+    from tracekit.chrome import MARK  # imports polars, which reading processes do without
 
     return MARK.encode() not in head
 

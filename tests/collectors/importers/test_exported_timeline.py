@@ -114,18 +114,21 @@ def changed(**header) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"traceEvents": []}', "no `otherData` of tracekit inside"),
-        ('{"otherData": {"version": "kineto"}, "traceEvents": []}', "tracekit_timeline is None, this tracekit reads"),
-        (changed(tracekit_timeline=2), "tracekit_timeline is 2, this tracekit reads version 1; export it again"),
+        ('{"traceEvents": []}', "has no `otherData` of tracekit"),
+        (
+            '{"otherData": {"version": "kineto"}, "traceEvents": []}',
+            "tracekit_timeline is None, but this tracekit reads",
+        ),
+        (changed(tracekit_timeline=2), "tracekit_timeline is 2, but this tracekit reads version 1; export it again"),
         (changed(workers=None), r"damaged `otherData` \(KeyError\('workers'\)\)"),
         (changed(workers=[["a", 0, 0]]), "damaged `otherData`"),
         (changed(timelines=["ideal"]), "damaged `otherData`"),
         (changed(layout={"dp": 0}), "layout: dp is 0; expected"),
-        ('{"otherData": [1], "traceEvents": []}', "no `otherData` of tracekit inside"),
-        (changed()[:-4], "not the JSON of a timeline"),
-        (changed().replace("[]}", "[5]}"), "not the JSON of a timeline"),
+        ('{"otherData": [1], "traceEvents": []}', "has no `otherData` of tracekit"),
+        (changed()[:-4], "not a complete timeline"),
+        (changed().replace("[]}", "[5]}"), "not a complete timeline"),
         (changed(), r"no ops \(0 rows\)"),
-        ("PAR1 \xff", "no `otherData`"),
+        ("PAR1 \xff", "has no `otherData`"),
     ],
 )
 def test_another_or_a_damaged_file_is_one_error(tmp_path, content, message):

@@ -154,9 +154,9 @@ def test_files_that_are_no_dumps_are_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda folder: folder.is_dir(), "no flight-recorder dump"),
-        (lambda folder: (folder / "rank_0").write_bytes(b"\x80\x02]."), "it states no version"),
-        (lambda folder: write(folder, {0: {"version": "1.5", "entries": []}}), "is of version '1.5'"),
+        (lambda folder: folder.is_dir(), "no readable flight-recorder dump"),
+        (lambda folder: (folder / "rank_0").write_bytes(b"\x80\x02]."), "it has no version"),
+        (lambda folder: write(folder, {0: {"version": "1.5", "entries": []}}), "has version '1.5'"),
     ],
 )
 def test_a_folder_without_dumps_is_one_clear_error(tmp_path, prepare, message):
@@ -168,7 +168,7 @@ def test_a_folder_without_dumps_is_one_clear_error(tmp_path, prepare, message):
 def test_two_dumps_of_one_rank_are_refused(tmp_path):
     write(tmp_path, content())
     (tmp_path / "old_3").write_bytes((tmp_path / "nccl_trace_rank_3").read_bytes())
-    with pytest.raises(FormatError, match="are both of rank 3"):
+    with pytest.raises(FormatError, match="are both dumps of rank 3"):
         read_flight_records(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_a_group_number_that_is_used_again_after_a_restart_begins_anew(tmp_path)
     dumped[2]["entries"] = [*first_life, *dumped[2]["entries"]]
     found = read(tmp_path / "two lives", dumped)
     assert found.operations.equals(expected)
-    assert "sequences of a group begin anew" in found.notes[0]
+    assert "sequence numbers of a group start again" in found.notes[0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -141,7 +141,7 @@ def test_unknown_input_is_one_error(tmp_path):
         read_any(path)
     path = tmp_path / "kineto.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": []}')
-    with pytest.raises(FormatError, match=r"kineto\.json: JSON of no format that is known"):
+    with pytest.raises(FormatError, match=r"kineto\.json: not JSON that tracekit reads"):
         read_any(path)
     with pytest.raises(FormatError, match="unknown format 'nsys'; known: segments, tracekit"):
         read_any(path, name="nsys")
@@ -177,7 +177,7 @@ def segments(folder, ranks, booted_ns=()):
 def test_sizes_of_segments_can_be_stated(tmp_path):
     """Where the ranks do not tell, a YAML file does: tp fastest, then dp, then pp."""
     folder, sizes = segments(tmp_path / "run", 8), tmp_path / "sizes.yaml"
-    with pytest.raises(LayoutError, match=r"the layout of 8 ranks cannot be told.* `tracekit import --layout`"):
+    with pytest.raises(LayoutError, match=r"the layout of 8 ranks cannot be found.* `tracekit import --layout`"):
         read_any(folder)
     sizes.write_text("dp_size: 2\npp_size: 2\ntp_size: 2\n")
     for trace in (read_any(folder, layout=sizes), load(folder, layout=sizes).trace):
@@ -195,9 +195,9 @@ def test_sizes_of_segments_can_be_stated(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("dp_size: 3\n", "dp 3 x pp 1 x tp 1 = 3, but the job has 8 ranks; correct what was stated"),
+        ("dp_size: 3\n", "dp 3 x pp 1 x tp 1 = 3, but the job has 8 ranks; correct the sizes"),
         ("world_size: 8\n", "sizes.yaml: states no size; expected some of dp_size, pp_size, tp_size, vpp_size"),
-        ("dp_size: many\n", "sizes.yaml: dp_size is 'many'; expected an integer from 1, such as `dp_size: 4`"),
+        ("dp_size: many\n", "sizes.yaml: dp_size is 'many'; expected an integer of at least 1, such as `dp_size: 4`"),
     ],
 )
 def test_sizes_that_do_not_fit_are_one_error(tmp_path, content, message):
@@ -253,8 +253,8 @@ def instead(path):
 DEEP = "[" * 100_000
 RUN = '{"command": ["train"], "options": {"first_step": %s}}'
 DAMAGES = {
-    "category": (lambda run: flip(run / SEGMENT, 32, 77), r"\.ops: damaged, record 0 is of category 77"),
-    "record": (lambda run: flip(run / SEGMENT, 32 + 4 + 3, 0x7F), "a record of step 0 comes behind step 2130706432"),
+    "category": (lambda run: flip(run / SEGMENT, 32, 77), r"\.ops: damaged, record 0 has the unknown category 77"),
+    "record": (lambda run: flip(run / SEGMENT, 32 + 4 + 3, 0x7F), "a record of step 0 follows one of step 2130706432"),
     "facts": (lambda run: edit(run / FACTS, '"kind"', '"kinb"'), r"\.facts: damaged line"),
     "world size": (
         lambda run: edit(run / FACTS, '"world_size": 1', '"world_size": 1e9'),
@@ -279,7 +279,7 @@ DAMAGES = {
     "segment folder": (lambda run: instead(run / SEGMENT), r"\.ops: cannot be read: Is a directory"),
     "facts folder": (lambda run: instead(run / FACTS), r"\.facts: cannot be read: Is a directory"),
     "manifest folder": (lambda run: instead(run / MANIFEST), r"manifest\.json: damaged"),
-    "clock": (lambda run: (run / "clock-a.samples").write_text(DEEP), r"run: damaged, or not of the format segments"),
+    "clock": (lambda run: (run / "clock-a.samples").write_text(DEEP), r"run: damaged, or not in the format segments"),
     "clock folder": (lambda run: instead(run / "clock-a.samples"), r"clock-a\.samples: cannot be read"),
 }
 SEGMENT, FACTS, MANIFEST = (
@@ -309,7 +309,7 @@ def test_damaged_segments_are_one_error(tmp_path, damage):
 
 def test_an_empty_folder_is_told_what_it_lacks(tmp_path):
     """What a folder is known by."""
-    with pytest.raises(FormatError, match=r"a folder of no format that is known; .* has a run\.json"):
+    with pytest.raises(FormatError, match=r"not a folder that tracekit reads; .* has a run\.json"):
         read_any(tmp_path)
     with pytest.raises(FormatError, match=r"it has no run\.json"):
         read_any(tmp_path, name="segments")
@@ -325,7 +325,7 @@ def test_what_an_importer_stumbles_over_is_one_error(tmp_path, monkeypatch, erro
         raise error("x" * 1000 + "\nmore")
 
     monkeypatch.setattr(IMPORTERS["segments"], "read", stumble, raising=False)
-    with pytest.raises(FormatError, match=f"run: damaged, or not of the format segments .{error.__name__}: ") as raised:
+    with pytest.raises(FormatError, match=f"run: damaged, or not in the format segments .{error.__name__}: ") as raised:
         read_any(segments(tmp_path / "run", 1))
     assert len(str(raised.value)) < 400 + len(str(tmp_path))
     assert "\n" not in str(raised.value)

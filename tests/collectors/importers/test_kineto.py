@@ -112,7 +112,7 @@ def test_a_negative_duration_is_zero_and_one_of_236_years_is_left_out(tmp_path):
     assert "b" not in names(recording)
     assert recording.notes == (
         "trace.json: 1 events with impossible times were left out",
-        "trace.json: 1 durations below zero were taken as 0",
+        "trace.json: 1 negative durations were set to 0",
     )
 
 
@@ -152,7 +152,7 @@ def test_what_is_wrong_with_a_file_that_another_process_read_is_said_as_if_read_
     monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
     write(tmp_path / "rank0.json", document(EVENTS, 0))
     (tmp_path / "rank1.json").write_text("{}")
-    with pytest.raises(FormatError, match=r"rank1\.json: no JSON with traceEvents"):
+    with pytest.raises(FormatError, match=r"rank1\.json: not JSON with traceEvents"):
         read_kineto([tmp_path / "rank0.json", tmp_path / "rank1.json"], processes=2)
 
 
@@ -189,12 +189,12 @@ BAD = {
     "only CPU": ({"t.json": document([event("cpu_op", "aten::mm", 0, 5)])}, "recorded on the CPU only; record with"),
     "another tool": (
         {"t.json": {"traceEvents": [{"ph": "X", "name": "a", "cat": "v8", "ts": 0, "dur": 1, "pid": 1, "tid": 1}]}},
-        "a Chrome trace, but none of torch.profiler",
+        "a Chrome trace, but not of torch.profiler",
     ),
     "cut at once": ({"t.json": b'{"traceEvents": [{"ph": "X", '}, "is cut off before its first GPU op; copy or record"),
     "two of a rank": (
         {"i10/rank0.json": document(GPU), "i20/rank0.json": document(GPU)},
-        "both are of rank 0; give the files of one recording",
+        "both are traces of rank 0; give the files of one recording",
     ),
     "name and head": ({"rank1.json": document(GPU, rank=0)}, "distributedInfo says rank 0, its name rank 1"),
     "arguments and head": (
@@ -203,11 +203,11 @@ BAD = {
     ),
     "two jobs": (
         {"rank0.json": document(GPU, 0, world=2), "rank1.json": document(GPU, 1, world=4)},
-        "says that the job has 2 ranks, .* says 4",
+        "says that the job has 2 ranks, but .* says 4",
     ),
     "one without rank": (
         {"rank0.json": document(GPU, None), "t.json": document(GPU, None)},
-        "does not say which rank wrote it, other files do",
+        "does not state its rank, other files do",
     ),
 }  # fmt: skip
 
@@ -231,14 +231,14 @@ def test_files_of_different_steps_are_no_recording(tmp_path):
         events = [event("user_annotation", f"ProfilerStep#{step}", 0, 50), launch(10, 1), kernel(GEMM, 20, 5)]
         write(tmp_path / f"rank{rank}.json", document(events, rank))
     with pytest.raises(
-        FormatError, match=r"rank1\.json holds steps 104 to 104, .*rank0\.json 4 to 4: no step in common"
+        FormatError, match=r"rank1\.json holds steps 104 to 104, .*rank0\.json steps 4 to 4: no step in common"
     ):
         read_kineto([tmp_path])
 
 
 def test_missing_ranks_are_said(tmp_path):
     recording = read_kineto([write(tmp_path / "rank0.json", document(GPU, 0, world=4))])
-    assert recording.notes == ("3 of 4 ranks were not recorded (1, 2, 3): nobody waits for them here",)
+    assert recording.notes == ("3 of 4 ranks were not recorded (1, 2, 3): the replay does not wait for them",)
 
 
 def test_folders_named_by_rank_say_it_where_files_do_not(tmp_path):
@@ -261,7 +261,7 @@ def test_files_that_say_no_rank_are_numbered_and_the_report_says_so(tmp_path):
         write(tmp_path / name, document([kernel(name, 0, 5)], None, None))
     recording = read_kineto([tmp_path])
     assert recording.gpu_ops.select("rank", "name").rows() == [(0, "a.json"), (1, "b.json")]
-    assert "numbered in the order of their names" in recording.notes[0]
+    assert "numbered in the order of the file names" in recording.notes[0]
 
 
 KERNELS = {
@@ -301,8 +301,8 @@ def test_a_users_patterns_come_first_from_options_and_files(tmp_path):
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ("speed=fast", "'speed' is no class of kernels; expected one of attention, communication"),
-        ("attention=(", "'\\(' is no regular expression"),
+        ("speed=fast", "'speed' is not a kernel class; expected one of attention, communication"),
+        ("attention=(", "'\\(' is not a regular expression"),
         ("nowhere.yaml", "nowhere.yaml: cannot be read as YAML"),
     ],
 )

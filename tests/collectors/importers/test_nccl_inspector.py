@@ -199,7 +199,7 @@ def test_a_communicator_that_no_text_can_hold_is_read(tmp_path):
 def test_logs_without_a_usable_collective_are_one_error(tmp_path):
     """Transfers alone; ranks that share no collective; a layout nobody needs."""
     transfers = write(tmp_path / "one", 0, [line(0, "", 0, 0, body={"p2p_perf": {}})])
-    with pytest.raises(FormatError, match="no collective of the NCCL Inspector; expected lines with `coll_perf`"):
+    with pytest.raises(FormatError, match="has no collectives of the NCCL Inspector; expected lines with `coll_perf`"):
         read_any(transfers)
     for rank in range(2):
         write(tmp_path / "two", rank, [line(rank, "AllReduce", rank, 50)])

@@ -41,7 +41,7 @@ def test_a_recording_that_is_removed_meanwhile_is_one_line_and_the_exit_code_is_
     """What the launcher writes at that very moment may keep `rm` from removing the folder itself."""
     collected = collect(tmp_path, ["sh", "-c", f'rm -r "$TRACEKIT_COLLECT_DIR"; {left} exit 7'])
     assert collected.process.returncode == 7
-    assert "was removed while the command ran, and with it what was recorded" in collected.process.stderr
+    assert "was removed while the command ran, and the recording with it" in collected.process.stderr
     assert "segments are kept" not in collected.process.stderr
     assert "Errno" not in collected.process.stderr
 
@@ -147,7 +147,7 @@ def test_a_job_that_is_started_again_under_its_name_starts_and_gets_a_number(tmp
     before = store.jobs()
     ran = run("collect", *live, "--store", "jobs", "--name", "j1", "--", "touch", "started", cwd=tmp_path)
     assert (ran.code, (tmp_path / "started").exists()) == (0, True)
-    assert ran.err.splitlines()[0] == "tracekit: the store has a job 'j1'; this run is 'j1-3'"
+    assert ran.err.splitlines()[0] == "tracekit: the store already has a job 'j1'; this run is stored as 'j1-3'"
     assert store.jobs() == before
 
 

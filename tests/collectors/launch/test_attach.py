@@ -71,7 +71,7 @@ def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
                 first = int(trace.steps[0])
                 assert trace.steps.tolist() == list(range(first, first + 4))
                 assert (trace.layout.dp, trace.coverage().complete) == (2, True)
-                assert "recording costs " in ran.err or "what recording costs is not known: " in ran.err
+                assert "recording costs " in ran.err or "the cost of recording is unknown: " in ran.err
                 assert control(tmp_path) == IDLE
                 asked += trace.steps.tolist()
             started = steered(tmp_path, process.pid, START_RECORDING)
@@ -104,7 +104,7 @@ def test_steps_that_others_record_are_not_cut_short(tmp_path):
     (tmp_path / "control.json").write_text('{"first_step": 3, "last_step": 9}')
     ran = run("attach", str(tmp_path))
     assert ran.code == 2
-    assert "steps up to 8 are being recorded already" in ran.err
+    assert "steps up to 8 are already being recorded" in ran.err
     assert json.loads((tmp_path / "control.json").read_text())["last_step"] == 9
 
 
@@ -116,7 +116,7 @@ def test_the_job_ends_while_it_is_waited_for(tmp_path):
     ran = run("attach", str(tmp_path))
     assert ran.code == 2
     assert "2 of 2 ranks did not record step" in ran.err
-    assert "the job has ended" in ran.err
+    assert "before the job ended" in ran.err
     assert Schedule.parse((tmp_path / "control.json").read_text()) == IDLE
 
 

@@ -77,6 +77,6 @@ def test_a_folder_that_is_removed_costs_the_recording_only(training):
     shutil.rmtree(removed)
     said = training.stop()
     assert training.launcher.returncode == 0, said
-    assert said.count("stopped recording, the training goes on (FileNotFoundError") == 2
+    assert said.count("stopped recording, training continues (FileNotFoundError") == 2
     assert "tracekit: no trace: " in said
     assert "Traceback" not in said

@@ -137,7 +137,7 @@ def test_a_rank_in_a_checkpoint_is_named_and_no_hang_for_ten_times_as_long(watch
     explainer.report = {"hang": True, "culprits": [{"rank": 1, "phase": "checkpoint"}]}
     pulse(tmp_path, 0, 5)
     stand_still(watcher, clock, 180.0)
-    assert "which is no hang: rank 1 is in a checkpoint" in capsys.readouterr().err
+    assert "but the job does not hang: rank 1 is in a checkpoint" in capsys.readouterr().err
     stand_still(watcher, clock, 260.0)
     assert "HANG  rank 1" in capsys.readouterr().err
 
@@ -146,7 +146,7 @@ def test_a_watch_that_fails_says_so_once_and_the_command_goes_on(watcher, clock,
     explainer.report = []
     pulse(tmp_path, 0, 5)
     assert not stand_still(watcher, clock, 60.0)
-    assert capsys.readouterr().err.count("watching for hangs has ended") == 1
+    assert capsys.readouterr().err.count("hang detection has stopped") == 1
 
 
 def test_answers_that_cannot_be_analysed_are_said_to_be_there_and_end_nothing(
@@ -155,7 +155,7 @@ def test_answers_that_cannot_be_analysed_are_said_to_be_there_and_end_nothing(
     watcher.stop, explainer.report = True, None
     pulse(tmp_path, 0, 5)
     assert not stand_still(watcher, clock, 30.0)
-    assert "could not be analysed, they are in" in capsys.readouterr().err
+    assert "could not be analysed" in capsys.readouterr().err
 
 
 def leaves(attempt, rank, taken_ns, **about):
@@ -229,7 +229,7 @@ def test_a_long_checkpoint_is_no_hang_and_a_locked_interpreter_is_one(tmp_path):
     """
     process = collect(tmp_path, ranks("checkpoint-gil", "1"), "--hang-after", "2", "--on-hang", "stop").process
     assert process.returncode != 0
-    assert "which is no hang: rank 1 is in a checkpoint" in process.stderr
+    assert "but the job does not hang: rank 1 is in a checkpoint" in process.stderr
     (folder,) = tmp_path.glob("hang-*")
     report = json.loads((folder / "report.json").read_text())
     (culprit,) = report["culprits"]

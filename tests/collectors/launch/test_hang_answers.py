@@ -71,7 +71,7 @@ def answer(folder):
 def test_a_process_that_lives_and_does_not_answer_writes_its_stack_by_signal(tmp_path, folder, process):
     rank(tmp_path, process.pid)
     gather(tmp_path, folder, {})
-    assert "lives and does not answer" in answer(folder)["process"]
+    assert "is alive but does not answer" in answer(folder)["process"]
     assert answer(folder)["stack"][0].endswith(" waits_for_ever")
 
 

@@ -35,4 +35,4 @@ def test_a_folder_that_holds_files_is_refused_before_the_command_runs(tmp_path):
         "collect", "--no-store", "--out", tmp_path / "t.parquet", "--profiler", tmp_path / "profile", "--", "false"
     )
     assert ran.code == 2
-    assert "holds other files; choose an empty or new folder for --profiler" in ran.err
+    assert "not empty; choose an empty or new folder for --profiler" in ran.err

@@ -61,7 +61,7 @@ def test_a_pipeline_that_turns_around_is_refused():
         ]
 
     assert place_ranks(facts((0, 2), (1, 3))).layout.vpp == 2
-    with pytest.raises(LayoutError, match="rank 0 has the pipeline stages 0, 3: V-shaped schedules are not modelled"):
+    with pytest.raises(LayoutError, match="rank 0 has the pipeline stages 0, 3: V-shaped schedules are not supported"):
         place_ranks(facts((0, 3), (1, 2)))
 
 
@@ -98,7 +98,7 @@ def test_contradictions_name_the_ranks():
         place_ranks([*good[:3], other])
     with pytest.raises(LayoutError, match="ranks 3 saw a world size other than 4"):
         place_ranks([*good[:3], RankFacts(3, 8)])
-    with pytest.raises(LayoutError, match="ranks 0 and 1 both stand at dp 0"):
+    with pytest.raises(LayoutError, match="ranks 0 and 1 are both placed at dp 0"):
         place_ranks(
             [RankFacts(rank, 2, pipelines=({"group_rank": 0, "num_stages": 1, "ranks": [0]},)) for rank in (0, 1)]
         )

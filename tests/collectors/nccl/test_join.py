@@ -199,7 +199,7 @@ def test_a_damaged_ring_and_a_stranger_s_are_named(tmp_path):
     report = job.merged(write=(0,)).trace.metadata["nccl"]
     damaged, stranger = report["unreadable"]
     assert "nccl-a-101.ring: 14 bytes; a ring of NCCL events has at least 40960" in damaged
-    assert "nccl-b-5.ring: written by process 5 on b, which is no recorded rank" in stranger
+    assert "nccl-b-5.ring: written by process 5 on b, which is not a recorded rank" in stranger
     assert report["ranks_without_ring"] == [1]
 
 

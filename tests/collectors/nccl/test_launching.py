@@ -36,7 +36,7 @@ def test_events_are_named_or_numbered(text, mask):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("coll,gpu", "'gpu' is no event"), ("0x80", "expected bits"), ("0", "0")]
+    ("text", "message"), [("coll,gpu", "'gpu' is not an NCCL event"), ("0x80", "expected bits"), ("0", "0")]
 )
 def test_unknown_events_are_refused(text, message):
     """With what is known."""
@@ -50,7 +50,7 @@ def test_a_users_plugin_stays(monkeypatch):
     assert not setup.plugged
     assert setup.environment == {"NCCL_PROFILER_PLUGIN": "/their/plugin.so"}
     (warning,) = setup.warnings
-    assert warning.startswith("NCCL_PROFILER_PLUGIN=/their/plugin.so is set and stays")
+    assert warning.startswith("NCCL_PROFILER_PLUGIN=/their/plugin.so is already set")
 
 
 def test_without_a_compiler_the_rest_is_recorded(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_nccl_and_the_ranks_are_told_where_the_plugin_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "mask", "words"),
     [
-        ((2, 26, 2), 0x46, "NCCL 2.26.2 takes no plugin of this kind; --nccl needs 2.27 or newer"),
+        ((2, 26, 2), 0x46, "NCCL 2.26.2 cannot load such a plugin; --nccl needs 2.27 or newer"),
         ((2, 30, 3), 0x46, "NCCL 2.30.3 can crash"),
         ((2, 31, 2), 0x46, "NCCL 2.31.2 spends 4 to 13 %"),
         ((2, 31, 2), 0x06, None),
@@ -111,7 +111,7 @@ def recording(tmp_path, fact):
             {"version": [2, 29, 7], "backends": "nccl"},
             "NCCL did not load the plugin, made no communicator, or the ring",
         ),
-        ({"version": [2, 26, 2], "backends": "nccl"}, "NCCL 2.26.2 takes no plugin of this kind"),
+        ({"version": [2, 26, 2], "backends": "nccl"}, "NCCL 2.26.2 cannot load such a plugin"),
         ({"version": None, "backends": "cpu:gloo"}, "the job communicates with cpu:gloo, not with NCCL"),
     ],
 )
@@ -147,11 +147,11 @@ def test_what_was_joined_is_said(tmp_path):
     assert missing.startswith("no NCCL ring appeared on 1 ranks: 1: NCCL did not load the plugin")
     assert damaged == "x: damaged"
     assert timed == (
-        "NCCL timed 40 communication ops; 1 it did not time and 3 it did not know keep their host times, 5 of its"
-        " operations belong to no op"
+        "NCCL timed 40 communication ops; 1 that it did not time and 3 that it did not report keep their host times;"
+        " 5 NCCL operations match no op"
     )
-    assert sizes == "2 ops keep their host times because NCCL moved another size"
-    assert lost.startswith("NCCL's rings lost 6 events to newer ones and 0 to missing lanes; record fewer steps")
+    assert sizes == "2 ops keep their host times because NCCL reported another size"
+    assert lost.startswith("NCCL's rings lost 6 events to newer ones and 0 for lack of lanes; record fewer steps")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def left_out(written):
     assert recording.missing_ranks == (1,)
     (line,) = recording.left_out
     assert line.startswith("rank 1 is left out: ")
-    assert line.endswith("; the others are read")
+    assert line.endswith("; the other ranks are read")
     return line
 
 
@@ -42,7 +42,7 @@ def test_a_record_that_cannot_be_leaves_its_rank_out(change, said, written):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda run: run.write(1, b"\xff" * RECORD.size), "of category 255"),
+        (lambda run: run.write(1, b"\xff" * RECORD.size), "has the unknown category 255"),
         (lambda run: run.tell(1, [("group", 7)]), "the fact 'group' is 7: expected `object`, got `int`"),
         (lambda run: run.tell(1, [("process", run._facts(1, 8)[0][1])]), None),
     ],
@@ -62,7 +62,10 @@ def test_ranks_of_another_job_are_left_out(written):
     recording = read_attempt(written.directory, 0)
     assert (sorted(recording.ranks), recording.world_size) == ([0, 1, 2, 3], 4)
     assert recording.left_out == (
-        "rank 7 is left out: it saw 16 ranks, the others 4: segments of two jobs in one folder; the others are read",
+        (
+            "rank 7 is left out: it saw 16 ranks, the others 4: segments of two jobs in one folder; the other ranks are"
+            " read"
+        ),
     )
 
 
@@ -80,7 +83,7 @@ def test_garbage_alone_is_an_error(tmp_path):
     written = WrittenRun(tmp_path / "run", 1)
     written.run(range(1, 11))
     written.write(0, b"\xff" * RECORD.size)
-    with pytest.raises(FormatError, match="of category 255"):
+    with pytest.raises(FormatError, match="has the unknown category 255"):
         read_attempt(written.directory, 0)
 
 

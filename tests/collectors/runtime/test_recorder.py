@@ -138,4 +138,4 @@ def test_a_folder_that_vanishes_switches_the_recorder_off(tmp_path, capfd):
     recorder.add(record(1))
     assert "FileNotFoundError" in recorder.off
     assert recorder.dropped == 1
-    assert capfd.readouterr().err.count("rank 3 stopped recording, the training goes on") == 1
+    assert capfd.readouterr().err.count("rank 3 stopped recording, training continues") == 1
