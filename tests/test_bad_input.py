@@ -149,7 +149,7 @@ COMMANDS = (
     Row("damaged Parquet", damaged, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
     Row("not Parquet", write("text.parquet", b"step,rank\n0,0\n"), ("text.parquet", "not a readable Parquet file")),
     Row("directory", directory, ("trace.parquet", "an empty folder, not a trace")),
-    Row("pipe", pipe, ("trace.parquet", "a pipe or device", "save it as a file first")),
+    Row("pipe", pipe, ("trace.parquet", "a pipe or device", "save it as one first")),
     Row("unreadable file", failing_read, ("/proc/self/mem", "expected a Parquet trace")),
     Row("non-UTF-8 path", broken_non_utf8, ("\\udcff\\udcfe.parquet", "is empty")),
     Row(
@@ -235,7 +235,7 @@ LOADED = (
     Row("size that is a boolean", canonical(slow_frame(), SIZES | {"dp": True}), ("dp is True",)),
     Row("size below one", canonical(slow_frame(), SIZES | {"tp": 0}), ("tp is 0",)),
     Row("endless size", canonical(slow_frame(), SIZES | {"pp": 10**9}), ("pp is 1000000000", "1 to 1048576")),
-    Row("world too small", canonical(slow_frame(), SIZES | {"world_size": 6}), ("world_size 6 is no multiple of",)),
+    Row("world too small", canonical(slow_frame(), SIZES | {"world_size": 6}), ("world_size 6 is not a multiple of",)),
     Row("many stages", canonical(slow_frame(), SIZES | {"pp": 50, "world_size": 100}), ("pp_rank 2, 3, 4", "9 ...")),
     Row("vpp without chunks", canonical(changed(chunk=None), SIZES | {"vpp": 2}), ("vpp 2", "no op has a chunk")),
     Row("vpp above the chunks", canonical(slow_frame(), SIZES | {"vpp": 3}), ("vpp 3", "largest chunk", "is 0")),

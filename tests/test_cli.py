@@ -151,7 +151,7 @@ def test_ignored_steps_are_as_if_never_recorded(folder: Path) -> None:
     ("steps", "reason"),
     [
         ("0-9", "every step is left out; the trace has steps 0 to 1"),
-        ("5", "none of these steps is there to be left out; the trace has steps 0 to 1"),
+        ("5", "none of the steps to leave out exists; the trace has steps 0 to 1"),
         ("", "--ignore-steps ''; expected numbers and ranges such as 12,40-45"),
         ("a", "--ignore-steps 'a'; expected numbers"),
         ("9-3", "--ignore-steps '9-3'; expected a range from a smaller to a larger number"),
@@ -290,7 +290,7 @@ def test_import_takes_all_traces_or_none(slow: str, healthy: str) -> None:
     assert "bad.parquet: the file is empty" in failed("import", slow, "bad.parquet")
     assert not Path("tracekit.store").exists()
     done("import", healthy)
-    assert "job 'healthy job' is there already; replace it with --replace" in failed("import", slow, healthy)
+    assert "already has a job 'healthy job'; replace it with --replace" in failed("import", slow, healthy)
     assert [job.name for job in Store(Path("tracekit.store")).jobs()] == ["healthy job"]
 
 
@@ -298,7 +298,7 @@ def test_import_replaces_and_names_on_request(slow: str, healthy: str) -> None:
     done("import", slow, "--name", "mine")
     done("import", healthy, "--name", "mine", "--replace")
     assert not whatif("--job", "mine")["straggling"]
-    assert "two of the traces are of a job named 'slow job'" in failed("import", slow, slow)
+    assert "two of the traces have the job name 'slow job'" in failed("import", slow, slow)
     assert "--name 'x' for 2 traces; name one trace at a time" in failed("import", slow, healthy, "--name", "x")
     done("import", slow, "--name", "")
     assert [job.name for job in Store(Path("tracekit.store")).jobs()] == ["", "mine"]
@@ -374,10 +374,10 @@ def test_export_writes_a_timeline_and_says_what_is_in_it(slow: str) -> None:
         (("--steps", "-1"), "steps is -1; expected 1 or more"),
         (("--noise", "nan"), "noise is nan; expected 0 to 1"),
         (("--seed", "-1"), "seed is -1; expected 0 or more"),
-        (("--vpp", "2", "--microbatches", "3"), "3 is no multiple of pp 4; use 4"),
-        (("--vpp", "2", "--microbatches", "6"), "6 is no multiple of pp 4; use 4 or 8"),
+        (("--vpp", "2", "--microbatches", "3"), "3 is not a multiple of pp 4; use 4"),
+        (("--vpp", "2", "--microbatches", "6"), "6 is not a multiple of pp 4; use 4 or 8"),
         (("--cause", "slow"), "unknown cause 'slow'; known: slow-worker"),
-        (("--cause", "slow-worker:dp=99"), "dp_rank is 99; the job has 4 of them, so dp_rank is 0 to 3"),
+        (("--cause", "slow-worker:dp=99"), "dp_rank is 99; the job has 4 of them, so dp_rank must be 0 to 3"),
         (("--cause", "slow-worker:factor=x"), "factor is 'x'; expected a number"),
         (("--cause", "slow-worker:speed=2"), "'speed=2'; slow-worker takes dp_rank="),
         (("--pp", "1", "--cause", "slow-p2p-link"), "use a larger layout"),

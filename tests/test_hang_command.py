@@ -88,4 +88,4 @@ def test_a_damaged_report_is_one_clear_line(store):
     (store.path / "hangs" / "0.json").write_text("[]")
     result = handmade.run("hang", store.path, "--job", "other")
     assert (result.code, len(result.err.splitlines())) == (2, 1)
-    assert "0.json: no report on a hang" in result.err
+    assert "0.json: not a report on a hang" in result.err

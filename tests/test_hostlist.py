@@ -51,5 +51,5 @@ def test_slurm_reads_back_the_names(names: list[str]) -> None:
 @pytest.mark.parametrize("name", ["", "a b", "a;reboot", "$(x)", "-n", "a[1-2]", "a,b", "n\u00f6de", "<b>", "a\n"])
 def test_what_a_shell_or_slurm_reads_otherwise_is_no_node(name: str) -> None:
     assert not is_node_name(name)
-    with pytest.raises(ValueError, match="is not a name of a node"):
+    with pytest.raises(ValueError, match="is not a valid node name"):
         hostlist([name])

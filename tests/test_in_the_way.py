@@ -180,7 +180,9 @@ def test_standard_output_is_refused(work: Path) -> None:
     """A link of the kernel's to a pipe that has no path."""
     ran = run_process("synth", "--out", "/dev/stdout")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.message == ("tracekit: /dev/stdout: is a pipe; only a regular file is written, choose another place")
+    assert ran.message == (
+        "tracekit: /dev/stdout: is a pipe; tracekit writes only to regular files, choose another place"
+    )
 
 
 def test_a_timeline_is_not_exported_over_itself(work: Path) -> None:

@@ -189,7 +189,7 @@ def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> Non
     damaged = store.path / "hangs" / "19990101-000000-000000-00000000.json"
     damaged.write_text("{")
     (found,) = damages(store)
-    assert found.startswith(f"{damaged}: no report on a hang")
+    assert found.startswith(f"{damaged}: not a report on a hang")
     (line,) = repair(store)
     assert line == f"removed; {found}"
     assert (list(damages(store)), len(store.hangs("live"))) == ([], 1)

@@ -63,7 +63,9 @@ def test_an_older_store_is_read_as_it_is(old: Path) -> None:
 
 def test_an_older_store_is_not_written(old: Path) -> None:
     before = old.read_bytes()
-    with pytest.raises(StoreError, match=r"only read; `tracekit store migrate .*old\.duckdb` makes a folder of it"):
+    with pytest.raises(
+        StoreError, match=r"read-only; convert it to a folder with `tracekit store migrate .*old\.duckdb`"
+    ):
         Store(old).add([Incoming(slow_trace(), "new", "x")])
     assert old.read_bytes() == before
     assert [path.name for path in old.parent.iterdir()] == ["old.duckdb"]
@@ -82,14 +84,14 @@ def test_a_store_is_not_migrated_into_another(old: Path, tmp_path: Path) -> None
     Store(tmp_path / "there").add([Incoming(slow_trace(), "new", "x")])
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine").touch()
-    for name, reason in (("there", "is there already"), ("folder", "is a folder, but no tracekit store")):
+    for name, reason in (("there", "already exists"), ("folder", "is a folder, but not a tracekit store")):
         ran = run("store", "migrate", old, "--out", tmp_path / name)
         assert (ran.code, reason in ran.message) == (2, True)
-    with pytest.raises(StoreError, match="is a folder already"):
+    with pytest.raises(StoreError, match="already a folder; only single-file stores need migrating"):
         migrate(tmp_path / "there", tmp_path / "new")
 
 
 def test_the_care_of_an_older_store_begins_with_its_migration(old: Path) -> None:
     for command in (["check"], ["repair"], ["prune", "--max-size", "1"]):
         ran = run("store", *command, "--store", old)
-        assert (ran.code, "`tracekit store migrate` makes a folder of it" in ran.message) == (2, True)
+        assert (ran.code, "convert it to a folder with `tracekit store migrate`" in ran.message) == (2, True)

@@ -43,10 +43,10 @@ def load_any(
     of_gpus = importer is None and are_gpu_traces((path,))
     if importer is not None or not (of_gpus or is_op_trace(path)):
         return load(path, layout=layout, importer=importer, unit=unit, method=method)
-    what = "is of torch.profiler (docs/kineto.md)" if of_gpus else "is an op trace (docs/op-trace.md)"
+    what = "is a torch.profiler trace (docs/kineto.md)" if of_gpus else "is an op trace (docs/op-trace.md)"
     for option, value in (("--layout", layout), ("--unit", unit)):
         if value is not None:
-            raise SelectionError(f"{option} is for pipeline traces; {path} {what}")
+            raise SelectionError(f"{option} is for pipeline traces; {path} {what}: leave out {option}")
     if of_gpus:
         from tracekit.gpu_job import load_gpu
 

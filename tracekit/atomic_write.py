@@ -138,7 +138,7 @@ class Place:
         if stat.S_ISDIR(found.st_mode):
             return "is a folder; name a file in it"
         if (special := _TYPES.get(stat.S_IFMT(found.st_mode))) is not None:
-            return f"is {special}; only a regular file is written, choose another place"
+            return f"is {special}; tracekit writes only to regular files, choose another place"
         return f"{what}, which is not followed; name the file itself"
 
 

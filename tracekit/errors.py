@@ -7,10 +7,10 @@
     ├── LayoutError       the parallel layout is impossible or contradicts the trace
     ├── StoreError        the store cannot be opened, read or written, or lacks the job
     │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
-    │   ├── NotAStoreError the path is there, and is something else
-    │   ├── StoreTakenError another process adds windows to the same job
+    │   ├── NotAStoreError  the path exists, but is not a store
+    │   ├── StoreTakenError another process is adding windows to the same job
     │   └── NotStoredError  the store can be read, and lacks the job or its results
-    ├── StudyError        a folder is no study of a fleet, or cannot be read as one
+    ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
     ├── SelectionError    a selection or scenario names something that does not exist
     └── OutputError       a result cannot be written
 
@@ -55,7 +55,7 @@ class StoreBusyError(StoreError):
 
 
 class NotAStoreError(StoreError):
-    """The path exists and is no store. `path`: where."""
+    """The path exists, but is not a store. `path`: where."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -63,7 +63,7 @@ class NotAStoreError(StoreError):
 
 
 class StoreTakenError(StoreError):
-    """Another process adds windows to the same job."""
+    """Another process is adding windows to the same job."""
 
 
 class NotStoredError(StoreError):

@@ -31,7 +31,7 @@ def hostlist(names: Iterable[str]) -> str:
     padded = {_group(name) for name in found if (match := _NUMBERED.fullmatch(name)) and match[2].startswith("0")}
     for name in found:
         if not is_node_name(name):
-            raise ValueError(f"{name!r:.100} is not a name of a node")
+            raise ValueError(f"{name!r:.100} is not a valid node name")
         match = _NUMBERED.fullmatch(name)
         if match is None:
             plain.append(name)

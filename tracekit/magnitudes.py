@@ -146,8 +146,8 @@ def _advice(factor: float, stated: Unit | None) -> str:
                 " --unit s if they are seconds"
             )
     return (
-        f"the times look as if seconds had been divided by {factor:.0e}, or another unit been converted twice: multiply"
-        f" them, or pass --unit s if they are seconds"
+        f"the times look like seconds divided by {factor:.0e}, or like another unit converted twice: multiply start and"
+        f" duration by {factor:g}, or pass --unit s if they are seconds"
     )
 
 

@@ -215,7 +215,7 @@ class Layout:
             raise LayoutError(f"layout: {largest} workers or GPUs; expected at most {LARGEST_SIZE}, correct the sizes")
         if self.world_size % product:
             raise LayoutError(
-                f"layout: world_size {self.world_size} is no multiple of dp {self.dp} x pp {self.pp} x tp {self.tp}"
+                f"layout: world_size {self.world_size} is not a multiple of dp {self.dp} x pp {self.pp} x tp {self.tp}"
                 f" x cp {self.cp} = {product}; correct the sizes"
             )
 

@@ -145,7 +145,10 @@ class OpJob:
             if not kept.any():
                 raise SelectionError(f"{short(self.trace.name)} has none of these steps")
         if (slices := 3 * int(kept.sum())) > MOST_SLICES:
-            raise SelectionError(f"{slices:,} slices are too many for a browser ({MOST_SLICES:,}); choose some --steps")
+            raise SelectionError(
+                f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
+                " --steps"
+            )
         timelines = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
                      self._timeline("ideal", IDEAL)]  # fmt: skip
         place = np.cumsum(kept) - 1

@@ -70,7 +70,7 @@ def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
     """Read an op trace. Raises FormatError if the file is not one."""
     header = read_header(path)
     if header is None or header.get("schema_version") != OP_TRACE_VERSION:
-        raise FormatError(f"{path}: no op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")
+        raise FormatError(f"{path}: not an op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in header.get("groups", {}).items()}
         return OpTrace(

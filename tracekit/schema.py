@@ -120,7 +120,7 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
     optional = {name for name in NULLABLE if name not in ops.columns}
     if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
         raise TraceError(
-            f"{source}: {source.column(missing[0])} is missing; it has {', '.join(ops.columns)}; expected"
+            f"{source}: {source.column(missing[0])} is missing; found {', '.join(ops.columns)}; expected"
             f" {', '.join(SCHEMA)}"
         )
     if ops.height == 0:
@@ -151,18 +151,20 @@ def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
     bad = waited.list.eval(pl.element().is_null() | ~pl.element().is_finite() | (pl.element() < 0)).list.any()
     bad = bad.fill_null(value=False)
     if bad.any():
-        raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds from 0")
+        raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds >= 0")
     return waited
 
 
 def _host_time(column: pl.Series, source: Source) -> pl.Series:
     """A column of optional seconds from 0 on."""
     if not (column.dtype.is_numeric() or column.dtype == pl.Null):
-        raise TraceError(f"{source}: {source.column(column.name)} has type {column.dtype}; expected seconds")
+        raise TraceError(
+            f"{source}: {source.column(column.name)} has type {column.dtype}; expected seconds; convert the column"
+        )
     seconds = column.cast(pl.Float64).rechunk()
     wrong = (~seconds.is_finite() | (seconds < 0)).fill_null(value=False)
     if wrong.any():
-        raise violation(source, seconds, int(wrong.arg_max() or 0), "expected finite seconds from 0, or null")
+        raise violation(source, seconds, int(wrong.arg_max() or 0), "expected finite seconds >= 0, or null")
     return seconds
 
 

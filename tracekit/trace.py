@@ -199,8 +199,8 @@ class Trace:
         """The trace without these step numbers. Raises SelectionError if none is left, or none of them was there."""
         left = self.ops.filter(~pl.col("step").is_in(list(steps)))
         if left.height in (0, self.ops.height):
-            which = "every step is" if left.height == 0 else "none of these steps is there to be"
-            raise SelectionError(f"{which} left out; the trace has steps {self.steps[0]} to {self.steps[-1]}")
+            which = "every step is left out" if left.height == 0 else "none of the steps to leave out exists"
+            raise SelectionError(f"{which}; the trace has steps {self.steps[0]} to {self.steps[-1]}")
         return replace(self, ops=left.rechunk())
 
     def coverage(self) -> Coverage:
@@ -267,14 +267,14 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
     if header is None:
         raise FormatError(
             f"{source}: no tracekit metadata inside; for a published trace pass --layout meta.yaml,"
-            " otherwise bring it in with `tracekit import`"
+            " otherwise import it with `tracekit import`"
         )
     version = header.get("schema_version")
     if version == OP_TRACE_VERSION:
         raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read it")
     if version != SCHEMA_VERSION:
         raise FormatError(
-            f"{source}: schema version {version!r}; this tracekit reads version {SCHEMA_VERSION}, upgrade it"
+            f"{source}: schema version {version!r}; this tracekit reads version {SCHEMA_VERSION}: upgrade tracekit"
         )
     try:
         layout = Layout.from_dict(header["layout"])
@@ -333,16 +333,14 @@ def _check_rows(path: str | os.PathLike[str]) -> None:
     rows = _parquet(path, lambda file: int(pl.scan_parquet(file).select(pl.len()).collect().item()))
     size = Path(path).stat().st_size
     if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
-        raise FormatError(
-            f"{path}: {rows} rows in {size} bytes, which times of real ops cannot be packed into; record it again"
-        )
+        raise FormatError(f"{path}: {rows} rows in {size} bytes, too few for the times of real ops; record it again")
 
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
     try:
         found = Path(path).stat()
         if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or stat.S_ISCHR(found.st_mode):
-            raise FormatError(f"{path}: a pipe or device; Parquet is read from both ends, save it as a file first")
+            raise FormatError(f"{path}: a pipe or device; Parquet can only be read from a file, save it as one first")
         if found.st_size == 0:
             raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
         # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.

@@ -161,8 +161,8 @@ def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Sour
     for other in Unit:
         if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
             row = int((start >= first).arg_max() or 0)
-            taken_as = f"--unit {unit} makes of it" if stated else "as seconds that is"
+            taken_as = f"with --unit {unit}" if stated else "in seconds"
             raise TraceError(
-                f"{source}: {source.column('start')}, row {row}: {start[row]!r}; {taken_as} no time since 1970, but as"
-                f" {other.word} it is one; pass --unit {other} (unit={str(other)!r} in Python)"
+                f"{source}: {source.column('start')}, row {row}: {start[row]!r} {taken_as} is not a time since 1970,"
+                f" but in {other.word} it is; pass --unit {other} (unit={str(other)!r} in Python)"
             )

@@ -107,7 +107,9 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
         if np.array_equal(latest, rounds):
             return [draft.compiled(rounds) for draft in drafts]
         rounds = latest
-    raise GraphError("DP ranks run their collectives in contradictory orders; the recorded order cannot be right")
+    raise GraphError(
+        "DP ranks run their collectives in contradictory orders, which cannot be right; record the job again"
+    )
 
 
 def compile_graph(wiring: Wiring) -> CompiledGraph:

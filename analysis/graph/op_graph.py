@@ -170,7 +170,7 @@ class _Reader:
         for frame, names, what in ((ops, ("rank", "start", "duration"), "ops"), (edges, ("before", "after"), "edges")):
             if missing := [name for name in names if name not in frame.columns]:
                 there = ", ".join(frame.columns) or "none"
-                raise TraceError(f"{what}: column {missing[0]!r} is missing; it has {there}")
+                raise TraceError(f"{what}: column {missing[0]!r} is missing; found {there}")
         if not ops.height:
             raise TraceError("ops: no ops (0 rows); record at least one step")
         self.ops, self.edges = ops, edges
@@ -218,7 +218,7 @@ class _Reader:
         bad = column.is_null() | (column < 0) | (column > np.iinfo(np.int32).max)
         if bad.any():
             row = int(bad.arg_max() or 0)
-            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected an integer from 0")
+            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected an integer >= 0")
         return column.cast(pl.Int32).to_numpy()
 
     def seconds(self, name: str) -> Floats:
@@ -230,7 +230,7 @@ class _Reader:
         bad = ~np.isfinite(values) | ((values < 0) if name == "duration" else False)
         if bad.any():
             row = int(bad.argmax())
-            lowest = " from 0" if name == "duration" else ""
+            lowest = " >= 0" if name == "duration" else ""
             raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected finite seconds{lowest}")
         return np.ascontiguousarray(values)
 
@@ -241,7 +241,7 @@ class _Reader:
             bad = (column < 0) | (column > np.iinfo(np.int32).max)
             if bad.any():
                 row = int(bad.arg_max() or 0)
-                raise TraceError(f"ops: label {name!r}, row {row}: {column[row]!r}; expected an integer from 0")
+                raise TraceError(f"ops: label {name!r}, row {row}: {column[row]!r}; expected an integer >= 0")
             return Label(column.cast(pl.Int32).fill_null(UNLABELLED).to_numpy())
         codes, names = _numbered(self.text(name))
         if len(names) > MOST_VALUES:
@@ -356,7 +356,7 @@ def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[M
     same = number[1:] == number[:-1]
     for differs, what in (
         (same & (rank[1:] == rank[:-1]), "both claim rendezvous {0} for their rank; each rank has one op in it"),
-        (same & (graph.step[members[1:]] != graph.step[members[:-1]]), "are of one rendezvous, {0}, and of two steps"),
+        (same & (graph.step[members[1:]] != graph.step[members[:-1]]), "share rendezvous {0} but are in two steps"),
     ):
         if differs.any():
             at = int(differs.argmax())

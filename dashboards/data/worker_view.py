@@ -48,7 +48,7 @@ def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str 
 
 def _read_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
     if not _NUMBER.fullmatch(step):
-        return _say(view, f"{short(step)!r} is no step number: all steps are shown.")
+        return _say(view, f"{short(step)!r} is not a step number: all steps are shown.")
     position = int(np.abs(found.steps - int(step)).argmin())
     nearest = int(found.steps[position])
     view = replace(view, position=position)

@@ -157,7 +157,7 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
     try:
         step = int(split)
     except ValueError:
-        raise SelectionError(f"step {split!r:.40} is no step number; expected one such as 100") from None
+        raise SelectionError(f"step {split!r:.40} is not a step number; expected one such as 100") from None
     before, after = parts(stored.name, report, results().worker_steps(stored.name), step)
     said = [
         note(

@@ -98,7 +98,7 @@ def _is_number(window: str) -> bool:
 def choose_window(job: str, window: str) -> None:
     """Let `results` be of that window of the job, for the rest of the request. Raises SelectionError for no number."""
     if not _is_number(window):
-        raise SelectionError(f"window {window!r:.40} is no number of a window; the page without it shows the newest")
+        raise SelectionError(f"window {window!r:.40} is not a window number; leave it out to see the newest window")
     flask.g.results = results().of_window(job, int(window))
     flask.g.window = (job, int(window))
 

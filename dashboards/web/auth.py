@@ -68,7 +68,7 @@ def read_auth(text: str) -> Auth:
         try:
             return ProxyHeader(header, ipaddress.ip_network(address, strict=False))
         except ValueError:
-            raise SelectionError(f"--auth {text!r}: {address!r} is no IP address or network") from None
+            raise SelectionError(f"--auth {text!r}: {address!r} is not an IP address or network") from None
     raise SelectionError(f"--auth {text!r}; expected {HELP}")
 
 

@@ -149,7 +149,7 @@ _NOBODY = "scrypt:32768:8:1$nobody$" + "0" * 128
 def read_hashes(path: Path) -> dict[str, str]:
     """Hash by user. Raises SelectionError."""
     if path.exists() and not path.is_file():
-        raise SelectionError(f"--auth: {path} is no regular file")
+        raise SelectionError(f"--auth: {path} is not a regular file")
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -202,7 +202,7 @@ def test_a_trace_that_kills_its_process_is_tried_twice_then_recorded(
     row = Study(tmp_path / "study").read("exclusions").filter(rule=str(Rule.CRASHED)).row(0, named=True)
     assert (row["source"], row["reason"]) == (
         str(tmp_path / "jobs" / "poison.parquet"),
-        "its analysis was ended by SIGKILL",
+        "its analysis was killed by SIGKILL",
     )
     assert Study(tmp_path / "study").read("jobs").height == 6
 
@@ -337,12 +337,12 @@ def test_stores_globs_and_folders_within_lead_to_the_same_jobs(jobs: Path, tmp_p
 
 
 def test_bad_places_are_one_clear_error(tmp_path: Path, jobs: Path) -> None:
-    with pytest.raises(SelectionError, match="not there; expected trace files, a folder"):
+    with pytest.raises(SelectionError, match="not found; expected trace files, a folder"):
         find_sources([str(tmp_path / "nowhere")])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SelectionError, match="no trace there"):
+    with pytest.raises(SelectionError, match="no trace found"):
         find_sources([str(tmp_path / "empty")])
-    with pytest.raises(StudyError, match="not empty, and no study"):
+    with pytest.raises(StudyError, match="neither empty nor a study"):
         study_of(jobs, out=jobs)
     assert run("fleet", "report", tmp_path / "empty").message.startswith(
         f"tracekit: {tmp_path / 'empty'}: an empty folder, not a study; `tracekit fleet run"

@@ -51,7 +51,7 @@ def test_a_name_that_is_no_utf_8_is_a_job_with_escapes(jobs: Path) -> None:
 def test_a_trace_that_is_named_twice_counts_once(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(jobs.parent)
     assert names("jobs", "jobs/one.parquet", jobs) == ["one.parquet"]
-    with pytest.raises(SelectionError, match="no trace there"):
+    with pytest.raises(SelectionError, match="no trace found"):
         names("jobs", "jobs/n*.parquet")
 
 

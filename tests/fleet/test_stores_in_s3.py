@@ -82,13 +82,13 @@ def test_a_window_that_lands_is_seen_and_a_copy_without_it_is_one_clear_error(fo
     with s3_filesystem().open_output_stream("stores/live/catalog.duckdb") as file:
         file.write((folder.path / "catalog.duckdb").read_bytes())
     assert there.state() != before
-    with pytest.raises(StoreError, match=r"^s3://stores/live/jobs/1/2\.parquet: is not there; copy windows before"):
+    with pytest.raises(StoreError, match=r"^s3://stores/live/jobs/1/2\.parquet: is missing; copy windows before"):
         there.load("live")
     upload(folder.path, "stores/live")
     assert there.load("live").ops.equals(folder.load("live").ops)
     with s3_filesystem().open_output_stream("stores/live/jobs/1/2.parquet") as file:
         file.write(b"PAR1")
-    with pytest.raises(StoreError, match=r"^s3://stores/live/jobs/1/2\.parquet: damaged, or half a copy"):
+    with pytest.raises(StoreError, match=r"^s3://stores/live/jobs/1/2\.parquet: damaged, or copied only in part"):
         there.load("live")
 
 
@@ -100,7 +100,7 @@ def test_writing_is_one_clear_error_and_writes_nothing(folder: Store, address: s
         lambda: there.begin_watch("live", "x"),
         lambda: there.add_hang("live", [], {}),
     ):
-        with pytest.raises(StoreError, match=r"^s3://stores/live: a store in S3 is only read; write into a folder"):
+        with pytest.raises(StoreError, match=r"^s3://stores/live: a store in S3 is read-only; write to a folder"):
             write()
     (tmp_path / "run").mkdir()
     for words in (
@@ -111,12 +111,12 @@ def test_writing_is_one_clear_error_and_writes_nothing(folder: Store, address: s
         ("store", "prune", "--max-size", "1", "--store", address),
     ):
         ran = run(*words)
-        assert (ran.code, "a store in S3 is only read" in ran.message) == (2, True), (words, ran.err)
+        assert (ran.code, "a store in S3 is read-only" in ran.message) == (2, True), (words, ran.err)
     assert not list(tmp_path.glob("s3:*")), "a folder of that name was made"
     # What trains is not kept from it; the recording is kept.
     started = tmp_path / "started"
     ran = run_process("collect", "--store", address, "--", "touch", started, cwd=tmp_path)
-    assert "a store in S3 is only read" in ran.err
+    assert "a store in S3 is read-only" in ran.err
     assert started.exists()
     assert there.windows("live") == folder.windows("live")
 

@@ -294,7 +294,7 @@ def test_two_watches_of_one_job_are_an_error_of_the_second(
     second.run.poll()
     written.run(range(1, 11))
     first.look()
-    with pytest.raises(StoreTakenError, match="another process adds windows to job 'job'"):
+    with pytest.raises(StoreTakenError, match="another process is adding windows to job 'job'"):
         second.look()
     assert first.windows() == [(1, 10)]
 
@@ -311,7 +311,7 @@ def test_a_store_that_is_moved_away_is_waited_for_and_no_other_takes_its_place(
     beside.look()
     assert not beside.store.path.exists()
     assert len(beside.said) == 1
-    assert "has 0 of the 1 windows of job 'job' that were stored there; put the store back" in beside.said[0]
+    assert "has 0 of the 1 windows of job 'job' that were stored there; restore the original" in beside.said[0]
     (tmp_path / "away").rename(beside.store.path)
     beside.look(60)
     assert beside.said[1:] == ["windows are stored again"]

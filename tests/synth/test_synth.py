@@ -437,18 +437,22 @@ class TestBadSpecs:
             (
                 {"schedule": Schedule.INTERLEAVED, "layout": Layout(pp=4, vpp=2), "microbatches": 6},
                 LayoutError,
-                "6 is no multiple of pp 4; use 4 or 8",
+                "6 is not a multiple of pp 4; use 4 or 8",
             ),
             ({"causes": (SlowWorker(dp_rank=9),)}, SelectionError, "dp_rank is 9; the job has 4 of them"),
-            ({"causes": (SlowHost(host=4),)}, SelectionError, "host is 4; the job has 4 of them, so host is 0 to 3"),
+            (
+                {"causes": (SlowHost(host=4),)},
+                SelectionError,
+                "host is 4; the job has 4 of them, so host must be 0 to 3",
+            ),
             ({"causes": (SlowSteps(position=8),)}, SelectionError, "position is 8; the job has 8"),
             ({"causes": (SlowP2pLink(),), "layout": Layout(dp=2)}, SelectionError, "the job has no pp_rank"),
             ({"causes": (SlowNic(),), "layout": Layout(pp=2)}, SelectionError, "the job has no dp_rank"),
-            ({"causes": (MissingRanks(count=16),)}, SelectionError, "the job has 16 workers, keep some"),
+            ({"causes": (MissingRanks(count=16),)}, SelectionError, "the job has 16 workers, keep at least one"),
             (
                 {"causes": (MissingSteps(position=0, count=8),), "layout": Layout()},
                 SelectionError,
-                "one worker and 8 steps; keep some",
+                "one worker and 8 steps, keep at least one",
             ),
         ],
     )

@@ -60,7 +60,7 @@ def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began:
             job = load_any(there.path, layout=there.layout)
         if there.changed(task.source):
             return replace(outcome, digest=None, stamp="", rule=str(Rule.CHANGED),
-                           reason="another trace took its place while it was read")  # fmt: skip
+                           reason="another trace replaced it while it was being read")  # fmt: skip
         read = _Clock.now()
         rows = rows_of(job, there.digest, task.analysis)
     except TracekitError as error:

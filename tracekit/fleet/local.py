@@ -161,5 +161,5 @@ class _Crew:
         self._leave(process)
         code, task = process.end(), process.task
         assert task is not None
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return Outcome(task.source.url, rule=str(Rule.CRASHED), reason=f"its analysis was ended {how}", died=True)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return Outcome(task.source.url, rule=str(Rule.CRASHED), reason=f"its analysis {how}", died=True)

@@ -54,7 +54,7 @@ class RayExecutor:
                 ray.shutdown()
                 if not left:
                     reason = (str(error).splitlines() or [type(error).__name__])[0]
-                    where = "a cluster here" if self.address is None else short(self.address)
+                    where = "a cluster on this machine" if self.address is None else short(self.address)
                     raise SelectionError(f"--ray: {where} does not answer ({reason:.200}); check the address") from None
             else:
                 return
@@ -76,7 +76,7 @@ class RayExecutor:
             try:
                 yield Outcome(**ray.get(done))
             except ray.exceptions.RayError as error:
-                reason = f"its analysis was ended: {type(error).__name__}"
+                reason = f"its analysis died: {type(error).__name__}"
                 yield Outcome(task.source.url, rule=str(Rule.CRASHED), reason=reason, died=True)
 
 

@@ -53,7 +53,7 @@ def find_sources(named: Iterable[str]) -> list[Source]:
             found.setdefault(source.url, source)
         if not there:
             raise SelectionError(
-                f"{short(text)}: no trace there; expected trace files, a folder, a glob, a store or s3://"
+                f"{short(text)}: no trace found; expected trace files, a folder, a glob, a store or s3://"
             )
     return [found[url] for url in sorted(found)]
 
@@ -101,7 +101,7 @@ def _expand(text: str) -> Iterator[Source]:
         for match in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
             yield from _in_folder(match, seen) if match.is_dir() else _named_file(match)
     else:
-        raise SelectionError(f"{short(text)}: not there; expected trace files, a folder, a glob, a store or s3://")
+        raise SelectionError(f"{short(text)}: not found; expected trace files, a folder, a glob, a store or s3://")
 
 
 def _named_file(path: Path) -> Iterator[Source]:

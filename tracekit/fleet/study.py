@@ -68,7 +68,7 @@ class Study:
             text = (self.path / MARK).read_text(encoding="utf-8")
         except OSError:
             raise StudyError(
-                f"{self.path}: no study; `tracekit fleet run SOURCES --out {self.path}` makes one"
+                f"{self.path}: not a study; create one with `tracekit fleet run SOURCES --out {self.path}`"
             ) from None
         try:
             version = json.loads(text).get("study_version")
@@ -76,8 +76,8 @@ class Study:
             version = None
         if version != STUDY_VERSION:
             raise StudyError(
-                f"{self.path}: a study of version {version!r:.20}; this tracekit reads version {STUDY_VERSION}, upgrade"
-                " it"
+                f"{self.path}: a study of version {version!r:.20}; this tracekit reads version {STUDY_VERSION}: upgrade"
+                " tracekit"
             )
 
     def state(self) -> tuple[tuple[str, int, int], ...]:
@@ -100,7 +100,7 @@ class Study:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise StudyError(
                 f"{self.path / name}: cannot be read ({str(error).splitlines()[0]:.200}); copy it again, or remove the"
-                " file and run the sources into it once more"
+                " damaged file and run `tracekit fleet run` with its sources again"
             ) from None
 
     def has(self, digest: str, analysis: str) -> bool:
@@ -142,7 +142,7 @@ class Study:
         """The one run of this study. Raises StudyError if there is another, or the folder is something else."""
         try:
             if self.path.exists() and not (self.path / MARK).exists() and any(self.path.iterdir()):
-                raise StudyError(f"{self.path}: not empty, and no study; choose another --out")
+                raise StudyError(f"{self.path}: neither empty nor a study; choose another --out")
             self.results.mkdir(parents=True, exist_ok=True)
             with open(self.path / ".run" / "lock", "wb") as lock:
                 try:

@@ -66,10 +66,10 @@ def backend_of(path: Path) -> Backend:
         raise StoreError(f"{path}: no such store; make one with `tracekit import TRACE --store {path}`")
     if path.is_dir():
         if not is_store_folder(path):
-            raise NotAStoreError(path, "a folder, but no tracekit store; choose another --store")
+            raise NotAStoreError(path, "a folder, but not a tracekit store; choose another --store")
         return Folder(path)
     if not is_duckdb_file(path):
-        raise NotAStoreError(path, "not a tracekit store; a trace file is given without --store")
+        raise NotAStoreError(path, "not a tracekit store; pass a trace file without --store")
     return SingleFile(path)
 
 

@@ -47,7 +47,7 @@ def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
             if problem := folder.damage(window, part):
                 yield f"{_title(window)}: {_NAMES[part]}: {problem}"
     for path in sorted(set((store.path / JOBS).glob("*/*")) - named):
-        yield f"{path}: no window names it; left over from a writer that was killed, or one is at work"
+        yield f"{path}: no window names it; a killed writer left it behind, or a writer is at work"
     yield from _damaged_hangs(store).values()
 
 
@@ -114,7 +114,7 @@ def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
             added_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
             writer.catalogue.ensure_job(job_id, item.name, item.source)
             writer.catalogue.add_window(job_id, number, item, files, added_at)
-            lines.append(f"{short(item.name)}, window {number}: found again")
+            lines.append(f"{short(item.name)}, window {number}: recovered")
     return lines
 
 
@@ -175,11 +175,11 @@ def migrate(old: Path, new: Path, tell: Tell = _silent) -> int:
     source = Store(old)
     source.check()
     if old.is_dir():
-        raise StoreError(f"{old}: is a folder already; only a store in one file is migrated")
+        raise StoreError(f"{old}: already a folder; only single-file stores need migrating")
     target = Store(new)
     try:
         if Folder(new).check_place():
-            raise StoreError(f"{new}: is there already; name a new store with --out")
+            raise StoreError(f"{new}: already exists; name a new store with --out")
     except OutputError as error:
         raise StoreError(str(error)) from None
     reader = SingleFile(old)
@@ -213,11 +213,12 @@ def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> 
 def _folder(store: Store) -> Folder:
     """The folder of a store. Raises StoreError if it has none."""
     if s3_url(store.path) is not None:
-        raise StoreError(f"{store.name}: a store in S3 is only read; keep the folder in order that it is a copy of")
+        raise StoreError(f"{store.name}: a store in S3 is read-only; use the folder that it was copied from")
     store.check()
     if not is_store_folder(store.path):
         raise StoreError(
-            f"{store.path}: a store of an older tracekit, in one file; `tracekit store migrate` makes a folder of it"
+            f"{store.path}: a single-file store of an older tracekit; convert it to a folder with"
+            " `tracekit store migrate`"
         )
     return Folder(store.path)
 

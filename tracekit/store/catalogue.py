@@ -210,7 +210,9 @@ class Catalogue:
             return NotStoredError(f"{self.path}: no window of job {name!r} yet")
         close = difflib.get_close_matches(name, names, n=1)
         known = (
-            f"did you mean {short(close[0])!r}?" if close else f"it holds {', '.join(map(short, names[:8])) or 'none'}"
+            f"did you mean {short(close[0])!r}?"
+            if close
+            else f"the store holds {', '.join(map(short, names[:8])) or 'none'}"
         )
         return NotStoredError(f"{self.path}: no job {name!r}; {known}")
 

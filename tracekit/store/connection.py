@@ -63,7 +63,9 @@ def _opened(path: Path) -> duckdb.DuckDBPyConnection:
         if _identity(path) == before:
             return connection
         connection.close()
-    raise duckdb.IOException(f"for {_OPENING_S:.0f} s the file was replaced whenever it was being opened")
+    raise duckdb.IOException(
+        f"for {_OPENING_S:.0f} s, the file was replaced during every attempt to open it; try again"
+    )
 
 
 def _name(path: Path) -> str:
@@ -106,7 +108,7 @@ def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, *kno
     """
     found = version_in(connection)
     if found is None:
-        raise StoreError(f"{store}: a DuckDB file, but no tracekit store; choose another --store")
+        raise StoreError(f"{store}: a DuckDB file, but not a tracekit store; choose another --store")
     if len(found) == 1 and found[0] in known:
         return found[0]
     shown = ", ".join(map(str, found)) or "none"

@@ -87,7 +87,8 @@ class Folder:
         left = any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists()
         if left and not self.catalogue.exists():  # the first writer may have finished between the two checks
             raise StoreError(
-                f"{self.path}: its {CATALOGUE} is gone; `tracekit store repair {self.path}` makes it anew of the traces"
+                f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `tracekit store repair"
+                f" {self.path}`"
             )
 
     def trace(self, window: StoredWindow) -> AnyTrace:
@@ -106,7 +107,7 @@ class Folder:
         path = self._checked(window, Part.REPORT)
         content = path.read_bytes()
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
-            raise _damaged(f"{path}: not what was written there")
+            raise _damaged(f"{path}: has changed since it was written")
         return content.decode()
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
@@ -129,11 +130,11 @@ class Folder:
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            raise FileGoneError(f"{path}: is not there; drop it from the store with `tracekit store repair`") from None
+            raise FileGoneError(f"{path}: is missing; drop it from the store with `tracekit store repair`") from None
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
         if size != window.files[part].bytes:
-            raise _damaged(f"{path}: has {size:,} bytes, {window.files[part].bytes:,} were written")
+            raise _damaged(f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
@@ -145,7 +146,7 @@ class Folder:
             return str(error)
         except OSError as error:
             return f"{self.file(window.job_id, window.number, part)}: cannot be read: {error.strerror or error}"
-        return None if found == window.files[part] else f"{path}: not what was written there"
+        return None if found == window.files[part] else f"{path}: has changed since it was written"
 
     # ---- writing
 
@@ -212,7 +213,7 @@ class Folder:
         with suppress(OSError):
             if not any(self.path.iterdir()):
                 return False
-        raise OutputError(f"{self.path}: is a folder, but no tracekit store; choose another place")
+        raise OutputError(f"{self.path}: is a folder, but not a tracekit store; choose another place")
 
     def check_writable(self) -> None:
         """Raise the OutputError that writing would raise, as far as it can be predicted; writes nothing."""

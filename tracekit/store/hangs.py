@@ -71,7 +71,7 @@ def read_hang(path: Path) -> StoredHang:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StoreError(f"{path}: no report on a hang ({printable(str(error))}); remove it") from None
+        raise StoreError(f"{path}: not a report on a hang ({printable(str(error))}); remove it") from None
 
 
 def sighting_of_hang(report: Mapping[str, Any]) -> Account:

@@ -111,11 +111,11 @@ class Remote:
                 with _errors(url):
                     s3.fetch(url, path)
             except FileNotFoundError:
-                raise FileGoneError(f"{url}: is not there; copy windows before the catalogue that names them") from None
+                raise FileGoneError(f"{url}: is missing; copy windows before the catalogue that names them") from None
             try:
                 yield folder
             except StoreError as error:
-                raise StoreError(f"{url}: damaged, or half a copy; copy it there again") from error
+                raise StoreError(f"{url}: damaged, or copied only in part; copy it again") from error
 
 
 class _Copy:
@@ -135,7 +135,7 @@ class _Copy:
                     with _errors(self._url):
                         self._tag = self._fetch()
                 except FileNotFoundError:
-                    raise StoreError(f"{self._url}: no tracekit store; choose another --store") from None
+                    raise StoreError(f"{self._url}: not a tracekit store; choose another --store") from None
                 self._looked_at = time.monotonic()
             return self._tag
 
@@ -150,7 +150,7 @@ class _Copy:
                 new.replace(self.path)
                 return found
             if time.monotonic() > deadline:
-                raise OSError(f"for {_FETCHING_S:.0f} s the catalogue was replaced whenever it was being read")
+                raise OSError(f"for {_FETCHING_S:.0f} s, the catalogue was replaced during every attempt to read it")
             found = after
         return found
 

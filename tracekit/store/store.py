@@ -56,7 +56,7 @@ class Store:
             self._check_name(name)
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise StoreError(
-                f"two of the traces are of a job named {twice[0]!r}; import one of them with another --name"
+                f"two of the traces have the job name {twice[0]!r}; import one of them with another --name"
             )
         with self.writing() as writer:
             for item in incoming:
@@ -81,12 +81,12 @@ class Store:
             if expected is not None and number < expected:
                 raise StoreError(
                     f"{self.path}: has {number} of the {expected} windows of job {short(item.name)!r} that were stored"
-                    " there; put the store back that was in its place"
+                    " there; restore the original store"
                 )
             if expected is not None and number != expected:
                 raise StoreTakenError(
-                    f"{self.path}: another process adds windows to job {short(item.name)!r}; end one of the two, or"
-                    " choose another --name"
+                    f"{self.path}: another process is adding windows to job {short(item.name)!r}; stop one of the two,"
+                    " or choose another --name"
                 )
             writer.write(job_id, number, item)
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
@@ -148,7 +148,7 @@ class Store:
         if exists(self.path):
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
-                    raise StoreError(f"{self.path}: job {short(name)!r} is there already; choose another --name")
+                    raise StoreError(f"{self.path}: already has a job {short(name)!r}; choose another --name")
 
     def free_name(self, name: str) -> str:
         """A name for a new job: `name` or, if there is such a job, NAME-2, NAME-3 and so on.
@@ -192,7 +192,7 @@ class Store:
         if old is not None and catalogue.holds(item.name):
             if not replace:
                 raise StoreError(
-                    f"{self.path}: job {item.name!r} is there already; replace it with --replace or choose --name"
+                    f"{self.path}: already has a job {item.name!r}; replace it with --replace, or choose another --name"
                 )
             writer.remove(old, catalogue.windows(item.name))
         writer.write(catalogue.ensured(item.name, item.source), 0, item)
@@ -202,7 +202,7 @@ class Store:
             raise StoreError(f"{self.path}: DuckDB needs names in UTF-8, not {short(name)!r}; choose another --name")
         if len(name) > LONGEST_JOB_NAME:
             raise StoreError(
-                f"{self.path}: the name {short(name)!r} has {len(name)} characters, at most {LONGEST_JOB_NAME} fit;"
+                f"{self.path}: the name {short(name)!r} has {len(name)} characters, more than {LONGEST_JOB_NAME};"
                 " choose another --name"
             )
 
@@ -210,15 +210,15 @@ class Store:
         """Raise StoreError at an S3 address or a DuckDB file: this tracekit writes neither."""
         if s3_url(self.path) is not None:
             raise StoreError(
-                f"{self.name}: a store in S3 is only read; write into a folder, and copy that there (docs/store.md)"
+                f"{self.name}: a store in S3 is read-only; write to a folder, and copy that to S3 (docs/store.md)"
             )
         with suppress(OSError):
             if not stat.S_ISREG(self.path.lstat().st_mode) or not is_duckdb_file(self.path):
                 return
             with SingleFile(self.path).reading():
                 raise StoreError(
-                    f"{self.path}: a store of an older tracekit, in one file, which is only read;"
-                    f" `tracekit store migrate {self.path}` makes a folder of it"
+                    f"{self.path}: a single-file store of an older tracekit is read-only; convert it to a folder with"
+                    f" `tracekit store migrate {self.path}`"
                 )
 
     # ---- reading

@@ -327,7 +327,9 @@ def parse_cause(text: str) -> InjectedCause:
         short, equals, value = (part.strip() for part in item.partition("="))
         key = _SHORT.get(short, short)
         if key not in known or not equals:
-            raise SelectionError(f"{text}: {item!r}; {name} takes {', '.join(f'{field}=...' for field in known)}")
+            raise SelectionError(
+                f"{text}: invalid setting {item!r}; {name} takes {', '.join(f'{field}=...' for field in known)}"
+            )
         if key in values:
             raise SelectionError(f"{text}: {key} is given twice; keep one")
         values[key] = _parse_value(str(known[key]), value, f"{text}: {key}")

@@ -149,7 +149,7 @@ def places(name: str, job: JobShape) -> int:
 
 
 def _count(size: int, name: str) -> str:
-    return f"{size} of them, so {name} is 0 to {size - 1}" if size else "none"
+    return f"{size} of them, so {name} must be 0 to {size - 1}" if size else "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def check_schedule(schedule: Schedule, layout: Layout, microbatches: int) -> Non
     if schedule is not Schedule.INTERLEAVED:
         if layout.vpp > 1:
             raise LayoutError(
-                f"schedule {schedule} has one model chunk per stage, the layout says vpp {layout.vpp}; use"
+                f"schedule {schedule} has one model chunk per stage, but the layout says vpp {layout.vpp}; use"
                 f" {Schedule.INTERLEAVED} or vpp 1"
             )
         return
@@ -74,8 +74,8 @@ def check_schedule(schedule: Schedule, layout: Layout, microbatches: int) -> Non
         groups = microbatches // layout.pp
         near = sorted({max(1, groups) * layout.pp, (groups + 1) * layout.pp})
         raise LayoutError(
-            f"schedule {schedule} runs microbatches in groups of pp: {microbatches} is no multiple of pp {layout.pp};"
-            f" use {' or '.join(map(str, near))}"
+            f"schedule {schedule} runs microbatches in groups of pp: {microbatches} is not a multiple of pp"
+            f" {layout.pp}; use {' or '.join(map(str, near))}"
         )
 
 

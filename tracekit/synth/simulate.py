@@ -103,7 +103,7 @@ class SynthSpec:
                 raise SelectionError(f"{spread} is {getattr(self, spread)!r}; expected 0 to 1, relative to a duration")
         if self.layers is not None and (len(self.layers) != self.layout.pp or min(self.layers) < 1):
             raise SelectionError(
-                f"layers are {self.layers}; expected {self.layout.pp} counts of 1 or more, one a stage"
+                f"layers are {self.layers}; expected {self.layout.pp} counts of 1 or more, one per stage"
             )
         check_schedule(self.schedule, self.layout, self.microbatches)
 
@@ -355,14 +355,16 @@ def _without_missing(
             workers = shape.layout.workers
             ops = ops.filter((worker - first) % workers >= cause.count)
             if ops.is_empty():
-                raise SelectionError(f"{cause.NAME}: count is {cause.count}; the job has {workers} workers, keep some")
+                raise SelectionError(
+                    f"{cause.NAME}: count is {cause.count}; the job has {workers} workers, keep at least one"
+                )
         elif isinstance(cause, MissingSteps):
             place = Worker(cause.dp_rank or 0, cause.pp_rank or 0)
             position = cause.position or 0
             missing = list(step_numbers[position : position + cause.count])
             ops = ops.filter(~((worker == place.dp_rank * pp + place.pp_rank) & pl.col("step").is_in(missing)))
             if ops.is_empty():
-                raise SelectionError(f"{cause.NAME}: the job has one worker and {shape.steps} steps; keep some")
+                raise SelectionError(f"{cause.NAME}: the job has one worker and {shape.steps} steps, keep at least one")
     return ops
 
 

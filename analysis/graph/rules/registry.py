@@ -36,7 +36,7 @@ def op_graph(trace: OpTrace) -> OpGraph:
     Raises TraceError for an unknown rule or an invalid value, GraphError if ops contradict each other.
     """
     if unknown := [name for name in trace.rules if name not in RULES]:
-        raise TraceError(f"rule {unknown[0]!r:.40} is unknown; expected some of {', '.join(RULES)}")
+        raise TraceError(f"rule {unknown[0]!r:.40} is unknown; known: {', '.join(RULES)}")
     edges = pl.concat([NO_EDGES, *(RULES[name](trace.ops) for name in trace.rules)])
     read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
     stated = [name for name in read if name in trace.ops.columns]

@@ -214,9 +214,9 @@ def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_for_it() -> N
     ("waited", "says"),
     [
         ([0.1], "expected one number for each of the 2 ranks of a worker (tp 2 x cp 1), or null"),
-        ([0.1, -0.1], "expected finite seconds from 0"),
-        ([0.1, float("nan")], "expected finite seconds from 0"),
-        ([0.1, None], "expected finite seconds from 0"),
+        ([0.1, -0.1], "expected finite seconds >= 0"),
+        ([0.1, float("nan")], "expected finite seconds >= 0"),
+        ([0.1, None], "expected finite seconds >= 0"),
         ("long", "expected lists of numbers"),
     ],
 )

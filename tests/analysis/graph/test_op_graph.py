@@ -36,15 +36,15 @@ def edges(*pairs: tuple[int, int]) -> pl.DataFrame:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (ops().drop("rank"), "ops: column 'rank' is missing; it has kind, start, duration"),
+        (ops().drop("rank"), "ops: column 'rank' is missing; found kind, start, duration"),
         (ops().clear(), r"ops: no ops \(0 rows\)"),
         (ops().drop("kind"), "no column says which ops are comparable; add a column 'peer', 'kind' or 'name'"),
-        (ops(rank=[0, -1]), "ops: column 'rank', row 1: -1; expected an integer from 0"),
+        (ops(rank=[0, -1]), "ops: column 'rank', row 1: -1; expected an integer >= 0"),
         (ops(rank=[0.0, 1.0]), "ops: column 'rank' has type Float64; expected an integer"),
         (ops(start=[0.0, float("nan")]), "ops: column 'start', row 1: nan; expected finite seconds"),
         (ops(start=["0", "1"]), "ops: column 'start' has type String; expected seconds"),
-        (ops(duration=[1.0, -1e-9]), "ops: column 'duration', row 1: -1e-09; expected finite seconds from 0"),
-        (ops(tp_rank=[0, -2]), "ops: label 'tp_rank', row 1: -2; expected an integer from 0"),
+        (ops(duration=[1.0, -1e-9]), "ops: column 'duration', row 1: -1e-09; expected finite seconds >= 0"),
+        (ops(tp_rank=[0, -2]), "ops: label 'tp_rank', row 1: -2; expected an integer >= 0"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_place(frame: pl.DataFrame, message: str) -> None:
@@ -65,7 +65,7 @@ def test_an_identifier_is_no_label() -> None:
     [
         (edges((0, 2)), "edges: column 'after', row 0: 2; the ops have rows 0 to 1"),
         (edges((-1, 1)), "edges: column 'before', row 0: -1; the ops have rows 0 to 1"),
-        (NO_EDGES.drop("after"), "edges: column 'after' is missing; it has before"),
+        (NO_EDGES.drop("after"), "edges: column 'after' is missing; found before"),
         (edges((0, 1)).with_columns(why=pl.lit("magic")), "why 'magic' is unknown; expected one of rule, stream"),
     ],
 )
@@ -108,7 +108,7 @@ def test_two_ops_of_a_rank_cannot_be_one_member() -> None:
 
 
 def test_a_rendezvous_lies_in_one_step() -> None:
-    with pytest.raises(GraphError, match="are of one rendezvous, 7, and of two steps"):
+    with pytest.raises(GraphError, match="share rendezvous 7 but are in two steps"):
         OpGraph.from_frames(ops(step=[0, 1], rendezvous=[7, 7]), NO_EDGES)
 
 

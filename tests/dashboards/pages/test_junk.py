@@ -16,8 +16,8 @@ Visit = Callable[..., Page]
 JOB = "slow-worker"
 MARKUP = "<script>alert(1)</script>"
 JUNK: list[tuple[str, dict[str, str], str]] = [
-    ("/workers", {"step": "abc"}, "'abc' is no step number: all steps are shown."),
-    ("/workers", {"step": "1e999"}, "'1e999' is no step number: all steps are shown."),
+    ("/workers", {"step": "abc"}, "'abc' is not a step number: all steps are shown."),
+    ("/workers", {"step": "1e999"}, "'1e999' is not a step number: all steps are shown."),
     ("/workers", {"step": "-5"}, "Step -5 was not analysed: this is step 100."),
     ("/workers", {"step": "999999999999999"}, "Step 999999999999999 was not analysed: this is step 201."),
     ("/workers", {"worker": "../../etc/passwd"}, "is no rank: write its number, or DP rank and stage, such as 1,2."),
@@ -39,11 +39,11 @@ JUNK: list[tuple[str, dict[str, str], str]] = [
     ("/timeline", {"from": "5", "to": "1"}, "the window ends before it begins"),
     ("/timeline", {"from": "nan", "to": "1e999"}, "from='nan' is not milliseconds"),
     ("/timeline", {"op": "1,2,rm,0"}, "op='1,2,rm,0' is not DP,PP,KIND,SEQ"),
-    ("/compare", {"split": "abc"}, "'abc' is no step number"),
-    ("/compare", {"split": MARKUP}, "is no step number"),
+    ("/compare", {"split": "abc"}, "'abc' is not a step number"),
+    ("/compare", {"split": MARKUP}, "is not a step number"),
     ("/compare", {"split": "-1"}, "cannot split the job"),
     ("/compare", {"split": "9" * 400}, "cannot split the job"),
-    ("/compare", {"split": "9" * 6000}, "is no step number"),
+    ("/compare", {"split": "9" * 6000}, "is not a step number"),
     ("/compare", {"with": "no such <b>job</b>"}, "no job named 'no such <b>job</b>'"),
     ("/compare", {"with": "../../etc/passwd"}, "no job named"),
     ("/compare", {"job": "nobody", "with": JOB}, "no job named 'nobody'"),

@@ -67,9 +67,9 @@ def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, mon
     ("asked", "said"),
     [
         ("7", "has no window 7; it has 0 to 2"),
-        ("x", "is no number of a window"),
-        ("-1", "is no number"),
-        ("9" * 40, "is no number"),
+        ("x", "is not a window number"),
+        ("-1", "is not a window number"),
+        ("9" * 40, "is not a window number"),
     ],
 )
 def test_a_window_that_is_not_there_is_one_clear_line(pages: Pages, asked: str, said: str) -> None:

@@ -47,7 +47,7 @@ def test_without_a_study_or_with_a_damaged_one_the_page_says_what_to_do(study: S
     (study.path / "tracekit-study").write_text("{}")
     assert "this tracekit reads version" in Pages(tmp_path / "no.store", study.path).text("/fleet")
     ran = run("dashboard", "--study", tmp_path)
-    assert (ran.code, "no study" in ran.message) == (2, True)
+    assert (ran.code, "not a study" in ran.message) == (2, True)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

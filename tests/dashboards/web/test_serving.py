@@ -192,7 +192,7 @@ class TestWhoMayLook:
     def test_only_a_regular_file_holds_users(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         for path in (tmp_path, tmp_path / "pipe"):
-            with pytest.raises(SelectionError, match="is no regular file"):
+            with pytest.raises(SelectionError, match="is not a regular file"):
                 read_auth(f"password:{path}")
 
     def test_gunicorn_does_not_start_where_the_variable_says_nothing(self, sample_store: Path, tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ class TestBrokenAndHostile:
             (lambda: (tmp_path / "away").rename(path), None),
             (lambda: catalogue.write_bytes(kept[:5000]), "DuckDB cannot use the store"),
             (lambda: catalogue.write_bytes(b"not a catalogue" * 100), "DuckDB cannot use the store"),
-            (catalogue.unlink, "its catalog.duckdb is gone"),
+            (catalogue.unlink, "its catalog.duckdb is missing"),
         ):
             damage()
             if said is None:
