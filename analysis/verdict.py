@@ -61,7 +61,7 @@ _KIND_OF = {
     CauseKind.EVALUATION: LossKind.EVALUATION,
     CauseKind.PROCESS_PAUSES: LossKind.STALLS,
 }
-#: Stragglers of these causes are no slow machines: the code gives some ranks more to do.
+#: Stragglers without a slow machine: the code gives some ranks more to do.
 _UNEVEN_WORK = frozenset({CauseKind.STAGE_IMBALANCE, CauseKind.SEQUENCE_LENGTH_IMBALANCE, CauseKind.DATA_SKEW})
 #: How a sentence names the time of a loss that all ranks share, by its leading cause or by its kind.
 _WENT_TO: Mapping[CauseKind | LossKind, str] = {
@@ -77,8 +77,8 @@ _WENT_TO: Mapping[CauseKind | LossKind, str] = {
 _STRAGGLER_WHERE_FEW = frozenset(
     {CauseKind.PYTHON_GC, CauseKind.CHECKPOINT_STALLS, CauseKind.EVALUATION, CauseKind.PROCESS_PAUSES}
 )
-#: Planned work of the training loop, done by one rank for all or by every rank, and its ops. It is no straggler, though
-#: S counts it.
+#: Planned work of the training loop, done by one rank for all or by every rank, and its ops. It is not a straggler,
+#: though S counts it.
 _DONE_FOR_ALL = {
     CauseKind.CHECKPOINT_STALLS: OpKind.CHECKPOINT,
     CauseKind.EVALUATION: OpKind.EVALUATION,

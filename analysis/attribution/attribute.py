@@ -137,7 +137,7 @@ def _critical_times(replay: JobReplay, scenario: Scenario) -> CriticalTimes:
 
 
 def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
-    """Raise TraceError if a step time is not above zero: every ratio divides by one."""
+    """Raise TraceError for a step time of zero or less: every ratio divides by a step time."""
     for name, values in times.items():
         if (values <= 0).any():
             at = int(values.argmin())

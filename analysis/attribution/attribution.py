@@ -26,7 +26,7 @@ STRAGGLING_SLOWDOWN = 1.1
 LARGEST_DISCREPANCY = 0.05
 #: If missing ranks could hide this much more of S, the price of a straggling job is not reliable.
 LARGEST_HIDDEN = 1.05
-#: A larger share of ops with negative times is more than a few odd recordings.
+#: Above this share, ops with negative times are more than a few odd recordings.
 LARGEST_CLAMPED_SHARE = 0.002
 #: A job cannot be faster than without its stragglers; S below this is more than rounding and noise.
 SMALLEST_SLOWDOWN = 0.98

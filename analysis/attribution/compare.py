@@ -21,7 +21,7 @@ from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.errors import SelectionError
 from tracekit.text import seconds
 
-#: A difference of less than this share is none, however clear.
+#: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01

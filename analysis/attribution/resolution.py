@@ -1,7 +1,7 @@
 """The resolution of the recorded starts.
 
-In: a `DependencyGraph`. Out: the step of the grid that starts lie on, if it is too coarse for the ops. Times that were
-stored as float32 (or rounded) lose digits of the starts, which are large, but not of the durations.
+In: a `DependencyGraph`. Out: the spacing of the grid that starts lie on, if it is too coarse for the ops. Times that
+were stored as float32 (or rounded) lose digits of the starts, which are large, but not of the durations.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tracekit.analysis.numeric.arrays import Floats
 LARGEST_SHARE = 0.1
 #: Starts closer than this, seconds, are equal: no recorder resolves them.
 SAME_S = 1e-6
-#: Starts lie on a grid if their gaps are whole multiples of its step, give or take this share of the step. Durations do
-#: not if they are usually further off.
+#: Starts lie on a grid if their gaps are whole multiples of its spacing, within this share of the spacing. Durations do
+#: not lie on it if they are usually further off.
 ON_GRID = 0.02
 #: Look at the ops of this many lanes; decide nothing from fewer gaps.
 LANES, FEWEST_GAPS = 8, 10
 
 
 def coarse_starts_s(graph: DependencyGraph) -> float | None:
-    """The step of the grid that starts lie on, seconds; None if they lie on none, or on one that is fine enough for the
+    """The spacing of the grid that starts lie on, seconds; None if there is no grid, or one that is fine enough for the
     ops.
 
     If durations lie on the same grid, the recorder's clock is that coarse or the trace was made by hand, and nothing

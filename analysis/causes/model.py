@@ -18,8 +18,8 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.model import Worker
 from tracekit.text import MOST_CONFIDENT, hidden, seconds
 
-#: Report a cause that nobody is to blame for, and no fix ends, only from this share of the step on; above it, every job
-#: needs an explanation.
+#: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
+#: explanation of a loss that large.
 SMALLEST_BLAMELESS_SHARE = 0.05
 
 

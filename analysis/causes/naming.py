@@ -16,7 +16,7 @@ from tracekit.text import short
 
 #: Lists with more names than this give their number instead.
 _MOST_NAMED = 4
-#: How the name of a worker begins whose ranks nothing tells apart.
+#: Begins the name of a worker whose ranks cannot be told apart.
 OF_RANKS = "the worker of "
 
 

@@ -28,7 +28,7 @@ from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import Worker
 from tracekit.text import seconds
 
-#: An unrecorded stall of all ranks is probably a checkpoint; the confidence in that.
+#: Confidence that an unrecorded stall of all ranks is a checkpoint.
 UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
     "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
@@ -41,7 +41,7 @@ ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a 
 
 
 def _slow_at_it(evidence: Evidence, stops: Floats) -> tuple[Worker, ...]:
-    """Of work that most workers do, the workers that take much longer for it; empty if a few do it for all.
+    """The workers that take much longer than the others for work that most workers do; empty if a few do it for all.
 
     If rank 0 alone writes checkpoints or evaluates, the job is designed that way: everybody waits, and nobody is slow.
     """

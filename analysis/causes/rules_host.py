@@ -36,20 +36,20 @@ from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median,
 from tracekit.model import Worker
 from tracekit.text import ratio, seconds
 
-#: Name launch delays and other host work, without waiting for data, from this share of the step on.
+#: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04
-#: Name host code of a worker that exceeds that of its peers by this share of the step.
+#: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02
-#: A rank's data is late if it is in this share of the steps.
+#: A rank has late data if its data is late in this share of the steps.
 MOST_STEPS_SHARE = 0.5
 #: At most this share of a worker's own activity can be waiting for a processor.
 LARGEST_WAITING_SHARE = 0.95
-#: If at least this share is in one place of the step, all of it counts as being there.
+#: If at least this share of it is in one place of the step, all of it counts as being there.
 ALL_OF_IT = 0.9
 #: An optimizer is slow if it takes this many times as long as its peers', by this many standard errors.
 SMALLEST_OPTIMIZER_FACTOR = 1.5
 OPTIMIZER_ERRORS = 6.0
-#: Stages hold different parameters; compared with other stages, it is slow from this factor on.
+#: The same for a comparison with other stages, which hold different parameters.
 SMALLEST_OPTIMIZER_FACTOR_OF_STAGES = 2.0
 
 
@@ -226,8 +226,8 @@ class SlowHostCode(Rule):
 class HostBound(Rule):
     """Launch delays and host work between ops: Python or kernel launches cannot keep up with the GPUs.
 
-    Paper: as for late data; above 5 %, the job's replay is not trusted. tracekit names it from 4 % of the step on,
-    without waiting for data and without what single workers take longer than their peers.
+    Paper: as for late data; above 5 %, the job's replay is not trusted. tracekit names it if it takes at least 4 % of
+    the step, not counting waits for data and what single workers take longer than their peers.
     """
 
     kind = CauseKind.HOST_BOUND

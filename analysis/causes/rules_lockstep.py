@@ -40,7 +40,7 @@ _PARTS: Mapping[CauseKind, tuple[tuple[OpKind, ...], str]] = {
 
 def late_ranks(evidence: Evidence) -> dict[CauseKind, Bools]:
     """Ranks that hold up their worker by something other than computing, and when, [workers, ranks, steps] each; only
-    what the trace tells of each rank.
+    the kinds that the trace records for each rank.
     """
     lockstep = evidence.lockstep
     if lockstep is None or lockstep.work_s is None:

@@ -30,7 +30,7 @@ from tracekit.text import ratio, seconds
 
 #: A member of a ring that takes this many times as long as the others has a slow card.
 SMALLEST_NIC_FACTOR = 1.5
-#: Report waiting for an unrecorded worker from this share of the step on.
+#: Report waiting for an unrecorded worker if it takes at least this share of the step.
 SMALLEST_LATENESS_SHARE = 0.02
 FEWEST_HICCUPS = 1
 FEWEST_STEPS = 3

@@ -30,7 +30,7 @@ FEWEST_PAUSES = 2
 FEWEST_UNRECORDED = 3
 #: Price by replay only if the worst worker is stopped for this share of the step.
 SMALLEST_STOP_SHARE = 0.02
-#: No more of a step than this is spent in stops.
+#: At most this share of a worker's own time can be spent in stops.
 MOST_STOPPED = 0.95
 #: A worker stands out if it is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
@@ -172,7 +172,7 @@ def waited_for_a_core(evidence: Evidence, pauses_s: Floats) -> Bools:
     """Workers that paused no longer than they waited for a processor, [stages, dp_ranks]. `pauses_s`: shaped as the
     table.
 
-    A process that somebody stops is not in the run queue.
+    A stopped process is not in the run queue.
     """
     mean_s = np.nansum(pauses_s, axis=(0, 2, 3, 4)) / pauses_s.shape[4]
     return np.asarray((mean_s > 0) & (mean_s <= evidence.run_queue_s))
@@ -236,7 +236,7 @@ class ProcessPauses(Rule):
         yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), Together(tuple(changes)))
 
     def _counted(self, evidence: Evidence, hit: Bools) -> Candidate:
-        """The candidate for the workers in `hit`, [stages, dp_ranks], of which the kernel says how long they stood."""
+        """The candidate for the workers in `hit`, [stages, dp_ranks], whose stops the kernel counted."""
         stops = np.where(hit[:, None], evidence.off_cpu_s, 0.0)
         busy_s = np.nansum(evidence.computing.gather(evidence.replay.durations.cost), axis=1)
         by_step = stops.max(axis=(0, 2))

@@ -293,7 +293,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def off_cpu_s(self) -> Floats:
-        """How long each worker neither ran nor was ready to, although it had to, seconds, [stages, steps, dp_ranks].
+        """How long each worker neither ran nor was ready to run within its own ops, seconds, [stages, steps, dp_ranks].
 
         0 for workers of several ranks (see `Lockstep.off_s`).
         """
@@ -318,7 +318,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def steps_with_stops(self) -> Bools:
-        """Steps in which the process of a rank is stopped that is named for it, [steps]."""
+        """Steps with stops of the processes that count as stopped, [steps]."""
         steps = np.asarray((np.where(self.stopped_processes[:, None], self.stopped_s, 0.0) > 0).any(axis=(0, 2)))
         if self.lockstep is not None:
             steps = steps | self.lockstep.stopped(self.unchanged_s)[0].any(axis=(0, 1))

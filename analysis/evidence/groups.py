@@ -19,7 +19,7 @@ from tracekit.model import Worker
 
 #: A host is slow if this share of its workers is slow.
 WHOLE_HOST_SHARE = 0.7
-#: From this share of the DP ranks on, slow workers are a different kind of machine, not bad ones.
+#: If at least this share of the DP ranks is slow, they are a different kind of machine, not bad workers.
 GROUP_SHARE = 0.25
 
 

@@ -134,7 +134,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         return self._scaled(np.where(slow & (self.taken_s > 0), 1 - share, 1.0), _HOST_OPS)
 
     def none_but_beyond(self, slow: Bools) -> Change:
-        """The job without host code, except for these workers' excess over their peers; losses are work and stay."""
+        """The job without host code, except for these workers' excess over their peers. The loss is work, and stays."""
         share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
         return self._scaled(np.where(slow, share, 0.0), _HOST_OPS - {OpKind.LOSS})
 

@@ -2,9 +2,9 @@
 
 In: a trace whose ops record how long each rank of their worker waited inside them. Out: `Lockstep`. Tensor- and
 context-parallel ranks meet many times in every compute, so each of them takes as long as the slowest. A rank's own
-computing is the op minus its waits, and the others wait for the rank that waits least. Where the trace says how long
-each rank took for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector
-is told from one that computes slowly.
+computing is the op minus its waits, and the others wait for the rank that waits least. If the trace says how long each
+rank took for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector can be
+told from one that computes slowly.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
     which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
-    `work_s`: what each rank took for the ops of a kind without waiting for the others inside, seconds, [workers, ranks,
-    steps], nan for steps of which that is unknown; None without. `off_s`: how long each rank neither ran nor was ready
-    to, although it had to, seconds, [workers, ranks, steps]; 0 if unknown.
+    `work_s`: how long each rank worked on the ops of a kind, without its waits for the others inside them, seconds,
+    [workers, ranks, steps], nan for steps in which that is unknown; None if it was not recorded. `off_s`: how long each
+    rank neither ran nor was ready to run within its own ops, seconds, [workers, ranks, steps]; 0 if unknown.
     """
 
     graph: DependencyGraph
@@ -123,7 +123,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     def work_of(self, kinds: Collection[OpKind]) -> Floats:
         """Seconds that each rank works on ops of these kinds, [workers, ranks, steps]; nan where that is unknown."""
-        assert self.work_s is not None, "asked by the caller"
+        assert self.work_s is not None, "checked by the caller"
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
         known = [work for kind, work in self.work_s.items() if kind in kinds]
         return np.asarray(np.sum(known, axis=0)) if known else np.zeros(shape)

@@ -1,10 +1,10 @@
 """Which workers' processes are stopped, as the kernel counted it.
 
 In: the column `OFF_CPU` of a trace, and the computes of its job. Out: seconds by which each worker's computes were
-longer in a step because its training thread neither ran nor was ready to.
+longer in a step because its training thread neither ran nor was ready to run.
 
-The kernel counts for the whole step. What a thread waits for between its computes, such as a file, is host code; so
-computes that are longer than those of quiet steps decide who is stopped.
+The kernel counts over the whole step, and waits of a thread between its computes, such as for a file, are host code. So
+a process counts as stopped only if its computes are longer than those of quiet steps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tracekit.analysis.numeric.robust import lower_median, lower_quantile, safe
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace
 
-#: This share of a worker's steps is quiet; one that is stopped in more is compared with the quiet steps of its peers.
+#: This share of a worker's steps counts as quiet. If it is stopped even in these, those of its peers count.
 QUIET_SHARE = 0.25
-#: Time off the CPU is common up to the quantile of the usual member's steps.
+#: Time off the CPU is common up to this quantile of the steps of the usual member.
 HIGH_SHARE = 0.9
-#: A worker is stopped if what is not common takes this share of the step, in at least so many steps.
+#: A worker is stopped if time beyond that takes this share of the step, in at least this many steps.
 SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
-#: Where the usual member is off the CPU for more than this share of its computes, something else computes.
+#: If the usual member is off the CPU for more than this share of its computes, its thread waits for a device.
 LARGEST_USUAL_SHARE = 0.25
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
@@ -35,8 +35,8 @@ ALIKE = 0.5
 
 
 def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
-    """How long the training thread of each rank of a worker neither ran nor was ready to, although it had to, seconds,
-    [stages, steps, dp_ranks, ranks]; 0 if that is unknown.
+    """How long the training thread of each rank of a worker neither ran nor was ready to run within its own ops,
+    seconds, [stages, steps, dp_ranks, ranks]; 0 if that is unknown.
     """
     ranks = graph.layout.tp * graph.layout.cp
     off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks), ranks))
@@ -80,7 +80,7 @@ def stopped(off_s: Floats, stops_s: Floats, computes_s: Floats, step_s: float) -
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
         return np.zeros(len(off_s), np.bool_)
-    # Threads are off the CPU for a little in any step; what all have now and then is no stop.
+    # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
     several = (beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
@@ -90,9 +90,9 @@ def stopped(off_s: Floats, stops_s: Floats, computes_s: Floats, step_s: float) -
 
 
 def _steady(off_s: Floats, beyond_s: Floats) -> bool:
-    """Whether a member is off the CPU for as long in each step of a stretch, as where its code sleeps, [steps] each.
+    """Whether a member is off the CPU for equally long in each step of a stretch, as if its code slept, [steps] each.
 
-    Stops come at any time: into some steps fall none of them, into others one or several.
+    Stops happen at any time, so some steps have none of them and others one or several.
     """
     on = beyond_s > LEAST_OF_LONGEST * beyond_s.max()
     low, middle, high = np.quantile(off_s[on], (0.1, 0.5, 0.9))

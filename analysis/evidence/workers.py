@@ -25,7 +25,7 @@ SMALLEST_STAGE_EXCESS = 0.06
 #: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of its
 #: computes.
 OPTIMIZER_SHARE = 0.6
-#: Next to a worker that is slow by some excess, name others only from this share of the excess on.
+#: Next to a slow worker, name others only if their excess is at least this share of its excess.
 WORTH_NAMING_SHARE = 0.1
 #: A DP rank has more data if it has more in at least this share of the steps.
 LASTING_SHARE = 0.5

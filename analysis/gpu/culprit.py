@@ -25,7 +25,8 @@ from tracekit.gpu_activity import KernelClass
 #: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
 #: never exactly equal, and a healthy job names nobody.
 SMALLEST_SHARE = 0.01
-#: Coming late costs time once, and nothing is left to fix: name such a rank only from this share of the recording on.
+#: Coming late costs time once, and nothing is left to fix: name such a rank only if it costs at least this share of the
+#: recording.
 _LATE_SHARE = 0.05
 #: No other rank may save more than this share of what the named one saves.
 _NEXT = 0.5

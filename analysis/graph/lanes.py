@@ -283,7 +283,9 @@ def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
 
 
 def _host_times(trace: Trace) -> tuple[Floats, Floats] | None:
-    """When the host asked for each transfer and when it went on behind it, seconds, nan if unknown; None without."""
+    """When the host asked for each transfer and when it continued after it, seconds, nan if unknown; None if not
+    recorded.
+    """
     if POSTED not in trace.ops.columns or RESUMED not in trace.ops.columns:
         return None
     start = trace.ops["start"]

@@ -34,8 +34,8 @@ class PlacedLanes(Struct, frozen=True, eq=False):
     `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] if all lanes agree,
     else [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all; an absent op takes no time and begins
     when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of any lane.
-    `posted`, `resumed`: recorded seconds, [rows, lanes], when the host asked for a transfer and when it went on, having
-    waited for it, nan for other ops; None if not recorded.
+    `posted`, `resumed`: recorded seconds, [rows, lanes], when the host asked for a transfer and when it continued after
+    waiting for it, nan for other ops; None if not recorded.
     """
 
     counts: Int32s

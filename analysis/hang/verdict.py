@@ -118,7 +118,7 @@ def _absent_alike(case: Case, number: int, rank: int) -> bool:
 
 
 def _awaited_in(case: Case, rank: int) -> int:
-    """The first operation in which a culprit is missed; every culprit is missed in one."""
+    """The first operation that a culprit holds up; every culprit holds up one."""
     if rank in case.graph.broken:
         passed = case.rendezvous.members.filter(state=FINISHED).select("id")
         mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))

@@ -50,7 +50,7 @@ def place_uniform(
     uniform: _Int32s,
     varies: _Bools,
 ) -> None:
-    """Keep each row's value in `uniform`, which starts as `unset`; tell in `varies` groups whose lanes differ."""
+    """Keep each row's value in `uniform`, which starts as `unset`; mark in `varies` the groups whose lanes differ."""
 
 def place_labels(
     step: _Int32s,
@@ -85,7 +85,7 @@ def replay_order(
     waits: _Int64s,
     ordered: _Int64s,
 ) -> int:
-    """Fill `ordered`, [groups], so that each group comes after all it waits for; how many are not in a cycle."""
+    """Fill `ordered`, [groups], so that each group comes after all it waits for; returns how many are in no cycle."""
 
 def rounds(
     ordered: _Int64s,
@@ -103,9 +103,9 @@ def rounds(
 def assign_buffers(
     order: _Int64s, first_of_group: _Int64s, first_wait: _Int64s, waits_for: _Int64s, unit: _Int64s, buffer: _Int64s
 ) -> int:
-    """Fill `buffer`, [rows], reused once nothing later waits for a row; how many buffers there are.
+    """Fill `buffer`, [rows], reused once nothing later waits for a row; returns the number of buffers.
 
-    Groups of one `unit` may be under way at the same time, so buffers come free after the unit only.
+    Groups of one `unit` may run at the same time, so a buffer becomes free only after its unit.
     """
 
 def rendezvous_starts(
@@ -131,13 +131,13 @@ def transfer_durations(
 ) -> int:
     """Turn the durations of communication ops in `cost` into transfer durations.
 
-    What lies below `lowest` becomes 0; how many do.
+    Values below `lowest` become 0; returns how many do.
     """
 
 def launch_delays(
     first_wait: _Int64s, waits_for: _Int64s, start: _Floats, duration: _Floats, lowest: float, delay: _Floats
 ) -> int:
-    """Turn recorded starts in `delay` into launch delays; what lies below `lowest` becomes 0; how many do."""
+    """Turn recorded starts in `delay` into launch delays; values below `lowest` become 0; returns how many do."""
 
 def critical_paths(
     first_wait: _Int64s,
@@ -159,7 +159,7 @@ def critical_paths(
     late_rows: _Int64s,
     late_lanes: _Int64s,
 ) -> int:
-    """Walk back from ops (`row`, `lane`), [steps], over what each op waited for longest; how many ops the paths have.
+    """Walk back from ops (`row`, `lane`), [steps], over what each op waited for longest; returns the number of ops.
 
     `start`, `end`: of a replay, [rows, lanes]; `first_lane`: where the lanes of each step begin, [steps + 1].
     `counts`: how many ops each path has, [steps]. `rows`, `lanes`: the ops of one path after the other, last op first;

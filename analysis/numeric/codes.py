@@ -30,8 +30,8 @@ def dense(values: Ints) -> Ints:
 
 
 def combinations(codes: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """The combinations of codes that occur, in ascending order, [combinations, codes], and the number of the one that
-    each row has, [rows].
+    """The combinations of codes that occur, in ascending order, [combinations, codes], and the index of each row's
+    combination, [rows].
     """
     number = np.zeros(len(codes[0]), np.int64)
     for code in codes:

@@ -1,13 +1,13 @@
-"""Workers that begin a step before others have ended the one before.
+"""Workers that begin a step before others have ended the previous one.
 
-In: a `DependencyGraph`. Out: the same, whose first ops begin when they usually did; and, given the costs of a scenario,
-when they would begin in it.
+In: a `DependencyGraph`. Out: the same graph, whose first ops begin when they usually did; and, given the costs of a
+scenario, the graph whose first ops begin when they would in that scenario.
 
-A recorded step begins when its last worker begins it. Where the stages of a pipeline end a step one after the other,
-those that are done early have begun the next step by then, in every step. A replay that began on all workers at once
-would take longer than the recording. And a scenario in which a stage ends earlier has it begin earlier: a stage begins
-a step as long before the last one as it ended the step before, in that scenario. So do the DP ranks of a stage: while
-one of them still updates its weights, the others are in their next forward.
+A recorded step begins when its last worker begins it. If the stages of a pipeline end a step one after the other, the
+early ones have begun the next step by then, in every step. A replay in which all workers began at once would take
+longer than the recording. A stage that ends a step earlier in a scenario also begins the next one earlier in it: its
+lead over the last stage changes with the lead with which it ended the previous step. The same holds for the DP ranks of
+a stage: while one of them still updates its weights, the others are in their next forward.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tracekit.analysis.replay.kernel import (
 )
 from tracekit.model import KINDS, P2P
 
-#: Look at this many steps at most, spread over the trace, and fewer if they have more ops together.
+#: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
 MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
-#: Beginnings and ends agree after a few turns. They do if no beginning moves by more than this share of the step.
+#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step.
 MOST_TURNS, SETTLED_SHARE = 8, 1e-4
-#: Ranks that begin a step by less than this share of it before the last one of their stage begin with that one.
+#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage.
 SMALLEST_SHARE = 5e-3
 _IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 
@@ -55,10 +55,11 @@ def with_early_beginnings(graph: DependencyGraph) -> DependencyGraph:
 class EarlyBeginnings(Struct, frozen=True, eq=False):
     """Some steps of a graph whose workers begin early, as recorded.
 
-    `some`: the graph of these steps; a block may have no lane in it. `lanes`: those of each block, of `graph`. `ranks`:
-    the position of each of their DP ranks in `graph.dp_ranks`. `between_s`: what a worker takes between a step's end
-    and its next beginning, beside the op for it, seconds, [rows that wait for nothing] per block; `rank_between_s`: how
-    much less than the last rank of its stage, [stages, dp_ranks].
+    `some`: the graph of these steps; a block may have no lane in it. `lanes`: the lanes of each block of `graph` in
+    these steps. `ranks`: the position of each of their DP ranks in `graph.dp_ranks`. `between_s`: how much of
+    its lead over the last stage an op that waits for nothing loses between the end of a step and the next one, seconds,
+    [rows that wait for nothing] per block; `rank_between_s`: the same for the lead of each rank over the last one of
+    its stage, [stages, dp_ranks].
     """
 
     graph: DependencyGraph
@@ -93,7 +94,7 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
         return cls(graph, some, tuple(lanes), ranks, tuple(between), rank_begin_s - recorded.rank_s)
 
     def as_ended(self, costs: Sequence[Costs]) -> DependencyGraph:
-        """The graph, with the beginnings that follow from when each worker ends a step under these costs."""
+        """The graph with the beginnings that follow from the ends of each worker's steps under these costs."""
         some = self.some
         parts = zip(self.graph.blocks, costs, self.lanes, strict=True)
         costs = [_of_lanes(cost, here, block.lanes) for block, cost, here in parts]
@@ -116,7 +117,7 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
         return self._with_those_of(some)
 
     def _with_those_of(self, some: DependencyGraph) -> DependencyGraph:
-        """The whole graph with the beginnings of some steps."""
+        """The whole graph with the beginnings in `some`."""
         settled = zip(self.graph.blocks, some.blocks, strict=True)
         graph = replace(self.graph, blocks=tuple(replace(block, template=of.template) for block, of in settled))
         if graph.rank_begin_s is None:
@@ -127,7 +128,7 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
 
 
 def with_beginnings(graph: DependencyGraph, costs: Sequence[Costs]) -> list[LanesToReplay]:
-    """The lanes of each block with these costs, whose ops that wait for nothing are as early as their ranks."""
+    """The lanes of each block with these costs; ops that wait for nothing begin as early as their ranks."""
     return [
         LanesToReplay(block.template, block.step, block.first_lane, _begun(graph, block, cost))
         for block, cost in zip(graph.blocks, costs, strict=True)
@@ -169,7 +170,7 @@ def _begin_s(graph: DependencyGraph) -> Floats:
     """When each worker begins each step, at the latest at 0, seconds, [stages, dp_ranks, steps]; -inf if it was not
     recorded.
 
-    Where steps count from the first worker instead of the last, nobody begins early: `step_edges` knows who is late.
+    If steps count from the first worker instead of the last, nobody begins early: `step_edges` finds who is late.
     """
     begin_s = np.full((graph.layout.pp, len(graph.dp_ranks), len(graph.steps)), -np.inf)
     for block in graph.blocks:
@@ -238,9 +239,9 @@ def _replayed_ends(graph: DependencyGraph, costs: Sequence[Costs]) -> _Ends:
 
 
 def _ends(graph: DependencyGraph, ends: Sequence[Floats]) -> _Ends:
-    """The ends of workers from those of their ops, [rows, lanes] per block.
+    """The ends of workers, given those of their ops, [rows, lanes] per block.
 
-    Transfers do not count: a stage need not wait for them to go on.
+    Transfers do not count: a stage can continue without waiting for them.
     """
     end_s = np.full((graph.layout.pp, len(graph.dp_ranks), len(graph.steps)), -np.inf)
     for block, end in zip(graph.blocks, ends, strict=True):

@@ -24,8 +24,7 @@ from tracekit.analysis.replay.method import Method
 from tracekit.errors import SelectionError
 from tracekit.trace import Trace
 
-#: This many steps with all DP ranks suffice to price a job, and other steps are left out; of a short trace, half
-#: suffice.
+#: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out.
 ENOUGH_STEPS = 3
 
 
@@ -64,7 +63,7 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         dropped = graph.dropped_lanes
         clocks = measure_clocks(graph, trace.step_starts)
         if trace.one_host and (clocks.moves or clocks.doubts or not clocks.any_off):
-            # Relative to itself no clock moves, and doubts raised by ranks that wake up unevenly do not concern clocks.
+            # A shared clock does not move relative to itself: such doubts come from ranks that wake up unevenly.
             clocks = Clocks.right(graph, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(trace, graph, clocks)

@@ -1,13 +1,13 @@
-"""What the host of each stage waited for before it went on, where the recording tells.
+"""The order in which the host of each stage worked and waited, if it was recorded.
 
-In: structures made by the rules of the published method, and recorded times of some of their lanes, among them when the
-host asked for each transfer and when it went on behind it. Out: structures in which a transfer begins where the host
-asked for it, and whatever the host did next waits for the transfers that it had waited for. `posting` infers from the
-times of transfers alone what is known here.
+In: structures made by the rules of the published method, and recorded times of some of their lanes, including when the
+host asked for each transfer and when it continued after it. Out: structures in which a transfer waits for what the host
+did before it asked, and whatever the host did next waits for the transfers that it had waited for. `posting` has to
+infer this order from the times of the transfers.
 
-A host does one thing after the other. Its computes and other work are in order anyway; a transfer is asked for between
-two of them, and waited for between two of them, in all steps alike. A send that ended before its receive was asked for
-was buffered: nobody waited for the receiver.
+A host does one thing at a time. Its computes and other work are in order anyway. It asks for a transfer between two of
+them, and waits for it between two of them, at the same places in every step. A send that ended before its receive was
+asked for was buffered: nobody waited for the receiver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TAIL = (
 
 
 def with_host_order(lanes: RecordedLanes) -> Structure | None:
-    """The structure of the lanes with the order of each host; None if a transfer's is not recorded, or there is none.
+    """The structure of the lanes with the order of each host; None without transfers, or if times of one are missing.
 
     `lanes`: of this structure, as recorded.
     """
@@ -56,8 +56,8 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
 
 
 def _inferred(structure: Structure) -> np.ndarray:
-    """Edges that say when the host asks for a transfer, [edges]: all from a compute, but for those from what a send
-    sends.
+    """Edges that say when the host asks for a transfer, [edges]: those from computes, except from the compute whose
+    result is sent.
     """
     before, after = structure.kind[structure.before], structure.kind[structure.after]
     found = np.zeros(len(before), np.bool_)
@@ -71,8 +71,8 @@ def _inferred(structure: Structure) -> np.ndarray:
 
 def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
     """The edges (before, after) of one stage's host."""
-    assert lanes.posted is not None, "asked by the caller"
-    assert lanes.resumed is not None, "asked by the caller"
+    assert lanes.posted is not None, "checked by the caller"
+    assert lanes.resumed is not None, "checked by the caller"
     structure = lanes.structure
     here = structure.pp_rank == stage
     transfers = np.flatnonzero(here & np.isin(structure.kind, _TRANSFERS))
@@ -83,7 +83,7 @@ def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
     for one, row in enumerate(transfers.tolist()):
         if asked_at[one] > 0:
             yield int(host[asked_at[one] - 1]), row
-        # Behind the same work of the host, and waited for before this one was asked for.
+        # After the same work of the host, and waited for before it asked for this one.
         before = (resumed_at == asked_at[one]) & (np.median(posted[one] - resumed, axis=1) >= 0) & waited
         for other in transfers[before].tolist():
             yield other, row
@@ -92,7 +92,7 @@ def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
 
 
 def _host(lanes: RecordedLanes, stage: int) -> Ints:
-    """What the host of a stage does one after the other: the rows of its stream, and what comes first behind them."""
+    """What the host of a stage does, in order: the rows of its stream, and the first op after them."""
     structure = lanes.structure
     here = structure.pp_rank == stage
     rows = [np.flatnonzero(here & (structure.kind == code)) for code in _STREAM]
@@ -102,9 +102,9 @@ def _host(lanes: RecordedLanes, stage: int) -> Ints:
 
 
 def _place(lanes: RecordedLanes, host: Ints, times: Floats) -> Ints:
-    """How many rows of `host` were over at each of `times` [transfers, lanes], as in most lanes, [transfers].
+    """How many rows of `host` were done at each of `times` [transfers, lanes] in most lanes, [transfers].
 
-    What begins or ends at that very moment does so within rounding; half of it is on the right side.
+    A row counts from its middle on, because rounding can move its begin or end to the other side of such a time.
     """
     middle = (lanes.start[host] + lanes.end[host]) / 2
     began = np.array([(middle < one).sum(axis=0) for one in times])
@@ -114,8 +114,8 @@ def _place(lanes: RecordedLanes, host: Ints, times: Floats) -> Ints:
 
 def _buffered(lanes: RecordedLanes, row: int) -> bool:
     """Whether a send ended in some lanes before its receive was asked for."""
-    assert lanes.posted is not None, "asked by the caller"
-    assert lanes.resumed is not None, "asked by the caller"
+    assert lanes.posted is not None, "checked by the caller"
+    assert lanes.resumed is not None, "checked by the caller"
     structure = lanes.structure
     if structure.kind[row] not in (FORWARD.send.code, BACKWARD.send.code):
         return False

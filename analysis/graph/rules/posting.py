@@ -35,7 +35,7 @@ FEWEST_TELLING = 8
 SMALLEST_GAP_S = 200e-6
 #: Lanes to look at per structure: steps and DP ranks run the same code.
 MOST_LANES = 64
-#: Ops of one call end at the same moment, give or take this much rounding: seconds, and share of the transfer.
+#: Ops of one call end at the same moment, except for this much rounding: seconds, and share of the transfer.
 SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
 
 Bools = npt.NDArray[np.bool_]
@@ -78,7 +78,7 @@ class PostingRule(Struct, frozen=True):
 
 #: The assumption of the published method.
 PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
-#: No assumption: the trace tells when the host asked for each transfer and what it waited for.
+#: No assumption: the trace says when the host asked for each transfer and what it waited for.
 RECORDED = PostingRule(Posting.RECORDED, 1.0, 0)
 
 
