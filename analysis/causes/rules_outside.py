@@ -182,7 +182,7 @@ class UnrecordedWorkerLate(Rule):
 
     kind = CauseKind.UNRECORDED_WORKER_LATE
     title = "A worker that was not recorded is late"
-    signature = "workers lack in the trace, and their peers take far longer to reduce gradients than to gather as many"
+    signature = "the trace lacks workers, and their peers take far longer to reduce gradients than to gather as many"
     refuted_by = "the missing workers do not exist, or gradients are many times the bytes of the parameters"
     next_check = "record the missing workers: why does the collector not run there, and what are they doing?"
     suggested_fix = "find out why the collector does not run on all ranks, and record again with the missing ones"
