@@ -60,7 +60,7 @@ class ReducerHooks:
     def _watch(self, ddp: Any) -> None:
         parameters = [one for one in ddp.module.parameters() if one.requires_grad]
         device = self.session.device
-        if self.hooked or (device is not None and device.owns(parameters[0])):
+        if self.hooked or (device is not None and any(map(device.owns, parameters))):
             self.hook()
             return
         if not self._on_host:
