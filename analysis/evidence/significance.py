@@ -145,7 +145,7 @@ def kinds_and_all(seconds: Floats, peers: Floats) -> list[Floats]:
     A slowdown of one kind shows best against the same kind on the peers, where noise of the other kinds does not hide
     it. `seconds`, `peers`: [kinds, members, steps].
     """
-    share = (np.nansum(seconds, axis=(1, 2)) / max(float(np.nansum(seconds)), 1e-12))[:, None, None]
+    share = (np.nansum(seconds, axis=(1, 2)) / safe(np.nansum(seconds)))[:, None, None]
     together = np.log(safe(seconds.sum(axis=0)) / safe(peers.sum(axis=0)))
     return [together, *np.log1p(share * (safe(seconds) / safe(peers) - 1))]
 

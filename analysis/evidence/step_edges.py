@@ -52,7 +52,7 @@ def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> Job
         delay = replay.durations.launch_delay[number]
         first = block.begins()
         rows = np.flatnonzero(first.any(axis=1))
-        at = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+        at = graph.dp_index(block)
         excess = np.where(first[rows], stalls[block.step] + late[template.pp_rank[rows]][:, block.step, at], 0.0)
         if (excess > 0).any():
             delay = delay.copy()
@@ -119,7 +119,7 @@ def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
     shape = (graph.layout.pp, len(graph.steps), len(graph.dp_ranks))
     begins, ends = np.full(shape, np.nan), np.full(shape, np.nan)
     for block in graph.blocks:
-        at = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+        at = graph.dp_index(block)
         # Rows are ordered by stage.
         bounds = np.searchsorted(block.template.pp_rank, np.arange(shape[0] + 1))
         for stage, (first, last) in enumerate(pairwise(bounds)):

@@ -250,8 +250,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
 
     def rank_begins(self, block: Block, rows: Ints) -> Floats:
         """`rank_begin_s` of the ranks of these rows, [rows, lanes]."""
-        if self.rank_begin_s is None:
-            return np.zeros((len(rows), block.lanes))
+        assert self.rank_begin_s is not None, "checked by the caller"
         return self.rank_begin_s[block.template.pp_rank[rows][:, None], self.dp_index(block)]
 
     @cached_property

@@ -80,7 +80,7 @@ class ReducerHooks:
         return prepare_for_backward
 
     def _expect(self, reduction: HostReduction) -> None:
-        if reduction.expected:  # and it never came: the first parameter had no gradient
+        if reduction.expected:  # it never came: no gradient of the first parameter, or another forward before it
             self.session.install("c10d::allreduce_", self.hook, lacks=BUCKETS)
         reduction.expected = not self.hooked
 
@@ -116,35 +116,28 @@ class HostReduction:
         self.session, self._collectives, self._group = collectives.session, collectives, group
         self._bytes = sum(one.nbytes for one in parameters)
         self.expected = False
-        # Its gradient is usually the last one. The reducer waits for its buckets at the end of the backward that has
-        # computed this one, one that runs inside another (of a reentrant checkpoint) included.
+        # Its gradient is usually the last one, so the reducer waits at the end of the backward that computes it, also
+        # where that one runs inside another, as in a reentrant checkpoint.
         parameters[0].register_hook(self._has_gradient)
 
-    @unserializable_hook  # type: ignore[untyped-decorator]
+    @unserializable_hook  # type: ignore[untyped-decorator]  # torch gives it no types
     def _has_gradient(self, _gradient: Any) -> None:
         if self.expected and not is_compiling():
             self.expected = False
-            self.session.attempt_hook(_HOOK, _at_the_end_of_the_backward, self._computed)
+            self.session.attempt_hook(_HOOK, self._at_the_end_of_the_backward, self._computed)
+
+    def _at_the_end_of_the_backward(self, body: Callable[..., None], *args: Any) -> None:
+        """Have autograd call `body` once all gradients are there, behind what was asked for before."""
+        call = functools.partial(self.session.attempt_hook, _HOOK, body, *args)
+        torch.autograd.Variable._execution_engine.queue_callback(call)  # noqa: SLF001  torch offers it nowhere else
 
     def _computed(self) -> None:
-        """All gradients are there. What is called at the end is called in turn: first this, then the reducer, then
-        what this asks for.
-        """
-        self.session.attempt_hook(_HOOK, self._wait)
-
-    def _wait(self) -> None:
-        _at_the_end_of_the_backward(functools.partial(self._reduced, now_ns()))
+        """All gradients are there; the reducer waits next, and what is asked for now is called behind that."""
+        self._at_the_end_of_the_backward(self._reduced, now_ns())
 
     def _reduced(self, start: int) -> None:
-        self.session.attempt_hook(_HOOK, self._record, start)
-
-    def _record(self, start: int) -> None:
         number = self._collectives.group_number(self._group)
         self._collectives.ended(REDUCERS, start, number, self.session.step, self._bytes, 0)
-
-
-def _at_the_end_of_the_backward(call: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # noqa: SLF001  as FSDP does
 
 
 def below_autograd(operator: Any) -> Callable[..., Any]:
