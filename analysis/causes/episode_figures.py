@@ -10,8 +10,8 @@ import numpy as np
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
 from tracekit.analysis.causes.model import Figure, Unit
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools, Episodes
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.evidence.significance import Episodes
+from tracekit.analysis.numeric.arrays import Bools, Floats
 
 NOISE = "what noise alone does to it"
 

@@ -37,8 +37,8 @@ from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVaria
 from tracekit.analysis.causes.rules_workers import BadWorker, SlowHost, SlowRankGroup
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, slow_by_one_rank, undecided
+from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace

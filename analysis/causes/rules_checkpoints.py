@@ -22,8 +22,7 @@ from tracekit.analysis.causes.rules_pauses import (
 )
 from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import Worker
 from tracekit.text import seconds

@@ -16,7 +16,6 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import (
     SMALLEST_STAGE_EXCESS,
     data_factor,
@@ -26,7 +25,7 @@ from tracekit.analysis.evidence.workers import (
     slow_workers,
     stage_excess,
 )
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 
 #: Fewer steps do not show which of them are the usual ones.

@@ -29,9 +29,8 @@ from tracekit.analysis.evidence.changes import (
 )
 from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.model import Worker
 from tracekit.text import ratio, seconds

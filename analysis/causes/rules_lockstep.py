@@ -25,7 +25,7 @@ from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.lockstep import Lockstep
-from tracekit.analysis.evidence.significance import Bools
+from tracekit.analysis.numeric.arrays import Bools
 from tracekit.model import OpKind
 from tracekit.text import seconds
 

@@ -18,9 +18,9 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST
 from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
-from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Bools, Noise, needed_nats
+from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, needed_nats
 from tracekit.analysis.graph.op_grid import OpGrid
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import Worker
 from tracekit.text import seconds

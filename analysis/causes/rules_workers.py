@@ -19,7 +19,6 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import SlowGroup, slow_groups
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import (
     slow_factor,
     slow_machines,
@@ -27,7 +26,7 @@ from tracekit.analysis.evidence.workers import (
     worker_series,
     workers_as_fast_as_peers,
 )
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.model import Worker
 
 #: A worker is slow in one kind only if the excess of the other kind is below this share of it.

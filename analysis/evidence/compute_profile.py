@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
-from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of, most_telling
+from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
 from tracekit.analysis.evidence.workload import elasticity, position_factor, workload
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
 
 FORWARD, BACKWARD = 0, 1

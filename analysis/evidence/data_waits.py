@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.graph.op_grid import OpGrid
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import median, sampled
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, stopped_s
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.evidence.workers import ONE_FACTOR_SHARE, slow_factor, slow_workers, worker_factor
+from tracekit.analysis.numeric.arrays import Bools
 from tracekit.model import Worker
 
 #: A host is slow if this share of its workers is slow.

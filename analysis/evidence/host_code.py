@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
-from tracekit.analysis.evidence.significance import Bools, Episodes, episodes_of
+from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import of_peers, safe
 from tracekit.model import OpKind
 

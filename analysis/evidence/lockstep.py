@@ -19,17 +19,10 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, within_computes
-from tracekit.analysis.evidence.significance import (
-    Bools,
-    Episodes,
-    episodes_of,
-    kinds_and_all,
-    most_telling,
-    needed_nats,
-)
+from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import of_peers, safe
 from tracekit.model import KINDS, OpKind, Worker
 from tracekit.schema import LASTED, WAITED

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.slow_cards import NO_TIME_S, SMALLEST_RING_FACTOR, SlowCard
-from tracekit.analysis.evidence.transfers import LINK_SPREADS, Bools, Traffic
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.evidence.transfers import LINK_SPREADS, Traffic
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, nan_mean
 
 #: A card shared by four workers makes a transfer four times as long; at one and a half times that, it hangs.

@@ -13,9 +13,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
-from tracekit.analysis.evidence.significance import Bools
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, safe
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace

@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, keeps_delay, scaled
-from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Bools, Pauses
+from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Pauses
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind

@@ -13,14 +13,13 @@ from __future__ import annotations
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.significance import needed_nats
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median, safe, sampled
 
 #: Look at a sample of this many computes before looking at all.
@@ -54,8 +53,6 @@ PART_OF_STOP, WHOLE_STOP, MOST_PARTS = 0.25, 0.67, 0.5
 #: Count as long the longest computes of all compared workers, as many as this share of one worker's computes.
 LONG_SHARE = 0.25
 AS_FAST = 0.04
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Pauses(Struct, frozen=True, eq=False):

@@ -17,14 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import safe
-
-Bools = npt.NDArray[np.bool_]
 
 #: Noise alone may name somebody in this share of jobs: one healthy job in a thousand.
 FALSE_ALARMS = 1e-3

@@ -15,18 +15,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from tracekit.analysis.evidence.slow_cards import FASTEST_SHARE, NO_TIME_S, RECEIVING, SENDING, SlowCard, slow_cards
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
-
-Bools = npt.NDArray[np.bool_]
 
 #: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a card.
 SMALLEST_LINK_FACTOR = 3.0

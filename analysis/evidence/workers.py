@@ -15,8 +15,8 @@ from msgspec import Struct
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.significance import Bools, episodes_of, kinds_and_all, most_telling
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
 from tracekit.model import Worker
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
 from tracekit.analysis.graph.structure import Structure
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.model import OpKind
 
 #: A rule holds if this share of the decisive ops obeys it: code posts all receives alike, but some ops of a trace are
@@ -38,7 +38,6 @@ MOST_LANES = 64
 #: Ops of one call end at the same moment, except for this much rounding: seconds, and share of the transfer.
 SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
 
-Bools = npt.NDArray[np.bool_]
 _STREAM = tuple(kind.code for kind in COMPUTE_STREAM)
 _COMPUTES = (FORWARD.compute.code, BACKWARD.compute.code)
 _RECVS = (FORWARD.recv.code, BACKWARD.recv.code)
