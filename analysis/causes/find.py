@@ -37,7 +37,7 @@ from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVaria
 from tracekit.analysis.causes.rules_workers import BadWorker, SlowHost, SlowRankGroup
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, slow_by_one_rank, undecided
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, undecided
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
@@ -110,17 +110,13 @@ def _without_trifles(evidence: Evidence, candidates: list[Candidate]) -> list[Ca
 
 
 def _one_for_each(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates without workers that are slow because their processes are stopped or one of their ranks is slow:
-    one problem, one cause.
-    """
+    """The candidates without workers that are slow because their processes are stopped: one problem, one cause."""
     stopped = {
         worker
         for candidate in candidates
         if candidate.kind is CauseKind.PROCESS_PAUSES
         for worker in candidate.where.workers
     }
-    if any(candidate.kind is CauseKind.SLOW_RANK_OF_WORKER for candidate in candidates):
-        stopped |= slow_by_one_rank(evidence)
     kept = []
     for candidate in candidates:
         workers = candidate.where.workers

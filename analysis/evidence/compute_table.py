@@ -48,8 +48,8 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
     costs: tuple[Floats, ...]
 
     @classmethod
-    def of(cls, replay: JobReplay) -> ComputeTable:
-        """Find every forward and backward compute of the job."""
+    def of(cls, replay: JobReplay, costs: tuple[Floats, ...] | None = None) -> ComputeTable:
+        """Find every forward and backward of the job. `costs`: seconds, [rows, lanes] per block; None: as recorded."""
         graph = replay.graph
         placements = [
             part
@@ -61,11 +61,11 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
         regular = len(cells) == 1 and not next(iter(cells)) % chunks
         split = (chunks, next(iter(cells)) // chunks) if regular else (1, max(cells, default=0))
         shape = (len(COMPUTE_KINDS), graph.layout.pp, *split, len(graph.steps), len(graph.dp_ranks))
-        return cls(shape, tuple(placements), replay.durations.cost)
+        return cls(shape, tuple(placements), replay.durations.cost if costs is None else costs)
 
     @cached_property
     def grid(self) -> Floats:
-        """Recorded own costs, seconds, read-only."""
+        """Own costs, seconds, read-only."""
         return self.gather(self.costs)
 
     @property

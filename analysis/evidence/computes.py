@@ -1,6 +1,8 @@
 """The computes of a job: their costs as a table, the factors behind them, and their pauses.
 
-In: a `JobReplay`. Out: `Computes`; each part is computed once, on first use.
+In: a `JobReplay`, and what is known of the ranks inside workers. Out: `Computes`; each part is computed once, on first
+use. A rank that holds up its worker is seen directly, in the waits of the others: so it is taken out first, and what is
+left is what workers, DP ranks and stages are compared by.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from tracekit.analysis.evidence.compute_profile import ComputeProfile, profile_computes
+from tracekit.analysis.evidence.changes import CostOverlay
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.pauses import Pauses, find_pauses
 from tracekit.analysis.replay.engine import JobReplay
 
@@ -19,11 +23,17 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
     """The computes of a job. They do not depend on its launch delays."""
 
     replay: JobReplay
+    lockstep: Lockstep | None = None
 
     @cached_property
     def table(self) -> ComputeTable:
-        """Their costs."""
-        return ComputeTable.of(self.replay)
+        """Their costs, as if no rank inside a worker were slower than the others."""
+        slow = None if self.lockstep is None else self.lockstep.slow(SMALLEST_FACTOR)
+        if self.lockstep is None or slow is None or not slow.any():
+            return ComputeTable.of(self.replay)
+        overlay = CostOverlay.recorded(self.replay)
+        self.lockstep.as_fast_as_peers(slow).make(overlay)
+        return ComputeTable.of(self.replay, tuple(changed.matrix() for changed in overlay.cost))
 
     @cached_property
     def profile(self) -> ComputeProfile | None:

@@ -49,7 +49,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
         """Gather evidence on a job."""
         by_step = with_step_delays(replay, trace.step_starts)
-        computes = Computes(by_step)
+        computes = Computes(by_step, Lockstep.of(trace, by_step.graph))
         paused = find_paused_starts(by_step, computes.pauses)
         by_step = with_paused_starts(by_step, paused)
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
@@ -145,10 +145,10 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         """Pauses in computes; None if the job has no forwards or no backwards."""
         return self.computes.pauses
 
-    @cached_property
+    @property
     def lockstep(self) -> Lockstep | None:
         """The ranks inside workers; None if the trace does not say how long they waited for each other."""
-        return Lockstep.of(self.trace, self.replay.graph)
+        return self.computes.lockstep
 
     @cached_property
     def transfers(self) -> TransferGrid:

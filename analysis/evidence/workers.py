@@ -66,28 +66,6 @@ def beyond_peers_s(evidence: Evidence, worker: Worker) -> float:
     return float(beyond[evidence.cells_of([worker])].sum())
 
 
-def slow_by_one_rank(evidence: Evidence) -> set[Worker]:
-    """Workers that are no slower than their peers once their own slow ranks are as fast as their other ranks."""
-    lockstep, profile = evidence.lockstep, evidence.profile
-    if lockstep is None or profile is None:
-        return set()
-    gained = lockstep.held_up_s(lockstep.slow(SMALLEST_FACTOR))
-    factor = _factor_by_step(evidence)
-    found = set()
-    for number, worker in enumerate(lockstep.workers):
-        here = lockstep.worker == number
-        total, gone = (
-            np.bincount(lockstep.step[here], values[here], minlength=factor.shape[1])
-            for values in (lockstep.duration_s, gained)
-        )
-        left = factor[worker.pp_rank, :, evidence.dp_index[worker.dp_rank]]
-        slow = left > 1
-        left = left * (1 - gone / safe(total))
-        if gone.any() and slow.any() and left[slow].mean() < 1 + SMALLEST_FACTOR:
-            found.add(worker)
-    return found
-
-
 def slow_factor(evidence: Evidence) -> Floats:
     """How much slower workers are than their peers, 1 if they are not, [kinds, stages, steps, dp_ranks]."""
     profile = evidence.profile

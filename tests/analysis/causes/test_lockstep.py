@@ -9,8 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.eventsim.causes import ALWAYS, SlowRank, When
+from benchmarks.eventsim.causes import ALWAYS, SlowRank, SlowWorkers, When
 from benchmarks.eventsim.model import FIRST_STEP, Shape
+from benchmarks.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.analysis.causes import CauseKind
@@ -88,6 +89,19 @@ def test_a_slow_rank_that_the_independent_simulator_makes(when: When) -> None:
     assert (cause.kind, cause.where.ranks) == (CauseKind.SLOW_RANK_OF_WORKER, (slow.rank(of),))
     assert cause.since_step == (None if when is ALWAYS else FIRST_STEP + 5)
     assert cause.saved_s == pytest.approx(simulated.costs(of, slow), rel=0.02)
+
+
+def test_a_slow_rank_on_one_stage_and_a_slow_worker_on_the_other_are_not_a_dp_rank_with_more_data() -> None:
+    """Both stages of DP rank 3 compute slower by one factor, one because of one of its ranks."""
+    rank, worker = SlowRank((3, 0), position=2, factor=1.5), SlowWorkers(frozenset({(3, 1)}), 1.46)
+    shape = Shape(dp=4, pp=2, tp=8, microbatches=16, steps=8)
+    of = simulated.job(rank, worker, shape=shape, noise=replace(simulated.QUIET, rank=0.01))
+    found = {cause.kind: cause for cause in simulated.named(of)}
+    assert set(found) == {CauseKind.SLOW_RANK_OF_WORKER, CauseKind.BAD_WORKER}
+    assert found[CauseKind.SLOW_RANK_OF_WORKER].where.ranks == (rank.rank(of),)
+    assert [(cell.dp_rank, cell.pp_rank) for cell in found[CauseKind.BAD_WORKER].where.workers] == [(3, 1)]
+    for cause, kind in ((rank, CauseKind.SLOW_RANK_OF_WORKER), (worker, CauseKind.BAD_WORKER)):
+        assert found[kind].saved_s == pytest.approx(simulated.costs(of, cause), abs=0.005 * mean_step_s(of))
 
 
 def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_counts() -> None:
