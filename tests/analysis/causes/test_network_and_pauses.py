@@ -71,6 +71,15 @@ class TestPosting:
         assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(2, stage)]
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.03 * mean_step_s(slow))
 
+    def test_a_card_that_calls_only_wait_beside_is_not_slow(self):
+        """Host 0 receives from stage 1, whose card is slow, and in the same calls from stage 3, on every DP rank."""
+        cause = SlowNic(1, 6.0, Way.SENDING)
+        shape = Shape(dp=2, pp=4, vpp=2, tp=4, microbatches=4, steps=6)
+        slow = job(cause, posting=Posting.BATCHED, schedule=Schedule.INTERLEAVED, shape=shape)
+        (found,) = named(slow)
+        assert (found.kind, found.where.host) == (CauseKind.SLOW_NIC, "host-0001")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.01 * mean_step_s(slow))
+
     def test_the_published_method_keeps_its_own_rule(self):
         cause = SlowLink(0, 1, 12.0, Way.FORWARD)
         slow = job(cause)
