@@ -17,7 +17,7 @@ from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job, load_from_store
 from tracekit.model import Layout
 from tracekit.schema import SCHEMA
-from tracekit.store import Incoming, Store, default_store
+from tracekit.store import Incoming, Store, connection, default_store
 from tracekit.store.writer import Writer
 from tracekit.trace import Trace
 
@@ -225,6 +225,60 @@ def test_a_reader_keeps_its_view_while_a_writer_replaces_the_store(store: Store)
         store.add([incoming(slow_trace((0,)), "b")])
         assert reader.execute("SELECT name FROM jobs").fetchall() == [("a",)]
     assert [job.name for job in store.jobs()] == ["b", "a"]
+
+
+def test_duckdb_is_started_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start it takes ten times as long as to read a catalogue."""
+    started, connect = [], duckdb.connect
+    monkeypatch.setattr(duckdb, "connect", lambda *path, **options: started.append(path) or connect(*path, **options))
+    monkeypatch.setattr(connection, "_STARTED", {})
+    store.add([incoming(slow_trace((0,)))])
+    assert [job.name for job in store.jobs()] == ["slow job"]
+    assert store.load("slow job").ops.height == 48
+    assert len(started) == 1
+
+
+def test_a_fork_of_a_process_that_has_used_the_store_ends_well(store: Store) -> None:
+    """It frees what it has, and threads of DuckDB would be gone by then."""
+    store.add([incoming(slow_trace((0,)))])
+    fork = (
+        "import os, sys; from pathlib import Path; from tracekit.store import Store; Store(Path(sys.argv[1])).jobs();"
+        "child = os.fork(); sys.exit(child and os.waitpid(child, 0)[1])"
+    )
+    ran = subprocess.run([sys.executable, "-c", fork, str(store.path)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_nothing_in_a_catalogue_runs_as_part_of_our_queries(store: Store, tmp_path: Path) -> None:
+    """A macro in place of a function of DuckDB does nothing, a view in place of a table is an error."""
+    store.add([incoming(slow_trace((0,)))])
+    secret = tmp_path / "secret"
+    secret.write_text("of this machine")
+    content = "SELECT content FROM read_text('here')".replace("here", str(secret))
+    with duckdb.connect(str(store.path / CATALOGUE)) as other:
+        other.execute(f"CREATE MACRO max(x) AS ({content})")
+        other.execute("CREATE VIEW mine AS SELECT name FROM jobs")
+    assert [job.name for job in store.jobs()] == ["slow job"]
+    assert "of this machine" not in str(store.job_list().to_dicts())
+    with duckdb.connect(str(store.path / CATALOGUE)) as other:
+        other.execute("ALTER TABLE store_version RENAME TO renamed")
+        other.execute(f"CREATE VIEW store_version (version) AS {content}")
+    with pytest.raises(StoreError, match="not a store of tracekit: store_version is a view there, not a table"):
+        store.jobs()
+    with pytest.raises(StoreError, match="not a store of tracekit"):
+        store.add([incoming(slow_trace((0,)), "b")])
+
+
+def test_a_damaged_catalogue_leaves_others_readable(store: Store, tmp_path: Path) -> None:
+    store.add([incoming(slow_trace((0,)))])
+    damaged = Store(tmp_path / "damaged.store")
+    damaged.add([incoming(slow_trace((0,)))])
+    content = bytearray((damaged.path / CATALOGUE).read_bytes())
+    content[20_000:-20_000] = bytes(len(content) - 40_000)
+    (damaged.path / CATALOGUE).write_bytes(content)
+    with pytest.raises(StoreError, match="DuckDB cannot use the store"):
+        damaged.jobs()
+    assert [job.name for job in store.jobs()] == ["slow job"]
 
 
 def test_writers_take_turns_and_lose_nothing(store: Store) -> None:

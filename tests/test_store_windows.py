@@ -17,7 +17,7 @@ from tracekit.errors import NotStoredError, StoreError
 from tracekit.job import Job
 from tracekit.op_job import OpJob, load_ops_from_store
 from tracekit.op_trace import OpTrace
-from tracekit.store import Incoming, Store
+from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.folder import Folder
 
@@ -275,19 +275,17 @@ def test_a_catalogue_replaced_while_it_is_opened_is_opened_again(
 ) -> None:
     """DuckDB reads the header and the blocks of two files where one takes the other's place in between."""
     store.append(window(0))
-    connect = duckdb.connect
+    attach = connection._attach
 
-    def connect_late(path: str, *, read_only: bool = False) -> duckdb.DuckDBPyConnection:
-        connection = connect(path, read_only=read_only)
-        if read_only:
-            monkeypatch.setattr(duckdb, "connect", connect)
-            subprocess.run(program("store.append(window(1))", store), check=True)
-            if torn:
-                connection.close()
-                raise duckdb.IOException("Could not read enough bytes from file")
-        return connection
+    def attach_late(reader: duckdb.DuckDBPyConnection, name: str, path: str, *, read_only: bool = False) -> None:
+        attach(reader, name, path, read_only=read_only)
+        monkeypatch.setattr(connection, "_attach", attach)
+        subprocess.run(program("store.append(window(1))", store), check=True)
+        if torn:
+            reader.execute(f"DETACH {name}")
+            raise duckdb.IOException("Could not read enough bytes from file")
 
-    monkeypatch.setattr(duckdb, "connect", connect_late)
+    monkeypatch.setattr(connection, "_attach", attach_late)
     assert [one.number for one in store.windows("live")] == [0, 1]
 
 

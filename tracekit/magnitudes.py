@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from msgspec import Struct
 
 from tracekit.errors import TraceError
 from tracekit.model import DP_COLLECTIVES, KINDS, P2P, OpKind, Unit
-from tracekit.schema import KIND_TYPE, Source, distinct_steps, violation
+from tracekit.schema import Source, distinct_steps, violation
 from tracekit.text import seconds
 
 
@@ -190,20 +191,31 @@ def _few_steps(ops: pl.DataFrame) -> pl.DataFrame:
 
 def _check_same_unit(few: pl.DataFrame, source: Source) -> None:
     """Raise TraceError if some ranks, or some steps, take a thousand times as long as others for the same work."""
-    here = few.lazy().filter(pl.col("kind").is_in(pl.Series(sorted(SAME_WORK), dtype=KIND_TYPE).implode()))
-    over = (pl.col("duration") / pl.col("duration").min().over("kind")).log10()
+    here = few.filter(pl.col("kind").to_physical().is_in(sorted(kind.code for kind in SAME_WORK)))
     for part in ("rank", "step"):
-        usual = here.group_by(part, "kind").agg(pl.col("duration").median()).with_columns(over=over)
-        least = usual.group_by(part).agg(pl.col("over").min()).sort(part).collect()
-        longer = least.filter(pl.col("over") >= OTHER_UNIT)
-        if longer.height in (0, least.height):
+        usual = here.group_by(part, "kind").agg(pl.col("duration").median())
+        numbers, at = np.unique(usual[part].to_numpy(), return_inverse=True)
+        kind, duration = usual["kind"].cat.physical().to_numpy(), usual["duration"].to_numpy()
+        over = np.log10(duration / _least_of_each(duration, kind, len(KINDS))[kind])
+        least = _least_of_each(over, at, len(numbers))
+        longer = least >= OTHER_UNIT
+        if not longer.any() or longer.all():
             continue
-        factor = 1000 ** max(1, round(float(np.median(longer["over"].to_numpy())) / 3))
+        factor = 1000 ** max(1, round(_median(least[longer]) / 3))
         raise TraceError(
-            f"{source}: {_named(part, longer[part].to_list())}: all work takes about {factor:,} times as long as"
+            f"{source}: {_named(part, numbers[longer].tolist())}: all work takes about {factor:,} times as long as"
             f" {'on' if part == 'rank' else 'in'} the other {part}s: these times are in another unit; divide their"
             f" start and duration by {factor:,}, or pass --unit s if they are right"
         )
+
+
+def _least_of_each(
+    values: npt.NDArray[np.float64], group: npt.NDArray[np.integer[Any]], groups: int
+) -> npt.NDArray[np.float64]:
+    """The least value of each group; inf if it has none."""
+    least = np.full(groups, np.inf)
+    np.minimum.at(least, group, values)
+    return least
 
 
 def _named(part: str, numbers: list[int]) -> str:

@@ -1,14 +1,20 @@
 """Open DuckDB files, converting DuckDB's errors to ours.
 
-In: the path of a DuckDB file. Out: a connection that can access only that file.
+In: the path of a DuckDB file. Out: a connection that can access only that file. To start DuckDB takes ten times as long
+as to open a catalogue, so each process starts it once, and attaches a file for as long as it is open.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +23,17 @@ from tracekit.errors import StoreBusyError, StoreError
 if TYPE_CHECKING:
     import duckdb
 
-#: DuckDB shares one instance per path within a process, so a connection opened while another is open would see the file
-#: as it was before it was replaced: reading threads take turns.
+#: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
 #: How long to retry opening a file that was replaced meanwhile. A writer takes many times as long as opening, so a
 #: second attempt is rare.
 _OPENING_S = 60.0
+#: DuckDB as started, by process: a fork starts its own.
+_STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
+#: Files are attached under names that nobody uses again.
+_NUMBERS = itertools.count(1)
+_CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
+_OF_SINGLE_FILES = frozenset({"job", "op", "step", "report", "worker_slowdown"})
 
 
 @contextmanager
@@ -31,23 +42,74 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     import duckdb
 
     try:
-        if not read_only:
-            with duckdb.connect(_name(path)) as connection:
-                yield connection
-            return
-        with _ONE_READS, _opened(path) as connection:
-            # a view in a foreign catalogue must not read files of this machine
-            connection.execute("SET enable_external_access = false")
+        with _ONE_READS if read_only else nullcontext(), _attached(path, read_only=read_only) as connection:
+            if read_only:
+                _make_safe(connection, store)
             yield connection
     except duckdb.Error as error:
         raise _store_error(error, store) from None
 
 
-def _opened(path: Path) -> duckdb.DuckDBPyConnection:
-    """A connection that reads one state of a file that writers replace. Raises duckdb.Error.
+@contextmanager
+def in_memory() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to an empty database that goes with it."""
+    with _attached(None, read_only=False) as connection:
+        yield connection
 
-    DuckDB opens a file several times for one connection: the header may come from the old file, and the blocks from the
-    one that replaced it. So the file is opened again until it is the same before and after.
+
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """DuckDB in this process, without threads of its own: a process that has some ends badly in a fork of it."""
+    import duckdb
+
+    started = _STARTED.get(os.getpid())
+    if started is None:
+        extensions = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+        started = duckdb.connect(":memory:", config={"threads": 1, **extensions})
+        with suppress(duckdb.CatalogException):  # before DuckDB 2, there were none
+            started.execute("SET async_threads = 0")
+        started = _STARTED.setdefault(os.getpid(), started)
+    return started
+
+
+@contextmanager
+def _attached(path: Path | None, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to a file, None: to memory, that finds its tables. Raises duckdb.Error."""
+    started, name = _duckdb(), f"catalogue_{next(_NUMBERS)}"
+    connection = started.cursor()
+    try:
+        if path is None or not read_only:
+            _attach(connection, name, ":memory:" if path is None else _name(path))
+        else:
+            _attach_to_read(connection, name, path)
+        connection.execute(f"USE {name}")
+        yield connection
+    finally:
+        connection.close()  # ends its transaction
+        _detach(started, name)
+
+
+def _detach(started: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Let go of a file. If DuckDB cannot, because a damaged file has made it unusable, it is started again."""
+    import duckdb
+
+    try:
+        with started.cursor() as connection:
+            connection.execute(f"DETACH DATABASE IF EXISTS {name}")
+    except duckdb.Error:
+        if _STARTED.get(os.getpid()) is started:
+            del _STARTED[os.getpid()]
+
+
+def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: str, *, read_only: bool = False) -> None:
+    quoted = path.replace("'", "''")
+    connection.execute(f"ATTACH '{quoted}' AS {name} (TYPE duckdb{', READ_ONLY' if read_only else ''})")
+
+
+def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
+    """Attach one state of a file that writers replace.
+
+    DuckDB opens a file several times to attach it: the header may come from the old file, and the blocks from the one
+    that replaced it. So the file is attached again until it is the same before and after.
     """
     import duckdb
 
@@ -55,17 +117,38 @@ def _opened(path: Path) -> duckdb.DuckDBPyConnection:
     while time.monotonic() < deadline:
         before = _identity(path)
         try:
-            connection = duckdb.connect(_name(path), read_only=True)
+            _attach(connection, name, _name(path), read_only=True)
         except duckdb.Error:
             if _identity(path) == before:
                 raise
             continue
         if _identity(path) == before:
-            return connection
-        connection.close()
+            return
+        connection.execute(f"DETACH {name}")
     raise duckdb.IOException(
         f"for {_OPENING_S:.0f} s, the file was replaced during every attempt to open it; try again"
     )
+
+
+def _make_safe(connection: duckdb.DuckDBPyConnection, store: Path | str) -> None:
+    """Let nothing in a foreign file run as part of our queries: it could read other files of this machine.
+
+    Raises StoreError if there are views in place of tables. DuckDB's own functions come before macros of the file.
+    """
+    (name,) = connection.execute("SELECT current_database()").fetchall()[0]
+    views = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND database_name = $name"
+    found = {view for (view,) in connection.execute(views, {"name": name}).fetchall()} & _tables()
+    if found:
+        raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
+    connection.execute(f"SET search_path = 'system.main,{name}.main'")
+
+
+@cache
+def _tables() -> frozenset[str]:
+    """The tables of stores, of any version."""
+    scripts = [file for file in files("tracekit.store").iterdir() if file.name.endswith(".sql")]
+    created = (_CREATED.findall(script.read_text(encoding="utf-8")) for script in scripts)
+    return _OF_SINGLE_FILES.union(*created)
 
 
 def _name(path: Path) -> str:

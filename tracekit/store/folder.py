@@ -36,7 +36,7 @@ from tracekit.findings import Findings
 from tracekit.op_trace import read_op_trace
 from tracekit.store.catalogue import KNOWN_VERSIONS, Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
-from tracekit.store.connection import check_version, connected
+from tracekit.store.connection import check_version, connected, in_memory
 from tracekit.store.hangs import StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
 from tracekit.text import short
@@ -73,10 +73,8 @@ class Folder:
         if not self.catalogue.exists():
             self.check_no_jobs()
         if not self.catalogue.exists():
-            import duckdb
-
             # The first writer has not finished.
-            with duckdb.connect(":memory:") as connection:
+            with in_memory() as connection:
                 yield Catalogue.new(connection, self.path)
             return
         with open_catalogue(self.catalogue, self.path) as catalogue:
