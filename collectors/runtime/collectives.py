@@ -16,14 +16,14 @@ import torch.distributed as dist
 
 from tracekit.collectors.runtime.callbacks import Callbacks
 from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.session import Session
+from tracekit.collectors.runtime.session import Session, now_ns
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
 _BLOCKING = int(Flag.BLOCKING)
 #: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
 _COALESCED = 17
 
-#: A collective under way, as `Collectives.ended` takes it: name, start, group, step, bytes, flags.
+#: A collective under way, as `Session.collective_ended` takes it: name, start, group, step, bytes, flags.
 Begun = tuple[str, Instant, int, int, int, int]
 
 
@@ -75,9 +75,11 @@ class Collectives:
     def begins(self, args: tuple[Any, ...]) -> Instant | None:
         """As `launched`, for a call from Python, which may be the first op of a step."""
         session = self.session
+        if session.device is None and not session.step_over and session.held is None:
+            return now_ns()
         first = session.busy == 0 and get_ident() == session.thread_id
         if session.device is None:
-            return session.begin_op() if first else session.instant()
+            return session.begin_host_op() if first else now_ns()
         if session.device.capturing():
             return None
         if first:
@@ -87,14 +89,17 @@ class Collectives:
     def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
         """Record the collective once its caller has waited or its future completes; at once if it has neither."""
         session = self.session
-        number = self.group_number(group)
-        flags = _flags(args) if get_ident() == session.thread_id else 0
-        begun = (name, start, number, session.step, _bytes(args), flags)
+        number = self._groups.get(group.group_name)
+        if number is None:
+            number = self.group_number(group)
+        # The caller of `torch.distributed` waits itself if the options, the last argument, say so.
+        blocks = args and not getattr(args[-1], "asyncOp", True) and get_ident() == session.thread_id
+        begun = (name, start, number, session.step, _bytes(args), _BLOCKING if blocks else 0)
         if work is None:  # it runs on the current stream
-            self.ended(*begun)
+            session.collective_ended(*begun)
             return
         # A blocking caller continues as soon as it is over; the thread that completes futures may run late.
-        waited_for_here = flags and isinstance(start, int)
+        waited_for_here = blocks and type(start) is int
         if not waited_for_here and name not in self._without_future and not self._is_coalesced(work):
             try:
                 future = work.get_future()
@@ -103,7 +108,9 @@ class Collectives:
             else:
                 if isinstance(start, int):
                     self._callbacks.hold(number, work)
-                self._callbacks.add(future, functools.partial(session.attempt_hook, name, self.ended, *begun))
+                self._callbacks.add(
+                    future, functools.partial(session.attempt_hook, name, session.collective_ended, *begun)
+                )
                 return
         self.waited_for[id(work)] = (work, begun)
 
@@ -112,11 +119,6 @@ class Collectives:
             return False
         op_type = getattr(work, "_get_op_type", None)
         return op_type is not None and op_type() == _COALESCED
-
-    def ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
-        """Record a collective of `size` bytes that is over now."""
-        session = self.session
-        session.record_collective(name, start, session.instant_like(start), group, step, size, flags)
 
     def waited(self, name: str, group: int, start: Instant) -> None:
         """Record that a compute has waited since `start` for a collective it started inside."""
@@ -140,18 +142,14 @@ def _first_tensor(args: Any) -> torch.Tensor | None:
     return None
 
 
-def _flags(args: tuple[Any, ...]) -> int:
-    """Whether the caller of `torch.distributed` waits itself: the options, the last argument, say so."""
-    return 0 if not args or getattr(args[-1], "asyncOp", True) else _BLOCKING
-
-
 def _bytes(args: tuple[Any, ...]) -> int:
     """Size of the first tensor argument(s), bytes."""
     first = args[0] if args else None
     if type(first) is list and len(first) == 1:  # nearly always
         first = first[0]
     if isinstance(first, torch.Tensor):
-        return int(first.nbytes)
+        size: int = first.nbytes
+        return size
     if isinstance(first, (list, tuple)):
         return sum(_bytes((item,)) for item in first)
     return 0

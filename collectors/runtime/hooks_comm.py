@@ -108,7 +108,7 @@ class CollectiveHooks:
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waited_for, inside, session = self.collectives.waited_for, self.collectives.inside, self.session
-        ended = self.collectives.ended
+        ended = session.collective_ended
 
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:

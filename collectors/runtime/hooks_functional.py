@@ -81,12 +81,12 @@ class FunctionalHooks:
         size = (result if waiting is None else waiting).nbytes
         begun = (name, start, number, self.session.step, size, 0)
         if waiting is None:
-            self.collectives.ended(*begun)
+            self.session.collective_ended(*begun)
         else:  # by its data: a view of it may be what is waited for
             self.collectives.waited_for[waiting.data_ptr()] = (waiting, begun)
 
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, waited_for, ended = self.session, self.collectives.waited_for, self.collectives.ended
+        session, waited_for, ended = self.session, self.collectives.waited_for, self.session.collective_ended
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:

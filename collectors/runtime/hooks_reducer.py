@@ -137,7 +137,7 @@ class HostReduction:
 
     def _reduced(self, start: int) -> None:
         number = self._collectives.group_number(self._group)
-        self._collectives.ended(REDUCERS, start, number, self.session.step, self._bytes, 0)
+        self.session.collective_ended(REDUCERS, start, number, self.session.step, self._bytes, 0)
 
 
 def below_autograd(operator: Any) -> Callable[..., Any]:

@@ -40,8 +40,9 @@ class Session(Guard):
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
     keep quiet. `optimizing`: inside an optimizer's step, its closure included, or while gradients are clipped for it.
-    `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant` says when it is: on the host,
-    or, while a device clock runs, by a mark on the current stream.
+    `step_over`: the optimizer has run, and the next op begins another step. `held`: a forward, until it is known
+    whether its loss follows. `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant`
+    says when it is: on the host, or, while a device clock runs, by a mark on the current stream.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class Session(Guard):
         self._names: dict[str, int] = {}
         self._step_start = now_ns()
         self._compute_ns = 0
-        self._step_over = False
+        self.step_over = False
         self._manual_steps = False
         self._last_end = self._step_start
         self._stepped: set[int] = set()
         self._optimizers_per_step = 1
         self._clipping: tuple[int, Instant] | None = None
-        self._held: tuple[str, Instant, Instant, int, int, int] | None = None
+        self.held: tuple[str, Instant, Instant, int, int, int] | None = None
         self._run_queue = RunQueue()
         self._waited_ns = self._run_queue.waited_ns() or 0
         self._ran_ns = time.thread_time_ns()
@@ -125,7 +126,7 @@ class Session(Guard):
     def _finish(self) -> None:
         self.process_group_ends()
         self.flush_held()
-        if self._step_over:
+        if self.step_over:
             self._record_step(self._last_end)
         if self.device is not None:
             self.unfinished += self.device.close()
@@ -224,10 +225,9 @@ class Session(Guard):
             self._compute_ns += host_ns(end) - host_ns(start)
             self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
 
-    def record_collective(
-        self, name: str, start: Instant, end: Instant, group: int, step: int, size: int, flags: int
-    ) -> None:
-        """Keep one collective of `size` bytes over the process group with that number."""
+    def collective_ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
+        """Keep one collective of `size` bytes over the process group with that number; it is over now."""
+        end = now_ns() if type(start) is int else self.instant()
         number = self._names.get(name)
         if number is None:
             number = self.name(name)
@@ -239,21 +239,21 @@ class Session(Guard):
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
         """Hold back a forward until it is known whether its loss follows directly."""
         self.flush_held()
-        self._held = (name, start, end, microbatch, chunk, self.step)
+        self.held = (name, start, end, microbatch, chunk, self.step)
 
     def flush_held(self, until: Instant | None = None) -> None:
         """Record the forward that was held back; up to `until` if its loss ended then."""
-        held = self._held
+        held = self.held
         if held is None:
             return
-        self._held = None
+        self.held = None
         name, start, end, microbatch, chunk, step = held
         self.record_compute(name, start, end if until is None else until, microbatch, chunk, step=step)
 
     def record_rest(self, name: str, until: Instant) -> None:
         """Record the forward that was held back, and what the script did between its end and `until` as `name`."""
-        if self._held is not None:
-            _, _, end, microbatch, chunk, step = self._held
+        if self.held is not None:
+            _, _, end, microbatch, chunk, step = self.held
             self.flush_held()
             self.record_compute(name, end, until, microbatch, chunk, step=step)
 
@@ -261,27 +261,27 @@ class Session(Guard):
 
     def begin_op(self) -> Instant:
         """The start of an op on the main thread; begins a new step if an optimizer has ended the last one."""
-        if self._step_over or self._held is not None:
+        if self.step_over or self.held is not None:
             self._settle()
         return self.instant()
 
     def begin_host_op(self) -> int:
         """As `begin_op`, on the host's clock: for host work while a device may still be busy."""
-        if self._step_over or self._held is not None:
+        if self.step_over or self.held is not None:
             self._settle()
         return now_ns()
 
     def begin_op_on(self, tensor: Any) -> Instant:
         """As `begin_op`, on the clock of `tensor`'s device."""
-        if self._step_over or self._held is not None:
+        if self.step_over or self.held is not None:
             self._settle()
         return now_ns() if self.device is None else self.instant_for(tensor)
 
     def _settle(self) -> None:
         """Finish what the next op ends: a step whose optimizer has run, a forward that was held back."""
-        if self._step_over:
+        if self.step_over:
             self._next_step()
-        if self._held is not None:
+        if self.held is not None:
             self.flush_held()
 
     def clipping_begins(self) -> None:
@@ -294,9 +294,9 @@ class Session(Guard):
         clipping, self._clipping = self._clipping, None
         if clipping is not None and clipping[0] != self._compute_ns:
             clipping = None
-        if self._step_over and optimizer in self._stepped:
+        if self.step_over and optimizer in self._stepped:
             self._next_step()
-        if self._held is not None:
+        if self.held is not None:
             self.flush_held()
         self._stepped.add(optimizer)
         if clipping is not None and self.recording:
@@ -313,7 +313,7 @@ class Session(Guard):
             self.record(_OPTIMIZER, "optimizer", start, end)
         if self._manual_steps:
             return
-        self._step_over = True
+        self.step_over = True
         self._last_end = end if isinstance(end, int) else now_ns()
         if not self.recording and len(self._stepped) >= self._optimizers_per_step:
             self._next_step()
@@ -324,18 +324,18 @@ class Session(Guard):
 
     def _set_step(self, step: int) -> None:
         step = operator.index(step)  # raises for what is no integer, before anything has changed
-        if self._manual_steps or self._step_over or self._compute_ns:
+        if self._manual_steps or self.step_over or self._compute_ns:
             self._record_step(now_ns())
         self._manual_steps = True
         self._enter(step)
 
     def begin_step(self) -> None:
         """The user's own step, counted here: what `set_step` with the next number does."""
-        begun = self._manual_steps or self._step_over or self._compute_ns > 0
+        begun = self._manual_steps or self.step_over or self._compute_ns > 0
         self.set_step(self.step + begun)
 
     def _next_step(self) -> None:
-        self._step_over = False
+        self.step_over = False
         self._optimizers_per_step = max(self._optimizers_per_step, len(self._stepped))
         self._record_step(self._last_end)
         self.busy = 0  # a forward that raised, and was caught by the user, never ended

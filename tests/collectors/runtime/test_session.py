@@ -37,7 +37,8 @@ def test_a_collective_that_blocks_is_over_where_its_caller_goes_on(loop):
     hooks = CollectiveHooks(collectives, ReducerHooks(collectives))
     collectives.group_number = lambda _group: 0
     work, start = SimpleNamespace(), loop.session.instant()  # it has no future to be asked for
-    collectives.started("allreduce", "a group", (SimpleNamespace(asyncOp=False),), start, work)
+    group = SimpleNamespace(group_name="a group")
+    collectives.started("allreduce", group, (SimpleNamespace(asyncOp=False),), start, work)
     hooks._wait(lambda _work: loop.takes(5))(work)
     loop.takes(3)
     (record,) = [one for one in loop.sink.records if one[0] == Category.COLLECTIVE]
