@@ -238,6 +238,15 @@ def test_duckdb_is_started_once(store: Store, monkeypatch: pytest.MonkeyPatch) -
     assert len(started) == 1
 
 
+def test_a_store_can_be_read_while_it_is_being_read(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)))])
+    with store.reading() as catalogue:
+        assert store.load("slow job").ops.height == 48
+        store.add([incoming(slow_trace((0,)), "b")])
+        assert [job.name for job in catalogue.jobs()] == ["slow job"]
+    assert [job.name for job in store.jobs()] == ["b", "slow job"]
+
+
 def test_a_fork_of_a_process_that_has_used_the_store_ends_well(store: Store) -> None:
     """It frees what it has, and threads of DuckDB would be gone by then."""
     store.add([incoming(slow_trace((0,)))])
@@ -262,7 +271,7 @@ def test_nothing_in_a_catalogue_runs_as_part_of_our_queries(store: Store, tmp_pa
     assert "of this machine" not in str(store.job_list().to_dicts())
     with duckdb.connect(str(store.path / CATALOGUE)) as other:
         other.execute("ALTER TABLE store_version RENAME TO renamed")
-        other.execute(f"CREATE VIEW store_version (version) AS {content}")
+        other.execute(f"CREATE VIEW Store_Version (version) AS {content}")
     with pytest.raises(StoreError, match="not a store of tracekit: store_version is a view there, not a table"):
         store.jobs()
     with pytest.raises(StoreError, match="not a store of tracekit"):

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,13 +23,14 @@ from tracekit.errors import StoreBusyError, StoreError
 if TYPE_CHECKING:
     import duckdb
 
-#: DuckDB attaches a file once at a time: reading threads take turns.
+#: DuckDB attaches a file once at a time: reading threads take turns. What the one whose turn it is has open:
 _ONE_READS = threading.RLock()
+_READING: list[str] = []
 #: How long to retry opening a file that was replaced meanwhile. A writer takes many times as long as opening, so a
 #: second attempt is rare.
 _OPENING_S = 60.0
-#: DuckDB as started, by process: a fork starts its own.
-_STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
+#: DuckDB as started, by process, since a fork starts its own, and by how often it has the file open already.
+_STARTED: dict[tuple[int, int], duckdb.DuckDBPyConnection] = {}
 #: Files are attached under names that nobody uses again.
 _NUMBERS = itertools.count(1)
 _CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
@@ -42,10 +43,17 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     import duckdb
 
     try:
-        with _ONE_READS if read_only else nullcontext(), _attached(path, read_only=read_only) as connection:
-            if read_only:
-                _make_safe(connection, store)
-            yield connection
+        if not read_only:
+            with _attached(path, read_only=False) as connection:
+                yield connection
+            return
+        with _ONE_READS, _attached(path, read_only=True) as connection:
+            _make_safe(connection, store)
+            _READING.append(_name(path))
+            try:
+                yield connection
+            finally:
+                _READING.pop()
     except duckdb.Error as error:
         raise _store_error(error, store) from None
 
@@ -57,25 +65,26 @@ def in_memory() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def _duckdb() -> duckdb.DuckDBPyConnection:
-    """DuckDB in this process, without threads of its own: a process that has some ends badly in a fork of it."""
+def _duckdb(which: tuple[int, int]) -> duckdb.DuckDBPyConnection:
+    """DuckDB, see `_STARTED`, without threads of its own: a process that has some ends badly in a fork of it."""
     import duckdb
 
-    started = _STARTED.get(os.getpid())
+    started = _STARTED.get(which)
     if started is None:
-        extensions = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-        started = duckdb.connect(":memory:", config={"threads": 1, **extensions})
+        nothing_else = ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements")
+        started = duckdb.connect(":memory:", config={"threads": 1, **dict.fromkeys(nothing_else, False)})
         with suppress(duckdb.CatalogException):  # before DuckDB 2, there were none
             started.execute("SET async_threads = 0")
-        started = _STARTED.setdefault(os.getpid(), started)
+        started = _STARTED.setdefault(which, started)
     return started
 
 
 @contextmanager
 def _attached(path: Path | None, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection to a file, None: to memory, that finds its tables. Raises duckdb.Error."""
-    started, name = _duckdb(), f"catalogue_{next(_NUMBERS)}"
-    connection = started.cursor()
+    times = _READING.count(_name(path)) if path is not None and read_only else 0
+    which, name = (os.getpid(), times), f"catalogue_{next(_NUMBERS)}"
+    connection = _duckdb(which).cursor()
     try:
         if path is None or not read_only:
             _attach(connection, name, ":memory:" if path is None else _name(path))
@@ -85,19 +94,18 @@ def _attached(path: Path | None, *, read_only: bool) -> Iterator[duckdb.DuckDBPy
         yield connection
     finally:
         connection.close()  # ends its transaction
-        _detach(started, name)
+        _detach(which, name)
 
 
-def _detach(started: duckdb.DuckDBPyConnection, name: str) -> None:
+def _detach(which: tuple[int, int], name: str) -> None:
     """Let go of a file. If DuckDB cannot, because a damaged file has made it unusable, it is started again."""
     import duckdb
 
     try:
-        with started.cursor() as connection:
+        with _duckdb(which).cursor() as connection:
             connection.execute(f"DETACH DATABASE IF EXISTS {name}")
     except duckdb.Error:
-        if _STARTED.get(os.getpid()) is started:
-            del _STARTED[os.getpid()]
+        _STARTED.pop(which, None)
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: str, *, read_only: bool = False) -> None:
@@ -137,7 +145,7 @@ def _make_safe(connection: duckdb.DuckDBPyConnection, store: Path | str) -> None
     """
     (name,) = connection.execute("SELECT current_database()").fetchall()[0]
     views = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND database_name = $name"
-    found = {view for (view,) in connection.execute(views, {"name": name}).fetchall()} & _tables()
+    found = {view.lower() for (view,) in connection.execute(views, {"name": name}).fetchall()} & _tables()
     if found:
         raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
     connection.execute(f"SET search_path = 'system.main,{name}.main'")
