@@ -1,1 +1,1 @@
-"""From the records of all ranks to one trace: who is where, whose clock says what, which record is which op."""
+"""Merge the records of all ranks into one trace: place the ranks, align their clocks, turn records into ops."""

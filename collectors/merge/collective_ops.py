@@ -1,8 +1,8 @@
-"""What collectives become: ops of their own, parts of the computes around them, or time without a kind.
+"""Classify collectives as ops of their own, parts of the computes around them, or time without a kind.
 
 In: records of collectives and computes, ns on one clock, and which rank is in which process group. Out: the collectives
-with their kind, where the graph knows one, and ops fitted to them: computes that end where the gradients' reduction
-begins and that do not count the waiting inside, reductions that overlap joined into one.
+with their kind, if the graph has one, and ops adjusted to them: computes end where the gradient reduction begins and
+exclude the waits inside them; overlapping reductions are joined into one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tracekit.model import OpKind
 
 _BACKWARDS = (str(OpKind.BACKWARD_COMPUTE), str(OpKind.BACKWARD_WEIGHT))
 COMPUTES = (str(OpKind.FORWARD_COMPUTE), str(OpKind.LOSS), *_BACKWARDS)
-#: What collectives and collections of garbage that start inside it belong to.
+#: Ops that own the collectives and garbage collections that start inside them.
 HOSTS = (*COMPUTES, str(OpKind.EVALUATION), str(OpKind.DATA_LOAD), str(OpKind.CHECKPOINT))
-#: Of these, what is cut where it waits inside for other ranks.
+#: Those of them that are cut where they wait for other ranks.
 CUT_AT_WAITS = (*COMPUTES, str(OpKind.EVALUATION))
 REDUCTIONS = (str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER))
 CLIP = str(OpKind.OPTIMIZER_CLIP_MAIN_GRAD)
@@ -26,7 +26,7 @@ _ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.conta
 
 
 def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
-    """`nested`: the record starts inside an op of its rank that holds others, which `host_kind` names."""
+    """Add `nested`, whether the record starts inside one of `HOSTS` on its rank, and `host_kind`, that op's kind."""
     hosts = direct.filter(pl.col("kind").is_in(HOSTS)).select(
         "rank", "start_ns", host_end_ns="end_ns", host_kind="kind"
     )
@@ -36,13 +36,13 @@ def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
 
 
 def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
-    """Collectives with the kind the graph knows, null where it knows none; reductions are never `nested`.
+    """Collectives with their kind in the graph, null if it has none; reductions are never `nested`.
 
-    Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward.
-    What model-parallel ranks reduce between the last backward and the optimizer is the norm of the gradients. Any other
-    collective in which all data-parallel ranks meet between two computes (a barrier, a broadcast, FSDP2's scattering of
-    a chunk that others follow) belongs to the direction of the compute before it; from the last backward on it is one
-    with the reductions. What runs inside an optimizer is part of it.
+    Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward. A
+    reduction among model-parallel ranks between the last backward and the optimizer is the gradient norm. Any other
+    collective in which all data-parallel ranks meet between two computes (a barrier, a broadcast, FSDP2's
+    reduce-scatter of a chunk other than the last) has the direction of the compute before it; from the last backward
+    on, it counts as a reduction. A collective inside an optimizer is part of the optimizer.
     """
     computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
@@ -74,7 +74,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
             check_sortedness=False,
         )
     )
-    # An optimizer that begins before the last compute calls it, in its closure.
+    # An optimizer that begins before the last compute calls that compute in its closure.
     has_closure = (pl.col("optimizer_ns") < pl.col("last_ns")).fill_null(value=False)
     before_optimizer = (pl.col("start_ns") < pl.col("optimizer_ns")) | has_closure
     in_optimizer = (
@@ -117,10 +117,10 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
 
 
 def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
-    """`chunk`: whose parameters a collective gathers, null for others.
+    """Add `chunk`: the chunk whose parameters a collective gathers; null for other collectives.
 
-    Several chunks are asked for at once, in the order in which they are used, each with equally many gathers. Where
-    that cannot be, a gather is for the forward behind it.
+    Gathers for several chunks may be issued at once, in the order in which the chunks are used, with equally many
+    gathers per chunk. If the records contradict this, each gather belongs to the next forward.
     """
     key = ["rank", "step"]
     order = forwards.with_columns(place=pl.int_range(pl.len()).over(key), chunks=pl.len().over(key))
@@ -143,34 +143,34 @@ def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.Da
     return placed.with_columns(chunk=pl.when("is_gather").then(chunk))
 
 
-#: The k-th collective of a step, group and name is the same on all ranks that counted as many.
+#: The k-th collective of a step, group and name is the same one on all ranks that recorded equally many.
 _ALIKE = ("step", "members", "name")
 
 
 def counted_alike() -> pl.Expr:
-    """Whether all ranks of the group have begun equally many collectives of the name in the step."""
+    """Whether all ranks of the group began equally many collectives of this name in the step."""
     return (pl.len().over("rank", *_ALIKE).n_unique().over(_ALIKE) == 1) & pl.col("members").is_not_null()
 
 
 def all_there_ns() -> pl.Expr:
-    """When the last rank of the group began the collective, and the wait for it was over."""
+    """When the last rank of the group began the collective, which ends the wait for it."""
     number = pl.col("start_ns").rank("ordinal").over("rank", *_ALIKE)
     last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*_ALIKE, number))
     return pl.when(counted_alike()).then(last_ns).otherwise("start_ns")
 
 
 def _is_blocking() -> pl.Expr:
-    """Whether the caller waits in the collective."""
+    """Whether the caller waits inside the collective."""
     return (pl.col("flags") & int(Flag.BLOCKING)) != 0
 
 
 def _meets() -> pl.Expr:
-    """Whether all data-parallel ranks of the stage meet in the collective, and its caller waits in it at once."""
+    """Whether all data-parallel ranks of the stage meet in the collective, and the call itself waits for it."""
     return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & counted_alike()).fill_null(value=False)
 
 
 def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
-    """End a step's last compute where the last reduction inside it starts; move the others behind that point."""
+    """End a step's last compute where the last reduction inside it starts; start the other reductions no earlier."""
     compute = pl.col("kind").is_in(COMPUTES)
     reduction = pl.col("kind").is_in(REDUCTIONS)
     last = (
@@ -199,9 +199,9 @@ def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
-    """Computes and the like as long as they would have been without waiting inside for ranks that came later.
+    """Shorten each of `HOSTS` by the time it waited in its collectives for ranks that came later.
 
-    What a GPU's streams waited for is not known: what was timed there stays as it is.
+    Waits of a GPU's streams are unknown, so waits in collectives that a GPU timed are not subtracted.
     """
     host = pl.col("kind").is_in(HOSTS)
     blocking = ((pl.col("flags") & int(Flag.BLOCKING)) != 0) & ~ON_DEVICE
@@ -222,7 +222,7 @@ def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def ended_by_optimizers(ops: pl.DataFrame) -> pl.DataFrame:
-    """Reductions end where the optimizer begins that waited for them, however late the thread that tells it came."""
+    """End reductions at the latest when the optimizer that waited for them begins: their ends may be recorded late."""
     key = ["rank", "step"]
     is_reduction = pl.col("kind").is_in(REDUCTIONS)
     optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", optimizer_ns="start_ns")
@@ -234,7 +234,7 @@ def ended_by_optimizers(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:
-    """All that reduces the norm of the gradients, in parts and over several groups, is one op of a worker's step."""
+    """Join all reductions of the gradient norm (in parts, over several groups) into one op per worker and step."""
     is_clip = pl.col("kind") == CLIP
     whole = (
         ops.filter(is_clip)
@@ -245,11 +245,12 @@ def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
-    """Reductions of one kind that run at the same time become one op: they share the network.
+    """Join reductions of one kind that run at the same time into one op, because they share the network.
 
-    Such are the buckets of DistributedDataParallel, and the layers that FSDP scatters inside the last backward. The
-    graph runs the collectives of a worker in turn. What overlaps on one DP rank of a stage is joined on all of them, so
-    that each still finds its counterpart; where ranks differ in their number, nothing is.
+    Examples are the buckets of DistributedDataParallel and the layers that FSDP reduce-scatters inside the last
+    backward. The graph runs the collectives of a worker one after another. Reductions that overlap on one DP rank of a
+    stage are joined on all its DP ranks, so that each still finds its counterpart. If the ranks have different numbers
+    of reductions, none are joined.
     """
     is_reduction = pl.col("kind").is_in(REDUCTIONS)
     key, peers = ["rank", "step", "kind"], ["step", "pp_rank", "kind"]
@@ -259,7 +260,7 @@ def with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             number=pl.int_range(pl.len()).over(key),
             count=pl.len().over(key),
-            # A bucket that ended inside the backward has been moved behind it, without a length.
+            # A bucket that ended inside the backward was moved to the end of the backward and has no length.
             overlaps=(
                 (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
                 | (pl.col("start_ns") == pl.col("start_ns").shift(1).over(key))

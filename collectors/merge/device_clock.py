@@ -1,8 +1,8 @@
-"""The clock of a GPU against the host's: a line through paired readings, bent at each of them.
+"""Fit the clock of a GPU to the host's: piecewise linear through paired readings.
 
-In: readings, each an event that the GPU passed between two host times. Out: a `DeviceClockFit` per rank, which turns
-the device times of its records into host times. Between readings the clock is taken to drift evenly; what that misses
-shows where a reading is predicted from its neighbours, and is part of the uncertainty.
+In: readings, each an event that the GPU passed between two host times. Out: a `DeviceClockFit` per rank, which converts
+the device times of its records to host times. The clock is assumed to drift evenly between readings. To measure the
+error of this assumption, each reading is predicted from its neighbours; the error is part of the uncertainty.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-#: Readings wider than this many times the median of the closer half are not trusted: the GPU was busy.
+#: Readings wider than this many times the median width of the narrower half are not trusted: the GPU was busy.
 WIDE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceClockFit:
-    """host = device + an offset interpolated between readings, `drift` (seconds per second) beyond them.
+    """host = device + an offset, interpolated between readings; beyond them it changes by `drift` (seconds per second).
 
-    `uncertainty_ns`: half the widest trusted reading, or what predicting readings from their neighbours misses, if that
-    is more. `readings`: how many were trusted, of `taken`.
+    `uncertainty_ns`: half the widest trusted reading, or the largest error of predicting a reading from its neighbours,
+    whichever is larger. `readings`: how many of the readings `taken` are trusted.
     """
 
     device_ns: npt.NDArray[np.int64]
@@ -33,11 +33,11 @@ class DeviceClockFit:
 
     @property
     def readings(self) -> int:
-        """How many readings are trusted."""
+        """The number of trusted readings."""
         return len(self.device_ns)
 
     def to_host(self, device_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Device times on the host's monotonic clock, ns."""
+        """Convert device times to the host's monotonic clock, ns."""
         knots = (self.device_ns - self.device_ns[0]).astype(np.float64)
         since = (device_ns - self.device_ns[0]).astype(np.float64)
         beyond = since - np.clip(since, knots[0], knots[-1])

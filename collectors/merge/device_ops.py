@@ -1,8 +1,8 @@
-"""What is different about records that a GPU timed.
+"""Handle records that a GPU timed.
 
-In: records, those with `Flag.DEVICE_CLOCK` on the clock of their rank's GPU. Out: all on the host's clock, and the same
-records without what only looks like time of the worker: steps timed half here and half there, host work that the GPU
-did not wait for, a collective's wait for the one before it.
+In: records; those with `Flag.DEVICE_CLOCK` are on the clock of their rank's GPU. Out: all records on the host's clock,
+without time that only seems to be the worker's: steps timed partly by the host and partly by the GPU, host work that
+the GPU did not wait for, and the wait of a collective for the previous one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tracekit.collectors.runtime.wire_format import Flag
 from tracekit.model import KINDS, OpKind
 
 ON_DEVICE = (pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0
-#: Work of the host alone; while the device still has work, nobody waits for it.
+#: Work of the host alone; nothing waits for it while the device still has work.
 _HOST_WORK = pl.col("category").is_in(["data_load", "checkpoint", "gc", "span"]) & ~ON_DEVICE
-#: Collectives of one kind that run one after the other.
+#: Kinds of collectives that run one after another on a GPU.
 _IN_TURN = [str(kind) for kind in (OpKind.ALL_REDUCE, OpKind.GRADS_REDUCE_SCATTER, OpKind.PARAMS_ALL_GATHER)]
-#: Ops of one kind that run so on the host's clock, too: transfers to one neighbour share a connection, and parameters
-#: that are asked for at once come one chunk after the other.
+#: Kinds of ops that run one after another on the host's clock, too: transfers to one neighbour share a connection, and
+#: gathers of parameters that are issued at once finish one chunk after another.
 _ALWAYS_IN_TURN = [str(kind) for kind in KINDS if kind.is_p2p or kind is OpKind.PARAMS_ALL_GATHER]
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSteps:
-    """`steps`: (rank, step) timed by one kind of clock. `left_out`: how many were not."""
+    """`steps`: the (rank, step) pairs timed by one kind of clock. `left_out`: how many pairs were left out."""
 
     steps: pl.DataFrame
     left_out: int
@@ -36,14 +36,14 @@ class TimedSteps:
 
 @dataclass(frozen=True, slots=True)
 class WaitedFor:
-    """`records` with host work cut to what the device waited for. `hidden`: name -> how many it never waited for."""
+    """`records`: host work is cut to the part the device waited for. `hidden`: name -> records it never waited for."""
 
     records: pl.DataFrame
     hidden: Mapping[str, int]
 
 
 def on_host_clock(records: pl.DataFrame, fit: DeviceClockFit) -> pl.DataFrame:
-    """Device times of one rank as times of its host; `extra` of p2p is the time at which the wait began."""
+    """Convert the device times of one rank to times of its host; `extra` of p2p is the time at which the wait began."""
 
     def converted(column: str, rows: pl.Expr) -> pl.Expr:
         host = pl.Series(column, fit.to_host(records[column].to_numpy()))
@@ -57,9 +57,9 @@ def on_host_clock(records: pl.DataFrame, fit: DeviceClockFit) -> pl.DataFrame:
 
 
 def timed_alike(records: pl.DataFrame, steps: pl.DataFrame) -> TimedSteps:
-    """The (rank, step) whose computes and optimizers are all timed by the GPU, where any rank's are.
+    """The (rank, step) pairs whose computes and optimizers were all timed by the GPU, if the GPU timed any of any rank.
 
-    Times of launches among times of kernels would look like fast workers.
+    Workers with launch times would look fast among workers with kernel times.
     """
     timed = records.filter(pl.col("category").is_in(["compute", "optimizer"]))
     if not timed.select(ON_DEVICE.any()).item():
@@ -70,7 +70,7 @@ def timed_alike(records: pl.DataFrame, steps: pl.DataFrame) -> TimedSteps:
 
 
 def waited_for(records: pl.DataFrame) -> WaitedFor:
-    """Start host work where the GPU ran out of work that began before the host was done; drop what it covers."""
+    """Start host work when the GPU finishes what it began before the host was done; drop host work that this hides."""
     device = records.filter(ON_DEVICE)
     if device.is_empty():
         return WaitedFor(records, {})
@@ -88,16 +88,17 @@ def waited_for(records: pl.DataFrame) -> WaitedFor:
 
 
 def one_after_another(ops: pl.DataFrame, ranks: list[int]) -> pl.DataFrame:
-    """Start an op where the one of its kind before it ended, where they run in turn: collectives, on these ranks' GPUs;
-    transfers and the gathering of parameters everywhere.
+    """Start ops that run one after another when the previous one of their kind ended: collectives on the GPUs of
+    `ranks`, transfers and gathers of parameters on all ranks.
 
-    They are launched while the one before still runs, and the wait for that is not their transfer.
+    An op is launched while the previous one still runs; waiting for that one is not part of its own transfer.
     """
     key = ["rank", "step", "kind"]
     ordered = ops.sort("start_ns", "end_ns").with_columns(
         before_ns=pl.col("end_ns").cum_max().shift(1).over(key).fill_null(0)
     )
-    # What is asked for later comes later: an end before that of the one before was estimated, or noticed, too early.
+    # Ops finish in the order in which they are issued: an end before the previous op's end was estimated or noticed
+    # too early.
     queued = pl.col("kind").is_in(_ALWAYS_IN_TURN)
     on_device = pl.col("rank").is_in(ranks) & pl.col("kind").is_in(_IN_TURN)
     in_turn = on_device | queued

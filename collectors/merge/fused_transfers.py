@@ -1,4 +1,4 @@
-"""Transfers that frameworks start together and record as one: hooks and NDTimeline name them alike."""
+"""Transfers that frameworks start together and record as one; hooks and NDTimeline use the same names for them."""
 
 from __future__ import annotations
 

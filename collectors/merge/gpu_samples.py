@@ -1,7 +1,7 @@
-"""What GPU each rank had and how it fared: facts and samples of the ranks, summed up for the trace's metadata.
+"""Summarize each rank's GPU and its samples for the trace's metadata.
 
-In: the fact `device` of a rank and the file of its samples. Out: a `GpuSummary`. The reasons for throttling are kept
-apart, because a power cap is how many clusters are meant to run and a thermal slowdown is not.
+In: the fact `device` of a rank and the file of its samples. Out: a `GpuSummary`. It keeps the reasons for throttling
+apart, because many clusters run with a power cap on purpose, while a thermal slowdown is never intended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.collectors.runtime.wire_format import SAMPLES_SUFFIX, rank_stem
 
 
 class ClockReason(IntFlag):
-    """Why NVML says that the clocks are lower than they could be, where that slows the work down."""
+    """The reasons NVML gives for lowered clocks, as far as they slow the work down."""
 
     SW_POWER_CAP = 0x4
     HW_SLOWDOWN = 0x8
@@ -28,13 +28,13 @@ class ClockReason(IntFlag):
 
     @property
     def text(self) -> str:
-        """As people write it."""
+        """The reason in readable form."""
         return (self.name or "").lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Smallest, median and largest of the samples."""
+    """The smallest, median and largest sample."""
 
     min: float
     median: float
@@ -73,7 +73,7 @@ class GpuSummary:
 
 
 def read_samples(directory: Path, rank: int) -> list[list[int | None]]:
-    """The samples of a rank: host ns, SM MHz, C, mW, reasons. A torn or damaged line ends them; none is no error."""
+    """Read a rank's samples: host ns, SM MHz, C, mW, reasons. Stops at a torn or damaged line; no file is no error."""
     samples: list[list[int | None]] = []
     try:
         lines = (Path(directory) / (rank_stem(rank) + SAMPLES_SUFFIX)).read_bytes().split(b"\n")
@@ -91,7 +91,7 @@ def read_samples(directory: Path, rank: int) -> list[list[int | None]]:
 
 
 def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | None]]) -> GpuSummary:
-    """Sum up what is known of one rank's GPU."""
+    """Summarize what is known about one rank's GPU."""
     bits = [sample[4] for sample in samples if sample[4] is not None]
     slowed = [ClockReason(value & sum(ClockReason)) for value in bits]
     return GpuSummary(

@@ -1,10 +1,10 @@
-"""What the training thread of a pipeline does between its ops: host work, as ops of its own.
+"""Turn what the training thread of a pipeline does between its ops, host work, into ops of its own.
 
-In: ops with absolute times, and the transfers with the moments at which the host asked and waited for them. Out: the
-time in which the host neither ran an op nor waited for a transfer, as `host-delay`, cut where it asked for a transfer.
+In: ops with absolute times, and the transfers with the times at which the host issued them and waited for them. Out:
+`host-delay` for the time in which the host neither ran an op nor waited for a transfer, split where it issued one.
 
-Between two computes, a schedule picks the next one, makes and posts its transfers, and may find that other threads have
-its processor. That takes as long as it takes; only what no thread did is a launch delay.
+Between two computes, a schedule picks the next one, creates and posts its transfers, and may have to wait while other
+threads use its processor. This work takes the time it takes; only time in which no thread worked is a launch delay.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CLOSING = (*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER))
 def between_ops(ops: pl.DataFrame, transfers: pl.DataFrame, on_device: Sequence[int]) -> pl.DataFrame:
     """Host work between the ops of a step, up to its first reduction or optimizer, in the columns of `ops`.
 
-    `transfers` (`rank`, `step`, `posted_ns`, `wait_ns`, `resumed_ns`): when the host asked, waited and went on.
-    `on_device`: ranks that a GPU timed, whose host is not seen.
+    `transfers` (`rank`, `step`, `posted_ns`, `wait_ns`, `resumed_ns`): when the host issued each transfer, began to
+    wait for it and resumed. `on_device`: ranks that a GPU timed; the work of their hosts is unknown.
     """
     key = ["rank", "step"]
     is_transfer = pl.col("kind").is_in([str(kind) for kind in OpKind if kind.is_p2p])

@@ -1,9 +1,9 @@
-"""How long the ranks of a worker waited for each other: tensor- and context-parallel ranks that compute in lockstep.
+"""Measure how long the ranks of a worker waited for each other: tensor- and context-parallel ranks run in lockstep.
 
-In: records of all ranks, ns on one clock, and the ops of the rank that stands for each worker. Out: for each op, how
-long each rank of the worker waited inside it for the last one, and for each kind of op how long each rank took for it.
-Ranks of a worker meet in collectives many times per op, so that all of them take equally long for it, whichever of them
-is slow: only who waited for whom tells. What they do between such ops, each does for itself.
+In: records of all ranks, ns on one clock, and the ops of the rank that represents each worker. Out: for each op, how
+long each rank of the worker waited inside it for the last one; and for each kind of op, how long each rank took for it.
+The ranks of a worker meet in collectives many times per op, so all of them take equally long, whichever rank is slow.
+Only their waits for each other show which one it is. Between such ops, each rank works independently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORKER = ("step", "dp_rank", "pp_rank")
 
 
 def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
-    """The rank that stands for a worker -> all ranks of it, ascending; nothing where a worker has one rank."""
+    """The rank that represents a worker -> all its ranks, ascending; workers with one rank are left out."""
     workers: dict[tuple[int, int], list[int]] = {}
     for rank, place in sorted(placement.places.items()):
         workers.setdefault((place.dp, place.pp), []).append(rank)
@@ -33,7 +33,7 @@ def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
 
 
 def stands_for_worker(place: Place) -> bool:
-    """Whether the ops of a rank are taken for those of its worker."""
+    """Whether the ops of a rank count as those of its worker."""
     return place.tp == place.cp == 0
 
 
@@ -44,16 +44,16 @@ def with_waits_for_peers(
     placement: Placement,
     step_starts_ns: Mapping[int, int],
 ) -> pl.DataFrame:
-    """`ops` in canonical columns with `waited`; as they are where ranks of a worker did not meet, or one alone did.
+    """Add `waited` to `ops` in canonical columns; unchanged if all ranks of a worker never met, or it has only one.
 
-    `groups`: `within_worker` tells which process groups have ranks of one worker only.
+    `groups`: `within_worker` is true for process groups that have ranks of one worker only.
     """
     members = ranks_of_workers(placement)
     if not members:
         return ops
     waits = _meetings(records, groups)
     size = max(map(len, members.values()))
-    # All ranks of a worker, or nobody knows who the last one was.
+    # Without all ranks of the worker, the last one to arrive is unknown.
     waits = waits.filter(pl.col("ranks") == size)
     if waits.is_empty():
         return ops
@@ -67,7 +67,7 @@ def with_waits_for_peers(
         {"step": waits.schema["step"], "step_ns": pl.Int64},
     )
     waits = waits.join(of_rank, on="rank").join(steps, on="step")
-    # The op inside which the rank that stands for the worker met the others.
+    # The op inside which the rank that represents the worker met the others.
     met = waits.filter(pl.col("rank") == pl.col("stands")).select(
         "step", "instance", rank="stands", met=(pl.col("start_ns") - pl.col("step_ns")) / 1e9
     )
@@ -96,10 +96,11 @@ def with_waits_for_peers(
 
 
 def with_work_of_ranks(ops: pl.DataFrame, of_ranks: pl.DataFrame, placement: Placement) -> pl.DataFrame:
-    """`ops` in canonical columns with `lasted` on the first op of each kind of a worker's step.
+    """Add `lasted` to `ops` in canonical columns, on the first op of each kind in a worker's step.
 
-    `of_ranks`: the ops of all ranks (`step`, `rank`, `kind`, `start_ns`, `end_ns`). Steps that a rank lacks get none. A
-    worker of which only other ranks collect garbage gets an op of no length, at the start of its step, that says so.
+    `of_ranks`: the ops of all ranks (`step`, `rank`, `kind`, `start_ns`, `end_ns`). A step that one
+    rank of the worker lacks gets none. If ranks of a worker collect garbage but its representative does not, the worker
+    gets an op of no length at the start of the step, to hold their times.
     """
     members = ranks_of_workers(placement)
     places = pl.DataFrame(
@@ -128,7 +129,7 @@ def with_work_of_ranks(ops: pl.DataFrame, of_ranks: pl.DataFrame, placement: Pla
 
 
 def _meetings(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Collectives in which ranks of one worker meet: `instance`, how many `ranks` it has, `waited_ns` of each."""
+    """Collectives in which ranks of one worker meet: `instance`, its number of `ranks`, `waited_ns` of each rank."""
     within = groups.filter("within_worker")
     collectives = records.filter(pl.col("category") == "collective").join(within, on=["rank", "peer"])
     collectives = collectives.filter(counted_alike())

@@ -1,7 +1,7 @@
-"""From the segments of an attempt to a canonical trace.
+"""Merge the segments of an attempt into a canonical trace.
 
 In: an `AttemptRecording`. Out: a `Trace` of the steps every rank finished, and a `MergeReport` of what was left out.
-Device times become host times here; the rules that turn records into ops of the dependency graph are in `ops.py`.
+This module converts device times to host times; `ops.py` turns records into ops of the dependency graph.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class MergedAttempt:
-    """The trace of one attempt with what is known about its making. `program`: the arguments of its first rank."""
+    """The trace of one attempt, with details of how it was made. `program`: the arguments of its first rank."""
 
     trace: Trace
     ranks: tuple[RankReport, ...]
@@ -77,10 +77,10 @@ def merge_attempt(
     metadata: Mapping[str, Any] | None = None,
     running: bool = False,
 ) -> MergedAttempt:
-    """Merge the ranks of one attempt. Raises LayoutError if ranks disagree, TraceError where no step is whole.
+    """Merge the ranks of one attempt. Raises LayoutError if ranks disagree, TraceError if no step is complete.
 
-    `running`: the recording is a part of a run that goes on. NCCL's events and samples of GPUs are then left out, for
-    their files are of the whole run.
+    `running`: the recording is part of a run that is still going on. NCCL's events and GPU samples are then left out,
+    because their files cover the whole run.
     """
     reference = _reference(recording, clocks or {})
     device_clocks = _device_clocks(recording)
@@ -104,7 +104,7 @@ def merge_attempt(
     ops, report = build_ops(worked.records, placement.layout, group_table)
     cut = cut_steps(ops)
     met = records.join(timed.steps, on=["rank", "step"], how="semi")
-    # NCCL's kernels tell when a transfer ran, not when a stream asked or waited for it.
+    # NCCL's kernels show when a transfer ran, not when a stream issued it or waited for it.
     kept = cut.ops if joined is None else cut.ops.drop(POSTED, RESUMED, strict=False)
     peers_waited = with_waits_for_peers(kept, met, group_table, placement, cut.step_starts_ns)
     epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
@@ -120,7 +120,7 @@ def merge_attempt(
         metadata={
             "format": COLLECTED,
             "framework": "torch",
-            UNIT_KEY: str(Unit.S),  # known: a step that takes 1,000 times as long as the others did just that
+            UNIT_KEY: str(Unit.S),  # known: a step that seems to take 1,000 times as long as the others really did
             "hosts": {str(one.rank): one.host for one in ranks},
             "attempt": recording.attempt,
             "layout_source": placement.source,
@@ -142,7 +142,7 @@ def merge_attempt(
 
 
 def rank_report(recording: RankRecording) -> RankReport:
-    """The counters of one rank; a killed one left no summary, so its steps are counted from its records."""
+    """The counters of one rank. Steps are counted from its records, because a killed rank leaves no summary."""
     summary = recording.summary or {}
     return RankReport(
         rank=recording.rank,
@@ -159,18 +159,18 @@ def rank_report(recording: RankRecording) -> RankReport:
 
 
 def _reference(recording: AttemptRecording, clocks: Mapping[str, ClockFit]) -> dict[str, Any]:
-    """The process whose monotonic clock all times are put on: of a host that was measured against none."""
+    """The process whose monotonic clock all times are converted to: its host was not measured against another one."""
     processes: list[dict[str, Any]] = [recording.ranks[rank].facts["process"][0] for rank in sorted(recording.ranks)]
     return next((process for process in processes if process["host"] not in clocks), processes[0])
 
 
 def _epoch_ns(process: Mapping[str, Any]) -> int:
-    """When the monotonic clock of the process's host was 0, in ns since the epoch by its wall clock."""
+    """The wall-clock time at which the monotonic clock of the process's host was 0, ns since the epoch."""
     return int(process["time_ns"]) - int(process["monotonic_ns"])
 
 
 def _device_clocks(recording: AttemptRecording) -> dict[int, DeviceClockFit]:
-    """The clock of each rank's GPU, where it was read."""
+    """The fitted clock of each rank's GPU, for ranks that read it."""
     read = {one.rank: one.facts.get("device-clock") for one in recording.ranks.values()}
     return {rank: fit_device_clock(readings) for rank, readings in read.items() if readings}
 
@@ -183,7 +183,7 @@ def _device_metadata(
     *,
     sampled: bool,
 ) -> dict[str, Any]:
-    """How ranks with a GPU were timed, and what GPUs they had; nothing without one."""
+    """How ranks with a GPU were timed, and which GPUs they had; empty if there are none."""
     metadata: dict[str, Any] = {}
     if clocks:
         metadata[DEVICE_CLOCK] = {
@@ -213,9 +213,9 @@ def _records(
     reference: Mapping[str, Any],
     device_clocks: Mapping[int, DeviceClockFit],
 ) -> pl.DataFrame:
-    """All records, times on the reference clock in ns, names and categories as text.
+    """All records, with times on the reference clock in ns, and names and categories as text.
 
-    A host whose clock nobody measured (no folder shared by the nodes) is placed by the wall clocks.
+    A host whose clock was not measured (the nodes share no folder) is aligned by the wall clocks.
     """
     on_host = [one for one in recording.ranks.values() if one.rank not in device_clocks]
     on_device = [one for one in recording.ranks.values() if one.rank in device_clocks]
@@ -228,7 +228,7 @@ def _records(
 def _move(
     one: RankRecording, clocks: Mapping[str, ClockFit], reference: Mapping[str, Any]
 ) -> Callable[[IntArray], IntArray] | None:
-    """What puts the times of a rank on the reference clock; None if they are on it."""
+    """A function that converts the times of a rank to the reference clock; None if they are already on it."""
     process = one.facts["process"][0]
     fit = clocks.get(str(process["host"]))
     if fit is not None:
@@ -242,7 +242,7 @@ def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
     """The records of some ranks, rank by rank, with names and categories as text."""
     records = np.concatenate([one.records for one in members])
     sizes = [len(one.records) for one in members]
-    # A rank killed right behind the first use of a name has not told the name.
+    # A rank that was killed right after the first use of a name has not written the name.
     counts = [1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0)) for one in members]
     names = pl.Series(
         [one.names.get(number, "?") for one, count in zip(members, counts, strict=True) for number in range(count)]
@@ -256,9 +256,9 @@ def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
 
 
 def _moved(frame: pl.DataFrame, moves: Sequence[tuple[int, Callable[[IntArray], IntArray] | None]]) -> pl.DataFrame:
-    """Records with every time moved. `moves`: of so many rows each, in order.
+    """Convert every time in the records. `moves`: (number of rows, conversion), in order of the rows.
 
-    `extra` is a time only of a transfer: when its waiter went on.
+    `extra` is a time for transfers only: when the wait began.
     """
     if not any(move for _, move in moves):
         return frame
@@ -277,7 +277,7 @@ def _moved(frame: pl.DataFrame, moves: Sequence[tuple[int, Callable[[IntArray], 
 
 
 def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
-    """The (rank, step) that were recorded from begin to end."""
+    """The (rank, step) pairs that were recorded from beginning to end."""
     wanted = int(Flag.COMPLETE | Flag.RECORDING)
     return records.filter(
         (pl.col("category") == "step") & (pl.col("flags") & wanted == wanted) & (pl.col("step") >= first_step)
@@ -285,7 +285,7 @@ def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
 
 
 def _run_queues(records: pl.DataFrame, steps: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Rank -> seconds of the mean step in which its training thread waited for a processor, where the kernel says."""
+    """Rank -> mean seconds per step that its training thread waited for a processor, if the kernel reports it."""
     said = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0)).join(steps, on=["rank", "step"])
     waits = said.group_by("rank").agg(pl.col("peer").mean() / 1e6).sort("rank")
     return {RUN_QUEUE: {str(rank): seconds for rank, seconds in waits.iter_rows()}} if waits.height else {}
@@ -313,7 +313,7 @@ def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
 
 
 def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
-    """What one rank knows about the layout. `reduced`: numbers of groups, as `_reduced` has them."""
+    """What one rank knows about the layout. `reduced`: numbers of groups, as returned by `_reduced`."""
     megatron = recording.facts.get("megatron")
     return RankFacts(
         rank=recording.rank,
@@ -326,7 +326,7 @@ def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int
 
 
 def _ops_of_peers(records: pl.DataFrame, placement: Placement, groups: pl.DataFrame) -> pl.DataFrame:
-    """Ops of the ranks that stand for no worker, by the same rules: `step`, `rank`, `kind`, `start_ns`, `end_ns`."""
+    """Ops of the ranks that represent no worker, by the same rules: `step`, `rank`, `kind`, `start_ns`, `end_ns`."""
     found = []
     for tp, cp in sorted({(place.tp, place.cp) for place in placement.places.values()} - {(0, 0)}):
         ops, _ = build_ops(waited_for(_placed(records, placement, tp, cp)).records, placement.layout, groups)
@@ -335,7 +335,7 @@ def _ops_of_peers(records: pl.DataFrame, placement: Placement, groups: pl.DataFr
 
 
 def _placed(records: pl.DataFrame, placement: Placement, tp: int = 0, cp: int = 0) -> pl.DataFrame:
-    """Records of one rank per worker, the one at `tp` and `cp`, with its dp and pp rank."""
+    """Records of one rank per worker, the one at `tp` and `cp`, with their dp and pp rank."""
     here = [(rank, place) for rank, place in placement.places.items() if (place.tp, place.cp) == (tp, cp)]
     rows = [(rank, place.dp, place.pp) for rank, place in here]
     places = pl.DataFrame(rows, schema={"rank": pl.Int32, "dp_rank": pl.Int32, "pp_rank": pl.Int16}, orient="row")
@@ -343,14 +343,14 @@ def _placed(records: pl.DataFrame, placement: Placement, tp: int = 0, cp: int = 
 
 
 def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placement: Placement) -> pl.DataFrame:
-    """Per rank and group number: its description, its size, whether it joins data-parallel ranks of a stage, and all
-    of them, or ranks of one worker.
+    """For each rank and group number: the group's description, its size, and whether it joins data-parallel ranks of a
+    stage, all of them, or ranks of one worker.
 
-    `members` is the same number on all ranks of a group, whatever each calls it.
+    `members` is the same number on all ranks of a group, whatever number each of them gave it.
     """
     rows = []
     known: dict[tuple[int, ...], tuple[Any, ...]] = {}
-    seen: dict[int, tuple[Any, ...]] = {}  # by identity: ranks that wrote the same group share it
+    seen: dict[int, tuple[Any, ...]] = {}  # by identity: ranks that wrote the same group share one object
     for rank, of_rank in groups.items():
         for number, group in of_rank.items():
             if id(group) not in seen:
@@ -374,7 +374,7 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The ranks of a group, however many ranks call it what: columns of the table of groups."""
+    """Columns of the table of groups for one set of ranks, whatever names and numbers the ranks use for the group."""
 
     data_parallel: bool
     joins_all: bool
@@ -384,7 +384,7 @@ class _Members:
 
     @classmethod
     def of(cls, number: int, ranks: Sequence[int], placement: Placement) -> _Members:
-        """What the places of these ranks say."""
+        """Derive the columns from the places of these ranks."""
         places, size = [placement.places[rank] for rank in ranks if rank in placement.places], len(ranks)
         data_parallel = _is_data_parallel(places, size)
         within_worker = size > 1 and len(places) == size and len({(place.dp, place.pp) for place in places}) == 1
@@ -399,5 +399,5 @@ class _Members:
 
 
 def _is_data_parallel(places: list[Place], size: int) -> bool:
-    """More than one rank, all of one stage and one tensor-parallel slice."""
+    """Whether there is more than one rank, and all have the same stage and tensor-parallel slice."""
     return size > 1 and len({(place.pp, place.tp) for place in places}) == 1

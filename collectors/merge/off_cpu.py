@@ -1,8 +1,8 @@
-"""Time in which a training thread should have worked, and neither ran nor was ready to.
+"""Find time in which a training thread should have worked but neither ran nor was ready to run.
 
-In: the canonical ops of a recording, and its records of steps, with the times that the kernel counted. Out: the ops
-with the column `OFF_CPU`. A process that is stopped (by SIGSTOP, a debugger, a frozen cgroup) or waits for memory or
-a file shows here and nowhere else.
+In: the canonical ops of a recording, and its records of steps with the times that the kernel counted. Out: the ops
+with the column `OFF_CPU`. Only this column shows a process that is stopped (by SIGSTOP, a debugger, a frozen cgroup) or
+waits for memory or a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import polars as pl
 from tracekit.model import OpKind
 from tracekit.schema import LASTED, OFF_CPU
 
-#: At least this share of a rank's steps are quiet: it neither stops nor runs longer than usual in other ops.
+#: Assume that at least this share of a rank's steps are quiet: the rank neither stops nor runs longer than usual in
+#: other ops.
 QUIET_SHARE = 0.25
 #: Ops in which the thread has no reason to wait.
 _OWN = (
@@ -31,17 +32,17 @@ _OWN = (
 def with_off_cpu(
     ops: pl.DataFrame, records: pl.DataFrame, groups: pl.DataFrame, members: Mapping[int, Sequence[int]]
 ) -> pl.DataFrame:
-    """`ops` with `OFF_CPU`, seconds, on the first op of each worker's step; as they are if nothing is known.
+    """Add `OFF_CPU`, seconds, to the first op of each worker's step; `ops` is unchanged if nothing is known.
 
-    `records`: those of whole steps, with `peer` and `chunk` as the wire format says. `groups`: `within_worker`
-    tells which process groups have ranks of one worker only. `members`: as `ranks_of_workers`. A step of which one rank
-    of a worker says nothing gets none.
+    `records`: those of whole steps, with `peer` and `chunk` as in the wire format. `groups`: `within_worker` is true
+    for process groups that have ranks of one worker only. `members`: as returned by `ranks_of_workers`. A worker's step
+    gets none if the time of one of its ranks is unknown.
     """
     steps = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0) & (pl.col("chunk") >= 0))
     active_us = pl.col("peer") + pl.col("chunk").cast(pl.Int64)
     counted = steps.group_by("step", "rank").agg(active_s=active_us.sum() / 1e6)
     off = pl.col("own_s") - pl.col("active_s")
-    # It also runs in other ops, such as loading data: usually for so long.
+    # The thread also runs in other ops, such as data loading: usually for this long (negative).
     elsewhere = off.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0)
     known = (
         _own_s(ops, _together_s(records, groups), members)
@@ -60,7 +61,7 @@ def with_off_cpu(
 
 
 def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """How long each rank was in collectives of its worker: `step`, `member`, `own_s`."""
+    """How long each rank spent in collectives of its worker: `step`, `member`, `own_s`."""
     within = records.filter(pl.col("category") == "collective").join(
         groups.filter("within_worker"), on=["rank", "peer"]
     )
@@ -69,7 +70,7 @@ def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Sequence[int]]) -> pl.DataFrame:
-    """What each rank's own ops of a step lasted without what ranks of a worker do together inside them: `step`, `rank`
+    """How long each rank's own ops of a step lasted, without the collectives of its worker inside them: `step`, `rank`
     (of the worker), `position`, `member`, `own_s`.
     """
     own = ops.filter(pl.col("kind").cast(pl.String).is_in([str(kind) for kind in _OWN]))

@@ -1,16 +1,17 @@
-"""The rules that turn records into ops of the dependency graph.
+"""Turn records into ops of the dependency graph.
 
 In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start
-and end, and an `OpReport` that counts what became no op of its own.
+and end, and an `OpReport` that counts the records that did not become an op of their own.
 
-A compute contains what ran inside it: nested collectives (tensor parallelism), collections of garbage; not the time it
-waited in them for the last data-parallel rank. Without a pipeline its waits are an op of their own (`waits.py`).
-Gradient reductions that start inside a step's last backward are cut out of it: the compute ends where the last of them
-starts. An optimizer that calls its closure begins where the last op inside it ended. A send ends when its recv ends
-or, if its host waited for it, when that went on earlier.
-Anything without a kind counts as `host-delay` where it lies between the worker's computes, and is counted under its own
-name either way; waiting in it for the last rank of a data-parallel group is nobody's delay. So does what the loop does
-between two steps.
+A compute includes the nested collectives (tensor parallelism) and garbage collections that ran inside it, but not the
+time it waited in them for the last data-parallel rank. In a job without a pipeline, the waits of a compute become an op
+of their own (`waits.py`). Gradient reductions that start inside a step's last backward are cut out of it: the compute
+ends where the last of them starts. An optimizer that calls its closure begins where the last op inside it ended. A send
+ends when its recv ends, or when its own host stops waiting for it, if that is earlier.
+
+Records without a kind become `host-delay` if they lie between the worker's computes; in any case they are counted under
+their own name. The time they spend waiting for the last rank of a data-parallel group does not count as a delay. The
+loop's work between two steps is also `host-delay`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tracekit.collectors.merge.host_time import between_ops
 from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
 from tracekit.model import Layout, OpKind
 
-#: A wait shorter than this, ns, found its transfer finished.
+#: If a wait is shorter than this, ns, its transfer had already finished.
 NO_WAIT_NS = 100_000
 _DIRECT = {
     "compute": COMPUTES,
@@ -54,11 +55,11 @@ _UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk"
 
 @dataclass(frozen=True, slots=True)
 class OpReport:
-    """What became of the records. `other`: own name -> count, seconds, and how many became host-delay.
+    """Counts of the ops, and of the records that did not become an op of their own.
 
-    `nested`: collectives and collections inside computes, data fetches and checkpoints, part of their duration.
-    `estimated_recvs`: recvs whose wait found the data there. `causality_violations`: recvs that ended before their send
-    started.
+    `nested`: collectives and garbage collections inside computes, data fetches and checkpoints, whose durations include
+    them. `other`: own name -> count, seconds, and how many became host-delay. `estimated_recvs`: recvs whose data had
+    already arrived when the host began to wait. `causality_violations`: recvs that ended before their send started.
     """
 
     ops: int
@@ -78,7 +79,7 @@ class _Transfers:
 
 
 def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, OpReport]:
-    """Ops of the trace from the records of whole steps."""
+    """Build the ops of the trace from the records of whole steps."""
     is_step = pl.col("category") == "step"
     steps = records.filter(is_step)
     records = _with_chunks(_with_single_kinds(records.filter(~is_step)), layout)
@@ -133,7 +134,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
 
 
 def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
-    """A timer of Megatron that times several transfers at once becomes one record for each of them."""
+    """Split each Megatron timer that covers several transfers into one record per transfer."""
     fused = {name: [str(kind) for kind in kinds] for name, kinds in FUSED_TRANSFERS.items()}
     is_fused = (pl.col("category") == "span") & pl.col("name").is_in(list(fused))
     parts = pl.DataFrame({"name": list(fused), "part": list(fused.values())})
@@ -142,7 +143,7 @@ def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
-    """Without the spans and Megatron timers inside which a hook saw the op of that kind: it counts once."""
+    """Drop spans and Megatron timers inside which a hook recorded an op of the same kind, so that it counts once."""
     is_span = pl.col("category") == "span"
     hooked = direct.filter(~is_span).select("rank", "name", "start_ns", hooked_ns="start_ns").sort("start_ns")
     spans = direct.filter(is_span).sort("start_ns")
@@ -152,14 +153,14 @@ def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
 
 
 def _has_kind() -> pl.Expr:
-    """Records whose name is their kind: what the hooks name so, and spans the user named so."""
+    """Whether the name of a record is its kind: records of the hooks, and spans that the user named after a kind."""
     category, name = pl.col("category"), pl.col("name")
     hooked = pl.any_horizontal((category == one) & name.is_in(names) for one, names in _DIRECT.items())
     return hooked | ((category == "span") & name.is_in([str(kind) for kind in OpKind]))
 
 
 def _with_chunks(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
-    """`stage` keeps the pipeline stage index; `chunk` is its position among the stages of the rank."""
+    """Move the pipeline stage index to `stage`; make `chunk` its position among the stages of the rank."""
     staged = pl.col("category").is_in(["compute", "p2p"])
     records = records.with_columns(
         stage=pl.when(staged & (pl.col("chunk") >= 0)).then(pl.col("chunk")),
@@ -179,11 +180,11 @@ def _with_chunks(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
 
 
 def _transfers(records: pl.DataFrame) -> _Transfers:
-    """One op per p2p transfer. A send ends with its recv, or before, when the host that waited for it went on.
+    """One op per p2p transfer. A send ends with its recv, or earlier if its own host stopped waiting for it earlier.
 
-    A recv whose wait found the data there ended at an unknown time before: when its sender went on, if that waited for
-    it, and otherwise it is taken to have lasted as long as the median of those that were waited for, counted from the
-    later of send and recv.
+    If the data had arrived before the host began to wait, the recv ended at an unknown earlier time. If its sender
+    waited for the transfer, the recv ends when that wait ended. Otherwise it lasts, from the later of send and recv, as
+    long as the median recv that was waited for.
     """
     key = ["step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "stage"]
     whole = records.group_by(key).agg(
@@ -230,14 +231,14 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
 
 
 def _with_waits_of_host(ops: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
-    """`ops` with `posted_ns`, when the host asked for a transfer, and `resumed_ns`, when it had waited for it."""
+    """`ops` with `posted_ns`, when the host issued a transfer, and `resumed_ns`, when its wait for it ended."""
     one = ["rank", "step", "kind", "microbatch", "chunk"]
     asked = transfers.select(*one, "posted_ns", "resumed_ns")
     return ops.join(asked, on=one, how="left", nulls_equal=True, maintain_order="left")
 
 
 def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
-    """Optimizers without what the closure inside them did: its computes and the rest are ops of their own."""
+    """Cut the closure out of each optimizer that calls one: its computes and other ops are ops of their own."""
     is_optimizer = pl.col("kind") == str(OpKind.OPTIMIZER)
     inner = ops.filter(~is_optimizer).select("rank", "step", "kind", inner_ns="start_ns", inner_end_ns="end_ns")
     optimizers = ops.filter(is_optimizer).select("rank", "step", "start_ns", "end_ns")
@@ -257,7 +258,7 @@ def _without_closures(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _before_closures(optimizers: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
-    """What an optimizer does before it calls its closure: host work of its own name before the first compute."""
+    """The work of optimizers before they call their closure: host work with its own name before the first compute."""
     computes = ops.filter(pl.col("kind").is_in(COMPUTES)).select("rank", "step", compute_ns="start_ns")
     first = (
         optimizers.join(computes, on=["rank", "step"])
@@ -271,10 +272,10 @@ def _before_closures(optimizers: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFram
 
 
 def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
-    """The collections of garbage among `ops` that an optimizer contains: they are part of it.
+    """The garbage collections among `ops` that count as part of an optimizer, because they start inside it.
 
-    So are those between the reduction of the gradients and the optimizer: the graph has no place for host work there,
-    and their time is the launch delay of the optimizer.
+    Garbage collections between the gradient reduction and the optimizer are included: the graph has no place for host
+    work there, so their time becomes the launch delay of the optimizer.
     """
     key = ["rank", "step"]
     optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", until_ns="end_ns")
@@ -291,10 +292,10 @@ def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
 def _between_steps(
     steps: pl.DataFrame, ops: pl.DataFrame, optimizers: pl.DataFrame, records: pl.DataFrame
 ) -> pl.DataFrame:
-    """From the end of a rank's last step to its first op, as host-delay: logging, evaluation, whatever the loop does.
+    """The time from the end of a rank's previous step to its first op, as host-delay: logging, evaluation, other work.
 
-    `optimizers` as they were recorded: waiting at their end is no longer in `ops`. Where the step before was not
-    recorded, the host says when it ended; a GPU may have ended it later.
+    `optimizers`: as recorded, since `ops` no longer includes the waits at their end. If the previous step was not
+    recorded, it ends when the host ended it; ranks timed by a GPU then get no delay, as their GPU may have ended later.
     """
     on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
     spanned = ops.group_by("rank", "dp_rank", "pp_rank", "step").agg(
@@ -317,10 +318,10 @@ def _between_steps(
 
 
 def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, dict[str, float]]]:
-    """What has no kind, as host-delay where it overlaps no op of the worker, and counted under its own name.
+    """Turn records without a kind into host-delay if they overlap no op of the worker; count all by their own name.
 
-    Behind the first reduction or optimizer the graph has no place for it: there it is only counted, and its time is
-    the launch delay of what follows.
+    After the first reduction or optimizer of a step, the graph has no place for host work. Such records are only
+    counted, and their time becomes the launch delay of the next op.
     """
     key = ["rank", "step"]
     ends = ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER)]))

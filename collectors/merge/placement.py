@@ -1,8 +1,8 @@
-"""Where every rank of a job stands: its dp, pp, tp and cp rank, and how that was found.
+"""Find the dp, pp, tp and cp rank of every rank of a job.
 
 In: the facts the ranks wrote (device meshes, Megatron's state, pipeline groups, process groups) and options. Out:
-a `Placement`. The order of belief: options, named device meshes, Megatron, pipeline stages with the groups that reduced
-gradients. Ranks that disagree are an error that names them.
+a `Placement`, which also says how the places were found. Sources in order of precedence: options, named device meshes,
+Megatron, pipeline stages with the groups that reduced gradients. If ranks disagree, the error names them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from tracekit.errors import LayoutError
 from tracekit.model import Layout
 
-#: Name of a mesh dimension -> word of the layout.
+#: Name of a mesh dimension -> dimension of the layout.
 DIMENSION_WORDS = {
     "dp": "dp",
     "data": "dp",
@@ -41,13 +41,13 @@ DIMENSION_WORDS = {
     "sp": "cp",
 }
 WORDS = ("dp", "pp", "tp", "cp")
-#: What to do if the ranks do not tell their layout.
+#: Advice for jobs whose layout the ranks do not reveal.
 STATE_THEM = "state the sizes with --dp, --pp and --tp, or for kept segments with `tracekit import --layout`"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank stands."""
+    """The position of one rank in the layout."""
 
     dp: int = 0
     pp: int = 0
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where every rank stands, the sizes, and `source`: how it was found."""
+    """The place of every rank, the sizes of the layout, and `source`: how the places were found."""
 
     layout: Layout
     places: Mapping[int, Place]
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What one rank knows. `reduced`: ranks of the groups over which it reduced gradients, most used first."""
+    """What one rank knows. `reduced`: the ranks of each group over which it reduced gradients, most used first."""
 
     rank: int
     world_size: int
@@ -78,7 +78,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
-    """Sizes the user states; None is found out."""
+    """Sizes that the user states; those that are None are inferred."""
 
     dp: int | None = None
     pp: int | None = None
@@ -110,7 +110,7 @@ class _Mesh:
         return cls(tuple(fact["names"] or ()), tuple(shape), tuple(members))
 
     def places_all(self, world_size: int) -> bool:
-        """Whether it holds all ranks, in dimensions of known names."""
+        """Whether the mesh contains all ranks and all its dimensions have known names."""
         known = len(self.names) == len(self.shape) and all(name in DIMENSION_WORDS for name in self.names)
         return known and bool(self.names) and len(self.members) == world_size
 
@@ -152,9 +152,10 @@ def _agreed_world_size(ranks: list[RankFacts]) -> int:
 
 
 def _check_loops(ranks: list[RankFacts]) -> None:
-    """Raise LayoutError for a pipeline that turns around, as ZBV's and DualPipeV's do.
+    """Raise LayoutError for a V-shaped pipeline, such as those of ZBV and DualPipeV.
 
-    The graph sends a chunk of the last rank on to the first one; there, both chunks at the turn are on one rank.
+    In the graph, the last rank sends the output of its chunk to the first rank. In a V-shaped pipeline, both chunks at
+    the turn are on one rank.
     """
     for one in ranks:
         stages = sorted({int(pipeline["stage_index"]) for pipeline in one.pipelines if "stage_index" in pipeline})
@@ -187,7 +188,7 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
 
 
 def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
-    """What the job itself tells; None if it contradicts itself or says nothing, since options are there to help."""
+    """Places from the facts of the job; None if they conflict or are missing, which is what the options are for."""
     try:
         return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
     except LayoutError:
@@ -195,13 +196,13 @@ def _from_job(ranks: list[RankFacts], world_size: int) -> _Found | None:
 
 
 def _largest(places: Mapping[int, Place]) -> dict[str, int]:
-    """Sizes from the largest places."""
+    """Sizes of the layout, from the highest rank in each dimension."""
     return {word: 1 + max(getattr(place, word) for place in places.values()) for word in WORDS}
 
 
 def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
-    """Places from the device mesh that holds all ranks and whose dimensions all have known names."""
-    seen: dict[int, _Mesh] = {}  # by identity: ranks that wrote the same mesh share it
+    """Places from the device mesh that contains all ranks and whose dimensions all have known names."""
+    seen: dict[int, _Mesh] = {}  # by identity: ranks that wrote the same mesh share one object
     builders: dict[_Mesh, list[int]] = {}
     for one in ranks:
         for fact in one.meshes:
@@ -236,7 +237,7 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
 
 
 def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
-    """Places from Megatron's parallel state, which each rank knows for itself."""
+    """Places from Megatron's parallel state; each rank knows its own."""
     knowing = [one for one in ranks if one.megatron is not None]
     if not knowing:
         return None
@@ -286,7 +287,7 @@ def _from_groups(ranks: list[RankFacts], world_size: int) -> _Found:
 
 
 def _spread_replicas(ranks: list[RankFacts], places: dict[int, Place]) -> None:
-    """Pipelines that share no gradient group are told apart by their first rank."""
+    """Give each pipeline its own dp rank, in order of first ranks, if no gradient group shows which is which."""
     pipelines = sorted({tuple(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines})
     for one in ranks:
         if one.pipelines:
@@ -295,14 +296,14 @@ def _spread_replicas(ranks: list[RankFacts], places: dict[int, Place]) -> None:
 
 
 def _group_sizes(ranks: list[RankFacts]) -> dict[str, int]:
-    """Sizes from the groups themselves, where ranks are missing."""
+    """Sizes from the groups themselves, for jobs with missing ranks."""
     pp = max((len(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines), default=1)
     dp = max((len(one.reduced[0]) for one in ranks if one.reduced), default=1)
     return {"dp": dp, "pp": pp, "tp": 1, "cp": 1}
 
 
 def _check_distinct(found: _Found, sizes: Mapping[str, int], world_size: int) -> None:
-    """Every rank at its own place, and as many places as ranks."""
+    """Raise LayoutError unless every rank has its own place and there are as many places as ranks."""
     taken: dict[Place, int] = {}
     for rank, place in sorted(found.places.items()):
         if place in taken:
@@ -320,7 +321,7 @@ def _check_distinct(found: _Found, sizes: Mapping[str, int], world_size: int) ->
 
 
 def _chunks(ranks: list[RankFacts], pp: int) -> int:
-    """Model chunks per rank: pipeline stages over pipeline ranks."""
+    """Model chunks per rank: pipeline stages divided by pipeline ranks."""
     counts = [int(one.pipelines[0]["num_stages"]) for one in ranks if one.pipelines]
     megatron = [int(one.megatron["vpp"]) for one in ranks if one.megatron is not None]
     if counts:
@@ -329,7 +330,7 @@ def _chunks(ranks: list[RankFacts], pp: int) -> int:
 
 
 def _flatten(nested: Any) -> tuple[list[int], list[int]]:
-    """Shape and members, row-major, of nested lists."""
+    """The shape and the members, row-major, of nested lists."""
     shape: list[int] = []
     level = nested
     while isinstance(level, list):

@@ -1,4 +1,4 @@
-"""What recording costs: steps with hooks beside steps without, as far as the run has both.
+"""Measure what recording costs: compare steps with hooks to steps without, if the run has both.
 
 In: the ends of steps in an `AttemptRecording`. Out: a `RecordingCost`, or why there is none.
 """
@@ -13,12 +13,12 @@ import numpy.typing as npt
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
-#: Comparisons between steps that were all without hooks; fewer do not tell how much such a comparison varies.
+#: Comparisons needed between steps that all ran without hooks; fewer do not show how much such comparisons vary.
 FEWEST_PLACEBOS = 5
-#: Longer stretches of steps are not compared: the job may drift within them.
+#: Do not compare longer blocks of steps: the job may drift within them.
 LONGEST_BLOCK = 50
-#: A normal distribution's standard deviation in median absolute deviations, and the standard error of a median in
-#: those of a mean.
+#: The standard deviation of a normal distribution in median absolute deviations, and the standard error of a median in
+#: standard errors of a mean.
 _SIGMA_PER_MAD, _MEDIAN_ERROR = 1.4826, 1.2533
 
 _Floats = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ _Floats = npt.NDArray[np.float64]
 class RecordingCost:
     """How much longer steps take with recording than without, as a share of a step, and its standard error.
 
-    The error is what comparisons between steps that were all without recording vary by.
+    The error is how much comparisons between steps that all ran without recording vary.
     """
 
     share: float
@@ -39,7 +39,7 @@ class RecordingCost:
     off_steps: int
 
     def sentence(self) -> str:
-        """What to tell the user."""
+        """The message for the user."""
         return (
             f"recording costs {self.share:.1%} +- {self.error:.1%} of a step ({self.on_s * 1e3:.2f} ms in"
             f" {self.on_steps} steps, {self.off_s * 1e3:.2f} ms in {self.off_steps} without)"
@@ -47,7 +47,7 @@ class RecordingCost:
 
 
 def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
-    """The cost, or in a sentence why it cannot be told.
+    """The cost, or a sentence that says why it is unknown.
 
     Each run of recorded steps is compared with as many steps without recording on both sides of it. The first step
     after each switch is left out.
@@ -84,7 +84,7 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
 
 
 def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Floats, npt.NDArray[np.bool_]]:
-    """Steps in order; of each the median over the ranks of how long it took, seconds, and whether it was recorded."""
+    """Steps in order, the duration of each (median over the ranks, seconds), and whether it was recorded."""
     ends = np.concatenate([one.records[one.records["category"] == Category.STEP] for one in recording.ranks.values()])
     ends = ends[np.argsort(ends["step"], kind="stable")]
     steps, first = np.unique(ends["step"], return_index=True)
@@ -95,13 +95,13 @@ def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Fl
 
 
 def _effect(block: _Floats, off: _Floats, at: int) -> float:
-    """How much longer the steps of a block took than the steps without recording beside position `at`, as logarithm."""
+    """How much longer a block's steps took than the steps without recording around position `at`, as a logarithm."""
     beside = np.concatenate([off[max(0, at - len(block)) : at], off[at : at + len(block)]])
     return float(np.median(block) - np.median(beside))
 
 
 def _placebos(off: _Floats, size: int) -> _Floats:
-    """The same comparison for blocks that were not recorded either."""
+    """The same comparison for blocks that were not recorded."""
     blocks = off[: len(off) // size * size].reshape(-1, size)
     beside = np.concatenate([blocks[:-2], blocks[2:]], axis=1)
     return np.asarray(np.median(blocks[1:-1], axis=1) - np.median(beside, axis=1), np.float64)

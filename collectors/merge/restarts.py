@@ -1,7 +1,7 @@
-"""Attempts of one job, before and after an elastic restart, as segments of one trace.
+"""Join attempts of one job, before and after an elastic restart, as segments of one trace.
 
-In: merged attempts. Out: those that belong together, and their trace, in which the steps of a later attempt follow
-those of the one before.
+In: merged attempts. Out: the attempts that belong together, and their trace, in which the steps of each attempt follow
+those of the previous one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from tracekit.collectors.merge.merge import MergedAttempt
 from tracekit.errors import TracekitError
 from tracekit.trace import Trace
 
-#: Where the trace's metadata says which steps are of which attempt.
+#: Key of the trace's metadata that says which steps belong to which attempt.
 SEGMENTS = "segments"
 
 
 def segments_of_jobs(attempts: Iterable[MergedAttempt]) -> list[list[MergedAttempt]]:
-    """Attempts in order, those together that follow one another and are one job: the same program on the same hosts in
-    the same layout.
+    """Group consecutive attempts, in order, that are one job: the same program on the same hosts in the same layout.
 
-    A restart on other hosts, or with another number of ranks, begins another trace: its workers are not those before.
+    A restart on other hosts or with another number of ranks begins another trace, because its workers are different.
     """
     jobs: list[list[MergedAttempt]] = []
     for attempt in attempts:
@@ -44,11 +43,11 @@ def _is_same_job(before: MergedAttempt, after: MergedAttempt) -> bool:
 
 
 def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
-    """One trace of all segments of a job; that of a single one is its own.
+    """Make one trace of all segments of a job; a single segment keeps its own trace.
 
-    Steps keep their numbers where these go on (a script that numbers them itself), else they are counted on. A number
-    is left free between two segments: nobody stood still there, the job was down. The metadata is that of the last
-    segment, with the steps of each in `segments`.
+    Steps keep their numbers if these continue (the script numbers its steps itself); otherwise they are numbered on
+    from the previous segment. One number is left free between two segments: the job was down there, no worker was
+    stalled. The metadata is that of the last segment, with the steps of each segment in `segments`.
     """
     last = segments[-1].trace
     if len(segments) == 1:
@@ -84,10 +83,10 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
 
 
 def merge_run(numbers: Sequence[int], merge: Callable[[int], MergedAttempt]) -> Trace:
-    """The trace of the last job in a run directory, with all its segments, of attempts that `merge` merges by number.
+    """The trace of the last job in a run directory, with all its segments. `merge` merges an attempt, given its number.
 
-    Attempts that are of no use, or of another job, are named in the metadata as `other_attempts`. Raises what `merge`
-    raises for the last one where none can be merged.
+    The metadata lists attempts that cannot be merged or belong to another job as `other_attempts`. If no attempt can be
+    merged, raises what `merge` raises for the last one.
     """
     merged: list[MergedAttempt] = []
     for number in numbers:

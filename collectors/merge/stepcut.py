@@ -1,8 +1,7 @@
-"""Cutting ops on an absolute clock into steps that start at 0 and are numbered within each kind.
+"""Cut ops on an absolute clock into steps that start at 0, and number the ops of each kind within a step.
 
-In: ops with absolute `start_ns` and `end_ns`; transfers also with `posted_ns` and `resumed_ns`, null for other ops,
-where the host's waits were recorded.
-Out: canonical columns, and when each step started.
+In: ops with absolute `start_ns` and `end_ns`; if the host's waits were recorded, transfers also have `posted_ns` and
+`resumed_ns`, which are null for other ops. Out: canonical columns, and when each step started.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class CutOps:
 
 
 def cut_steps(ops: pl.DataFrame) -> CutOps:
-    """Starts in seconds from the step's start, and `seq` in order of start.
+    """Express starts in seconds from the start of the step, and number `seq` in order of start.
 
-    A step starts when the last rank begins it: ranks of a late stage begin while an early stage still finishes the
-    step before, and that time belongs to the step before; such ops have a negative start.
+    A step starts when the last rank begins it. Ranks of a late stage begin while an early stage still finishes the
+    previous step, and that time belongs to the previous step; such ops have a negative start.
     """
     firsts = ops.group_by("step", "rank").agg(first_ns=pl.col("start_ns").min())
     starts = firsts.group_by("step").agg(step_ns=pl.col("first_ns").max()).sort("step")

@@ -1,4 +1,4 @@
-"""What a run could not record, and why: hooks that do not fit this torch, hooks that failed, recordings that stopped.
+"""Report what a run could not record, and why: hooks that do not fit this torch, failed hooks, stopped recordings.
 
 In: an `AttemptRecording`. Out: `Unrecorded`, for the closing lines of `tracekit collect` and the trace's metadata.
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 
-#: Ranks that a line names.
+#: Name at most this many ranks in a line.
 MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LostHook:
-    """A hook that could not be put in place. `lacks`: what the trace therefore has not; `torch`: its version."""
+    """A hook that could not be installed. `lacks`: what the trace lacks as a result; `torch`: the version of torch."""
 
     hook: str
     reason: str
@@ -29,7 +29,7 @@ class LostHook:
 
 @dataclass(frozen=True, slots=True)
 class FailedHook:
-    """A hook that failed while the job ran, and is off since. `calls`: over all ranks, those it missed included."""
+    """A hook that failed while the job ran and has been off since. `calls`: over all ranks, including missed calls."""
 
     hook: str
     calls: int
@@ -40,8 +40,8 @@ class FailedHook:
 class Unrecorded:
     """What an attempt lacks.
 
-    `stopped`: rank -> last step, of ranks whose recording stopped before they ended. `unused_device`: what torch could
-    use a GPU with (`CUDA 13.0`) if no rank did.
+    `stopped`: rank -> last step, for ranks whose recording stopped before they ended. `unused_device`: the GPU platform
+    that torch could have used (`CUDA 13.0`) if no rank used a GPU.
     """
 
     lost: tuple[LostHook, ...]
@@ -70,7 +70,7 @@ class Unrecorded:
         return f"the recording stops early on {where}: killed, out of disk space, or still running"
 
     def lines(self) -> list[str]:
-        """Closing lines for the user. Failed hooks are reported per rank elsewhere."""
+        """Closing lines for the user. They omit failed hooks, which are reported per rank elsewhere."""
         lines = [
             f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {_ranks(one.ranks)}; the"
             f" trace lacks {one.lacks}"
@@ -89,7 +89,7 @@ def find_unrecorded(recording: AttemptRecording) -> Unrecorded:
 
 
 def _last_step(one: RankRecording) -> int:
-    """The last step of which there is a record, -1 if there is none."""
+    """The last step with a record, -1 if there is none."""
     return int(one.records["step"].max()) if len(one.records) else -1
 
 
@@ -114,7 +114,7 @@ def _failed(ranks: Iterable[RankRecording]) -> tuple[FailedHook, ...]:
 
 
 def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
-    """What torch could use a GPU with, where every rank ended without having used one; else None."""
+    """The GPU platform that torch could have used, if every rank ended without using a GPU; else None."""
     versions = set()
     for one in ranks:
         version = _told(one, "torch").get("device")
@@ -125,7 +125,7 @@ def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
 
 
 def _told(one: RankRecording, kind: str) -> dict[str, Any]:
-    """The last fact of a kind, if it is an object; else empty."""
+    """The last fact of a kind if it is an object; otherwise an empty dict."""
     facts = one.facts.get(kind, [])
     return facts[-1] if facts and isinstance(facts[-1], dict) else {}
 

@@ -1,11 +1,11 @@
-"""Computes that waited for collectives in their middle, such as FSDP's gathering of parameters.
+"""Split computes that wait for collectives in their middle, such as FSDP's all-gathers of parameters.
 
-In: ops, and the waits inside them. Out: ops in which such a compute is three: its work up to the last wait, all its
-waits as one collective, the work behind. The ranks of a collective pass it together, so what one waits is what another
-is late: kept inside the compute, a slow rank would make all of them look slow.
+In: ops, and the waits inside them. Out: ops in which such a compute becomes three: its work up to the last wait, all
+its waits as one collective, and its work after the last wait. The ranks of a collective leave it together, so one rank
+waits as long as another is late. If the waits stayed inside the compute, one slow rank would make all ranks look slow.
 
-Waits before the last one lose their place. Since each joins the same ranks, the one that has worked longest up to the
-last wait has waited least, and the time that is left when all have done their work is the transfer.
+The positions of the earlier waits are lost. All waits join the same ranks, so the rank that works longest up to the
+last wait has waited least. The time left after all ranks have done their work is the transfer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _COLLECTIVES = {
 
 
 def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Split the computes of `ops` that hold `waits` (rank, start_ns, end_ns). Not for jobs with a pipeline.
+    """Split the computes of `ops` that contain `waits` (rank, start_ns, end_ns). Not for jobs with a pipeline.
 
-    There a recv belongs to one compute, and the collectives between its parts would come between the two.
+    In a pipeline, a recv belongs to one compute; the collectives between the parts of the compute would come between
+    the two.
     """
     is_compute = pl.col("kind").is_in(list(_COLLECTIVES))
     computes = ops.filter(is_compute).with_row_index("compute")
@@ -46,7 +47,7 @@ def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
 
 
 def shorter_by_waits(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Optimizers of `ops` without their `waits` (rank, start_ns, end_ns), such as for weights that others updated."""
+    """Subtract `waits` (rank, start_ns, end_ns), such as those for weights that other ranks update, from optimizers."""
     is_optimizer = pl.col("kind") == str(OpKind.OPTIMIZER)
     optimizers = ops.filter(is_optimizer).with_row_index("compute")
     shorter = optimizers.join(_waited(optimizers, waits), on="compute", how="left")
@@ -55,10 +56,10 @@ def shorter_by_waits(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_meetings(gaps: pl.DataFrame, meetings: pl.DataFrame) -> pl.DataFrame:
-    """The parts of `gaps` in which a rank waited for no other: those between its `meetings`.
+    """The parts of `gaps` in which a rank did not wait for others: those between its `meetings`.
 
-    `gaps`: ops, disjoint on a rank. `meetings` (rank, wait_ns, released_ns): when a rank entered a collective, and when
-    the last one had.
+    `gaps`: ops that do not overlap on a rank. `meetings` (rank, wait_ns, released_ns): when a rank entered a
+    collective, and when the last rank did.
     """
     placed = (
         meetings.filter(pl.col("released_ns") > pl.col("wait_ns"))
@@ -80,14 +81,14 @@ def without_meetings(gaps: pl.DataFrame, meetings: pl.DataFrame) -> pl.DataFrame
 
 
 def _waited(computes: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Per compute that waited: for how long in all, and when its last wait ended, ns."""
+    """For each compute that waited: its total wait, and when its last wait ended, ns."""
     hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns").sort("start_ns")
     placed = (
         waits.sort("start_ns")
         .join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
         .filter(pl.col("start_ns") < pl.col("host_end_ns"))
         .with_columns(end_ns=pl.min_horizontal("end_ns", "host_end_ns"))
-        # A wait may lie in another one: a work inside FSDP's own wait. Time counts once.
+        # A wait may lie inside another one: the wait for a `Work` inside FSDP's own wait. Count the time once.
         .with_columns(before_ns=pl.col("end_ns").cum_max().shift(1).over("compute").fill_null(0))
         .with_columns(length_ns=pl.col("end_ns") - pl.max_horizontal("start_ns", "before_ns"))
     )

@@ -1,8 +1,8 @@
 """Starts recording in a process that `tracekit collect` launched.
 
-In: the environment the launcher set. Out: one active `Session` in each training process, nothing in any other: the
-elastic agent, data-loader workers and resource trackers run this too. torch is never imported from here; what is to be
-patched is patched when the process itself imports it.
+In: the environment the launcher set. Out: one active `Session` in each training process, none in others: the
+elastic agent, data-loader workers and resource trackers run this too. torch is never imported from here; modules are
+patched when the process itself imports them.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def activate(rank: int, world_size: int) -> None:
 
 
 def _claimed(directory: Path, rank: int) -> bool:
-    """Whether this process is `rank` from now on; it is not where another process of this attempt already is.
+    """Claim `rank` for this process; False if another process of this attempt already has it.
 
-    That other process says which launcher it has. Of another launcher, it is the rank of another job.
+    The claim names the launcher of that process. If it is another launcher, the process belongs to another job.
     """
     launcher = f"{socket.gethostname()} {os.environ.get(ENV_RINGS)}".encode()
     claim = directory / f"{rank_stem(rank)}.claim"
@@ -147,7 +147,7 @@ def _claimed(directory: Path, rank: int) -> bool:
         claimed_by = claim.read_bytes()
         if claimed_by and claimed_by != launcher:
             with contextlib.suppress(FileExistsError):
-                (directory / "other-job.claim").touch(exist_ok=False)  # said by one rank
+                (directory / "other-job.claim").touch(exist_ok=False)  # only one rank reports it
                 _warn(f"{directory.parent}: another job records here; give each job a folder of its own (--segments)")
         return False
     return True
@@ -167,7 +167,7 @@ def _start(rank: int, world_size: int) -> Any:
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
     recorder.between = Control(directory.parent, functools.partial(setattr, session, "schedule")).look
-    session.start()  # raises where the process may have no more threads: then there are no hooks either
+    session.start()  # raises if the process may start no more threads: then no hooks are installed either
     install_hooks(session)
     if options.hang_after_s > 0 and world_size > 1:
         from tracekit.collectors.runtime.hang_watch import HangWatch

@@ -1,10 +1,10 @@
-"""Callbacks of collectives on gloo's threads, without deadlocks at the end of a process group or a process.
+"""Run callbacks of collectives on gloo's threads without deadlocks at the end of a process group or a process.
 
-A process group joins its threads when it ends, and its last owner may hold the interpreter's lock meanwhile: the C++
-part of DistributedDataParallel does. A thread that wants the lock then, for a callback or to let go of a work and what
-torch keeps with it, never comes back: the rank hangs. In an interpreter that ends, such a thread is killed, and the
-process with it ("terminate called without an active exception"). Torch can do both by itself, rarely; callbacks keep
-its threads at it for longer, so here we see to it that neither can happen to a job that is recorded.
+A process group joins its threads when it ends, and its last owner may hold the GIL meanwhile: the C++ part of
+DistributedDataParallel does. A thread that then needs the GIL, for a callback or to release a work and what torch keeps
+with it, never returns: the rank hangs. When the interpreter shuts down, such a thread is killed, and the process with
+it ("terminate called without an active exception"). Both can happen in torch alone, rarely; callbacks make them
+more likely because its threads need the GIL for longer. This module ensures that neither can happen to a recorded job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-#: Threads of a gloo process group: as many works can end at once.
+#: Threads of a gloo process group: this many works can end at once.
 GLOO_THREADS = 2
 #: How long to wait for callbacks at the end, and how often to check, seconds. Callbacks of finished collectives take a
 #: moment; those of unfinished ones never run.

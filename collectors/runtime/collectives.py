@@ -1,8 +1,8 @@
-"""Collectives under way: when each began and ended, over which process group, and who waits for it.
+"""Track collectives under way: when each began and ended, over which process group, and who waits for it.
 
-In: calls of torch, from the hooks. Out: collective records, with the process group by number. The end of a collective
-is when its future completes; nobody waits for it here. NCCL's futures call back at once, on a stream that waits for the
-collective: a mark placed there is passed when the collective ends.
+In: calls of torch, from the hooks. Out: collective records, with the number of the process group. A collective ends
+when its future completes; nothing here waits for that. NCCL's futures call back at once, on a stream that waits for the
+collective: the device passes a mark placed there when the collective ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Collectives:
         session.before_the_end.append(self._callbacks.wait_for_all)
 
     def group_number(self, group: Any) -> int:
-        """The number that stands for a process group in records."""
+        """The number of a process group in records."""
         number = self._groups.get(group.group_name)
         if number is None:
             number = self._groups[group.group_name] = len(self._groups)
@@ -59,13 +59,13 @@ class Collectives:
         return number
 
     def note_inside(self, name: str, group: Any, work: Any) -> None:
-        """Remember which collective this work is of. By id: keeping the work would keep its tensors."""
+        """Remember which collective this work belongs to. By id: keeping the work would keep its tensors."""
         self.inside[id(work)] = (name, self.group_number(group))
 
     def launched(self, args: tuple[Any, ...]) -> Instant | None:
         """The current time on the clock of the first tensor; None while a graph is captured.
 
-        A callback of a captured collective would draw its stream into the graph, and the capture would fail.
+        The callback of a captured collective would pull its stream into the graph, and the capture would fail.
         """
         session = self.session
         if session.device is None:
@@ -98,7 +98,7 @@ class Collectives:
         if work is None:  # it runs on the current stream
             session.collective_ended(*begun)
             return
-        # A blocking caller continues as soon as it is over; the thread that completes futures may run late.
+        # A blocking caller continues as soon as the collective ends; the thread that completes futures may run late.
         waited_for_here = blocks and type(start) is int
         if not waited_for_here and name not in self._without_future and not self._is_coalesced(work):
             try:

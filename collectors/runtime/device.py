@@ -1,14 +1,14 @@
 """Times ops on a GPU with CUDA events, without ever waiting for one.
 
-In: the places in the streams that hooks mark. Out: records on the device's own clock, flagged so, and readings of that
-clock against the host's, with which the merge turns device times into host times. On a torch built without CUDA there
-is no `DeviceClock` and the hooks take host times. They do too where torch has CUDA and the process does not use it,
-as on a machine without a driver: nothing but `is_initialized` is asked until it does.
+In: the marks that hooks place in streams. Out: records on the device's own clock, flagged as such, and readings of that
+clock against the host's, which the merge uses to convert device times to host times. If torch is built without CUDA,
+there is no `DeviceClock` and the hooks take host times. They also do so if torch has CUDA but the process does not use
+it, as on a machine without a driver: until the process uses CUDA, only `is_initialized` is called.
 
-Everything happens in the threads that train, nothing in the writer: asking for an event while another thread captures
-a CUDA graph can invalidate the capture, and only the training thread can know that none is under way. It asks at the
-boundaries of steps, oldest op first, and stops at the first that is not done; so an op is asked for a step or two
-after it was launched, when it is done. An end of a step waits in the same line: a step is whole when all its ops are.
+Everything runs in the training threads, nothing in the writer: querying an event while another thread captures a CUDA
+graph can invalidate the capture, and only the training thread can know that no capture is under way. It queries ops at
+the boundaries of steps, oldest first, and stops at the first that is not done; an op is therefore queried a step or two
+after its launch, when it is done. The end of a step waits in the same queue: a step is complete when all its ops are.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, Protocol
 from tracekit.collectors.runtime.ring import Record
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
-#: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without asking.
+#: A host time in ns, or a `Mark`. Any, because without a device they are added and subtracted without a check.
 Instant = Any
 #: category, flags, name number, step, microbatch, stage index, peer or group number.
 Head = tuple[int, int, int, int, int, int, int]
 
-#: The clock is read, and the base of elapsed times renewed, this often, ns: they are float32 milliseconds, which are
-#: half a microsecond exact up to 16 s. The first readings come sooner, so that short runs know their drift.
+#: How often the clock is read and the base of elapsed times renewed, ns. Elapsed times are float32 milliseconds, which
+#: are exact to half a microsecond up to 16 s. The first readings come sooner, so that short runs know their drift.
 REBASE_NS = 10_000_000_000
 FIRST_REBASE_NS = 1_000_000_000
 #: How often finished ops are drained within long steps, ns.
@@ -38,7 +38,7 @@ DRAIN_NS = 1_000_000_000
 PENDING_LIMIT = 1 << 15
 #: Events kept for reuse.
 POOL_LIMIT = 1 << 12
-#: A reading is taken this often at a time, the closest counts, and is asked for this often before it is left for later.
+#: Take this many readings at a time and keep the narrowest; query each this many times before leaving it for later.
 READINGS, QUERIES = 3, 64
 
 
@@ -86,7 +86,7 @@ class _Base(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A record that waits for the device; without a `base` it has host times and waits for those before it only."""
+    """A record that waits for the device; without a `base` it has host times and waits only for earlier records."""
 
     head: Head
     begin: Instant
@@ -99,7 +99,7 @@ class DeviceClock:
     """Times the ops of one rank on the clock of its GPU; a rank has one GPU, ops on others are timed on the host.
 
     `deliver` takes finished records, `tell` readings of the clock: device ns, host ns before, host ns after. `opened`
-    is called when the clock starts, `failed` with the error when CUDA refuses: then all goes on with host times.
+    is called when the clock starts, `failed` with the error if CUDA fails: from then on, host times are used.
     Device times count from the host time of the first reading, so they are host times but for drift.
     """
 
@@ -145,9 +145,9 @@ class DeviceClock:
         return self._base is not None or self._cuda.is_initialized()
 
     def capturing(self) -> bool:
-        """Whether a graph is being captured on the current stream, or CUDA would not say: then touch nothing.
+        """Whether a graph is being captured on the current stream, or CUDA does not tell: then call nothing else.
 
-        A process that has not used CUDA captures nothing. It is not asked: without a driver the question raises.
+        A process that has not used CUDA captures nothing. CUDA is not asked then: without a driver, the call raises.
         """
         try:
             return self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
@@ -232,7 +232,7 @@ class DeviceClock:
             except RuntimeError:
                 if _passed(op):
                     raise
-                break  # it began on a stream that the one of its end did not wait for
+                break  # it began on a stream that the stream of its end did not wait for
             self._deliver(record)
             pending.popleft()
 
@@ -250,17 +250,17 @@ class DeviceClock:
         return (head[0], head[1] | Flag.DEVICE_CLOCK, *head[2:], begin_ns, end_ns, extra)
 
     def _host_record(self, head: Head, begin: Instant, end: Instant, extra: Instant) -> Record:
-        """The record in host times; a step whose ops were dropped is not whole."""
+        """The record in host times; a step whose ops were dropped is not complete."""
         if head[0] == Category.STEP and head[3] in self._dropped_steps:
             self._dropped_steps.discard(head[3])
             head = (head[0], head[1] & ~Flag.COMPLETE, *head[2:])
         return (*head, host_ns(begin), host_ns(end), host_ns(extra))
 
     def _read_clock(self) -> None:
-        """Pair the two clocks: an event on a stream of our own, where nothing is before it, between two host times.
+        """Pair the two clocks: record an event on an otherwise empty stream of our own, between two host times.
 
-        It is done in microseconds unless the GPU has one queue for all streams (CUDA_DEVICE_MAX_CONNECTIONS=1): then
-        it is looked for again at the next step, and the two times lie far apart, which the fit of the clock respects.
+        The event is done in microseconds unless the GPU has one queue for all streams (CUDA_DEVICE_MAX_CONNECTIONS=1).
+        In that case it is queried again at the next step, and the two times lie far apart; the clock fit allows for it.
         """
         if self._side is None:
             self._index = self._cuda.current_device()
@@ -271,7 +271,7 @@ class DeviceClock:
             if reading is None:
                 if (
                     best is not None
-                ):  # looked for again when the next is due, it would be as wide as the time until then
+                ):  # if queried again when the next is due, it would be as wide as the time until then
                     self._candidate = None
                 break
             if best is None or reading.after_ns - reading.before_ns < best.after_ns - best.before_ns:

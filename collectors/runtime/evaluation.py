@@ -1,8 +1,8 @@
-"""Evaluation between training steps.
+"""Record evaluation between training steps.
 
-In: `eval()` of a module that trains, or a call of a trained module in evaluation mode. Out: an op from there to the
-return to training: the module is put back into training mode, computes with gradients or is saved, an optimizer steps,
-or the loader that feeds the training is asked. Whatever runs in between belongs to the evaluation.
+In: `eval()` of a module that trains, or a call of a trained module in evaluation mode. Out: an op from that call until
+training resumes: the module is put back into training mode, computes with gradients or is saved, an optimizer steps, or
+the training loader is asked for data. Everything in between belongs to the evaluation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Evaluation:
         self._session = session
         self._module: Any = None
         self._start: Instant = 0
-        self._back = Patch(torch.nn.Module, "train", self._train)  # every module inside passes: there while needed only
+        self._back = Patch(torch.nn.Module, "train", self._train)  # called for each inner module: on only when needed
         self._training_loader: Callable[[], Any] = lambda: None
         session.step_listeners.append(self.ends)
 
@@ -66,7 +66,7 @@ class Evaluation:
         session.record(Category.EVALUATION, EVALUATION, self._start, session.instant_like(self._start))
 
     def loads(self, iterator: Any) -> None:
-        """A loader is asked: the one that feeds the training ends an evaluation; one met during it belongs to it."""
+        """Called when a loader is asked for data: the training loader ends an evaluation; others belong to it."""
         feeds_training = self._training_loader() is iterator
         if not self.under_way and not feeds_training:
             self._training_loader = weakref.ref(iterator)

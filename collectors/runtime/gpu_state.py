@@ -1,8 +1,8 @@
-"""Which GPU a rank has, and its state while it trains: a thread that samples it at a low rate into a file of its own.
+"""Record which GPU a rank has, and sample its state during training at a low rate into a separate file.
 
 In: torch's properties of the device and NVML. Out: a fact `device`, and JSON lines of host time (ns), SM clock (MHz),
-temperature (C), power (mW) and throttle reasons (bits). A thread of its own, because a call into a driver whose GPU is
-ill can take seconds, which neither a hook nor the writer has. Without the library there is the fact and nothing else.
+temperature (C), power (mW) and throttle reasons (bits). A separate thread does this, because a call into the
+driver of a faulty GPU can take seconds, too long for a hook or the writer. Without the library, there is only the fact.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLOSE_TIMEOUT_S = 0.5
 
 
 class GpuState:
-    """Describes and samples one GPU. `tell` takes the fact `device`; `path` gets the samples, made with the first."""
+    """Describes and samples one GPU. `tell` takes the fact `device`; `path` gets the samples; the first creates it."""
 
     def __init__(self, path: Path, period_s: float, tell: Callable[[dict[str, Any]], None]) -> None:
         self._path, self._period_s, self._tell = path, period_s, tell
@@ -49,11 +49,11 @@ class GpuState:
         try:
             nvml = Nvml()
             driver = nvml.driver_version()
-        except (OSError, AttributeError):  # no library, no driver, or a library without what is asked for
+        except (OSError, AttributeError):  # no library, no driver, or a library without a function needed here
             self._tell(facts)
             return
         self._tell({**facts, "driver": driver})
-        with contextlib.suppress(OSError, AttributeError):  # a disk or a library that refuses: no more samples
+        with contextlib.suppress(OSError, AttributeError):  # the disk or the library fails: no more samples
             device = nvml.device(facts["uuid"], facts["pci_bus_id"])
             if device is not None:
                 self._sample(nvml, device)
@@ -70,7 +70,7 @@ class GpuState:
 
 
 def device_facts(index: int) -> dict[str, Any]:
-    """What torch knows about a GPU that is in use; None for what this version of it does not tell."""
+    """What torch knows about a GPU that is in use; None for values that this version of torch does not have."""
     properties = torch.cuda.get_device_properties(index)
     uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
     return {
@@ -85,7 +85,7 @@ def device_facts(index: int) -> dict[str, Any]:
 
 
 def _pci_bus_id(properties: Any) -> str:
-    """As NVML and DCGM write it."""
+    """The PCI bus id in the format of NVML and DCGM."""
     domain, device = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_device_id", 0)
     return f"{domain:08X}:{properties.pci_bus_id:02X}:{device:02X}.0"
 
@@ -94,5 +94,5 @@ def _nccl_version() -> str | None:
     """The version of NCCL that torch is linked with."""
     try:
         return ".".join(str(part) for part in torch.cuda.nccl.version())
-    except (AttributeError, RuntimeError):  # a torch built without it
+    except (AttributeError, RuntimeError):  # torch was built without NCCL
         return None

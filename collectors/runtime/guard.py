@@ -1,6 +1,6 @@
-"""Puts hooks in place and runs them so that nothing raises into training.
+"""Installs hooks and runs them so that they never raise into training.
 
-What fails is counted, the hook that failed is switched off, and one warning per attempt says so.
+Failures are counted, a hook that fails is switched off, and one warning per attempt reports it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tracekit.collectors.runtime.recorder import Recorder
 
 
 class Guard:
-    """The hooks of one rank: which are in place (`patches`), how often each has failed (`failures`), which are `off`.
+    """The hooks of one rank: those installed (`patches`), how often each has failed (`failures`), which are `off`.
 
-    A hook's body runs in `attempt_hook`, or, on the path of every collective, in the same lines without the call.
+    A hook's body runs in `attempt_hook`; on the path of every collective, the same lines are inlined.
     """
 
     def __init__(self, recorder: Recorder, rank: int) -> None:

@@ -1,10 +1,10 @@
-"""The part of hang detection that runs in a rank: it shows progress, and reports its state when asked.
+"""Run the part of hang detection that is inside a rank: show progress, and report the rank's state on request.
 
 In: PyTorch's flight recorder and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten while
 operations are issued or finished, and, when the launcher asks, a dump in the format of the recorder, with the members
 of all groups, the transfers that a thread waits for (gloo's recorder has none) and the stack of the main thread. A
-process that ends leaves the same as its last words. A thread of its own does this; while C code holds the
-interpreter's lock it cannot, so a signal that `faulthandler` answers without the lock writes the stacks then.
+process that ends leaves such a dump as its last words. A separate thread does this. It cannot run while C code holds
+the GIL; a signal, which `faulthandler` handles without the GIL, then writes the stacks.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tracekit.collectors.runtime.wire_format import (
     rank_stem,
 )
 
-#: How often the rank checks its progress and whether it is asked for its state, seconds.
+#: How often the rank checks its progress and looks for requests for its state, seconds.
 PERIOD_S = 0.25
-#: Entries in a dump, the newest.
+#: A dump has at most this many entries, the newest.
 ENTRIES = 512
-#: Answered by `faulthandler`; nothing else uses it where its handler is the default one.
+#: Handled by `faulthandler`. If its handler is the default one, nothing else uses the signal.
 STACK_SIGNAL = signal.SIGRTMAX - 3
-#: Where a main thread is while it is busy with this: part of a file's name, and functions (none: any). Not all of
-#: torch/_dynamo/ compiles: what it has compiled, and what it is told to leave alone, is called through it.
+#: Where a main thread is during each phase: part of a file's name, and functions (none: any). Not all of
+#: torch/_dynamo/ compiles: functions that it has compiled or was told to leave alone are called through it.
 _PHASES = (
     ("torch/distributed/checkpoint/", (), "checkpoint"),
     ("torch/serialization.py", ("save", "_save"), "checkpoint"),
@@ -100,7 +100,7 @@ class HangWatch:
         def transfer(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
             try:
                 work = original(group, tensors, peer, *args, **kwargs)
-            except BaseException:  # its peer is gone: the rank has not got past it, as where a wait raises
+            except BaseException:  # its peer is gone: the rank has not got past it, as when a wait raises
                 in_wait[threading.get_ident()] = name, group, peer, time.time_ns()
                 raise
             if work is not None:
@@ -121,7 +121,7 @@ class HangWatch:
                 return original(work, *args, **kwargs)
             thread = threading.get_ident()
             in_wait[thread] = *found, time.time_ns()
-            result = original(work, *args, **kwargs)  # where it raises, the rank has not got past it
+            result = original(work, *args, **kwargs)  # if it raises, the rank has not got past it
             in_wait.pop(thread, None)
             self._transfers += 1
             return result
@@ -138,7 +138,7 @@ class HangWatch:
         return True
 
     def _beat(self) -> None:
-        """Update the pulse if anything has been issued or finished since."""
+        """Update the pulse if anything was issued or finished since the last update."""
         seen = self._recorder._dump_fr_trace_json(False), self._transfers, self._session.step  # noqa: SLF001  see above
         if seen == self._seen and self._pulses:
             return
@@ -161,7 +161,7 @@ class HangWatch:
             self._session.attempt_hook("hang-last-words", self._say_last_words)
 
     def _say_last_words(self) -> None:
-        """The state of the rank as its process ends, and the error that ends it, if any."""
+        """Write the state of the rank as its process ends, and the error that ends it, if any."""
         dump, error = self._dump(), getattr(sys, "last_value", None)
         if error is None:
             dump["tracekit"]["process"] = "its process ended without an error"
@@ -177,7 +177,7 @@ class HangWatch:
         world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups of a process
         config = {}
         for group, ranks in world.pg_group_ranks.items():
-            if (name := world.pg_names.get(group)) is not None:  # None: a group that this rank is no member of
+            if (name := world.pg_names.get(group)) is not None:  # None: this rank is not a member of the group
                 members = str(sorted(ranks, key=ranks.__getitem__))
                 config[name] = {"name": name, "desc": group.group_desc, "ranks": members}
         dump["pg_config"] = config
@@ -209,7 +209,7 @@ class HangWatch:
                     "time_created_ns": since_ns,
                     "input_sizes": [],
                     "output_sizes": [],
-                    "state": "started",  # a thread stands in its wait
+                    "state": "started",  # a thread is in its wait
                     "retired": False,
                     "is_p2p": True,
                 }
@@ -235,7 +235,7 @@ def _phase(stack: list[tuple[Any, int]]) -> str | None:
 
 
 def _mark_failed(dump: dict[str, Any], entry: dict[str, Any]) -> None:
-    """Put an operation that failed among the unfinished ones: gloo's recorder has it among the finished."""
+    """Mark a failed operation as unfinished: gloo's recorder lists it as finished."""
     entry["retired"] = False
     statuses = dump.get("pg_status", {})
     if not entry["is_p2p"] and (status := statuses.get(str(entry["pg_id"]))) is not None:
@@ -244,7 +244,7 @@ def _mark_failed(dump: dict[str, Any], entry: dict[str, Any]) -> None:
 
 
 def _raised_in_torch(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame, hooks of ours left out, is torch's: then an operation failed."""
+    """Whether the innermost frame, apart from our hooks, is torch's: then an operation failed."""
     innermost = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -254,7 +254,7 @@ def _raised_in_torch(traceback: TracebackType | None) -> bool:
 
 
 def _write_whole(path: Path, dump: dict[str, Any]) -> None:
-    """The file is there whole or not at all."""
+    """Write the file atomically: it exists complete or not at all."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(json.dumps(dump), encoding="utf-8")
     partial.rename(path)

@@ -1,4 +1,4 @@
-"""Hooks for collectives that Python starts through a process group, and for what computes wait for inside."""
+"""Hooks for collectives that Python starts through a process group, and for waits inside computes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
 from tracekit.collectors.runtime.wire_format import Category
 
-#: Bound methods of `ProcessGroup` that start a collective; names of one collective, old and new, stand together.
+#: Bound methods of `ProcessGroup` that start a collective; old and new names of one collective are grouped.
 COLLECTIVES = (
     ("allreduce",),
     ("allreduce_coalesced",),
@@ -71,7 +71,7 @@ class CollectiveHooks:
             except Exception as error:
                 session.failed(name, error)
             if reducer is not None and reducer.hooked:
-                with BelowAutograd():  # past the kernel for the reducer: this call is recorded here, at half the cost
+                with BelowAutograd():  # bypass the reducer's kernel: this call is recorded here, at half the cost
                     work = original(group, *args, **kwargs)
             else:
                 work = original(group, *args, **kwargs)
@@ -133,7 +133,7 @@ class CollectiveHooks:
     # ---- FSDP2 ---------------------------------------------------------------------------------------------------
 
     def install_fsdp(self, module: Any) -> None:
-        """Hook where FSDP2 waits for parameters: on a GPU a stream waits for an event, not for a work."""
+        """Hook the place where FSDP2 waits for parameters: on a GPU, a stream waits for an event, not for a work."""
         lacks = "the waits of GPU computes for FSDP2's parameters"
         self.session.patch(module, "FSDPParamGroup.wait_for_unshard", self._wait_for_unshard, lacks=lacks)
 

@@ -28,7 +28,7 @@ COMPUTE_SOURCES = {
     "backward_one_chunk": BACKWARD,
     "backward_weight_one_chunk": BACKWARD_WEIGHT,
 }
-#: Method of a pipeline stage that makes p2p ops -> their kind.
+#: Method of a pipeline stage that creates p2p ops -> their kind.
 P2P_SOURCES = {
     "get_fwd_recv_ops": "forward-recv",
     "get_fwd_send_ops": "forward-send",
@@ -188,9 +188,9 @@ class PipelineHooks:
         return wait_batch_p2p
 
     def _waited(self, work: Any, waits: Instant) -> Instant:
-        """Record what `work` carried, waited for since `waits`; returns the end, which is when the waiter goes on.
+        """Record the transfers of `work`, waited for since `waits`; returns their end: when the waiter resumes.
 
-        On a GPU the waiter is the stream, which waits where `wait` was called.
+        On a GPU the waiter is the stream on which `wait` was called.
         """
         session = self.session
         end = session.instant_like(waits)
@@ -212,9 +212,9 @@ class PipelineHooks:
 class LoopHooks:
     """Forward and backward of loops without a pipeline: trained modules the loop calls, `backward()` and `grad()`.
 
-    What lies between a forward and its backward is an op of its own: the loss, and whatever else the script does there,
-    which no hook tells apart. In the first step that calls a trained module (a root; there can be several, as in a
-    GAN), all calls of modules pass through here; from then on only the roots have hooks.
+    The time between a forward and its backward is an op of its own: the loss, and anything else the script does there,
+    which no hook can distinguish from it. In the first step that calls a trained module (a root; there can be several,
+    as in a GAN), all calls of modules pass through here; from then on, only the roots have hooks.
     """
 
     def __init__(self, session: Session) -> None:
@@ -234,7 +234,7 @@ class LoopHooks:
             )
 
     def stop_looking(self) -> None:
-        """Pipeline stages do the forwards, or the roots are found."""
+        """Stop looking for roots: pipeline stages do the forwards, or all roots are found."""
         self._look_away()
         self._search = None
 
@@ -262,14 +262,15 @@ class LoopHooks:
             finally:
                 session.attempt_hook("forward", self._look)
 
-        # `torch.compile(module)` compiles what it finds here. Let it pass over to the module's own code, as over the
-        # original: all modules would share this code, and one code is compiled a few times only.
+        # `torch.compile(module)` compiles the function it finds here. Let it skip this one, as it skips the original,
+        # and compile the module's own code: all modules share this function, and a function is compiled only a few
+        # times.
         _do_not_compile(found, what_it_calls=False)
         _do_not_compile(Session.attempt_hook, what_it_calls=True)
         return functools.wraps(original)(found)
 
     def _consider(self, module: Any) -> None:
-        self._look_away()  # what is called inside is no root, and if it is compiled, then as it is without this hook
+        self._look_away()  # modules called inside are not roots, and if compiled, they are compiled without this hook
         if id(module) not in self._roots and _trains(module):
             self._adopt(module)
 
@@ -363,7 +364,7 @@ class LoopHooks:
 
 
 def _do_not_compile(function: Any, *, what_it_calls: bool) -> None:
-    """Have the compiler run `function` as it is, and what it calls either as well or as it would."""
+    """Keep the compiler from compiling `function` and, if `what_it_calls`, the functions it calls."""
     frames = torch._C._dynamo.eval_frame  # noqa: SLF001  `torch.compiler.disable` would import the whole compiler
     if hasattr(frames, "set_code_exec_strategy"):
         action = frames._FrameAction  # noqa: SLF001
@@ -373,7 +374,7 @@ def _do_not_compile(function: Any, *, what_it_calls: bool) -> None:
 
 
 def _trains(module: Any) -> bool:
-    """Whether a call of the module is part of training: gradients on, and something to learn."""
+    """Whether a call of the module is part of training: gradients are on, and it has something to learn."""
     return bool(
         torch.is_grad_enabled()
         and in_training_mode(module)

@@ -1,8 +1,8 @@
-"""Hooks for DeepSpeed: work of its engine around the backward and the optimizer is part of these ops.
+"""Hooks for DeepSpeed: make its engine's work around the backward and the optimizer part of these ops.
 
 In: calls of `DeepSpeedEngine`. Out: backward and optimizer ops. The engine prepares and reduces gradients after
 autograd's backward, and scales, clips and gathers around the optimizer that ZeRO wraps. Without these hooks, that time
-has no op.
+belongs to no op.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeepSpeedHooks:
 
         @functools.wraps(original)
         def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            # Between two microbatches of one step the engine only counts.
+            # Between two microbatches of one step, the engine only counts.
             if not session.recording or not session.in_main_thread() or not engine.is_gradient_accumulation_boundary():
                 return original(engine, *args, **kwargs)
             host.optimizer_begins(engine)

@@ -1,4 +1,4 @@
-"""Hooks for functional collectives: the Python side, which process groups never see."""
+"""Hooks for functional collectives, on the Python side: these calls bypass the methods of process groups."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class FunctionalHooks:
         self._groups: dict[Hashable, int] = {}
 
     def install(self, module: Any) -> None:
-        """Hook what scripts call.
+        """Hook the functions that scripts call.
 
-        Not with dispatcher kernels: those would stand in front of the registered autograd formulas.
+        Dispatcher kernels would not do: they would come before the registered autograd formulas.
         """
         for names in FUNCTIONAL:
             name = next((name for name in names if hasattr(module, name)), names[0])  # an old name calls the new one
@@ -82,7 +82,7 @@ class FunctionalHooks:
         begun = (name, start, number, self.session.step, size, 0)
         if waiting is None:
             self.session.collective_ended(*begun)
-        else:  # by its data: a view of it may be what is waited for
+        else:  # by its data: the script may wait for a view of it
             self.collectives.waited_for[waiting.data_ptr()] = (waiting, begun)
 
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Hooks for work other than computes: optimizer, data loading, garbage collection, checkpoints.
 
 In: calls of torch and of the interpreter. Out: records of the session. Megatron-LM's parallel state and timers are
-read where the job imported them.
+read if the job imported them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ CLIPPING: dict[Any, tuple[str, ...]] = {
         "clip_grad._get_total_norm",
         "clip_grad._clip_grads_with_norm_",
     ),
-    inspect.getmodule(torch.cuda.amp.GradScaler.unscale_): ("GradScaler.unscale_",),  # torch 2.3 has moved it
+    inspect.getmodule(torch.cuda.amp.GradScaler.unscale_): ("GradScaler.unscale_",),  # torch 2.3 moved it
 }
 #: Young collections shorter than this, ns, are not worth a record.
 SHORT_COLLECTION_NS = 500_000
-#: Sizes and ranks as `megatron.core.parallel_state` calls them -> the words of tracekit.
+#: Names of sizes and ranks in `megatron.core.parallel_state` -> their names in tracekit.
 MEGATRON_DIMENSIONS = {
     "data_parallel": "dp",
     "pipeline_model_parallel": "pp",
@@ -63,7 +63,7 @@ class HostHooks:
         for owner, names in CLIPPING.items():
             session.patch_any(owner, dict.fromkeys(names, self._clipping), lacks="clipping in optimizer ops")
         load = functools.partial(self._timed, Category.DATA_LOAD, "data-load", session.evaluation.loads)
-        # The one place all loaders pass.
+        # The one place that all loaders pass through.
         session.patch(torch.utils.data.dataloader, "_BaseDataLoaderIter.__next__", load, lacks="data-load ops")
         save = functools.partial(self._timed, Category.CHECKPOINT, "checkpoint", self._saves)
         session.patch(torch, "save", save, lacks="the checkpoint ops of torch.save")
@@ -194,7 +194,7 @@ class HostHooks:
         @functools.wraps(original)
         def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(timer, *args, **kwargs)
-            if start_ns := self.session.begin_span():  # a timer can be the first that a step sees
+            if start_ns := self.session.begin_span():  # a timer can be the first record of a step
                 self._megatron_timers[id(timer)] = start_ns
             return result
 

@@ -1,9 +1,9 @@
-"""Hooks for the gradients that the reducer of DistributedDataParallel reduces, in C++.
+"""Hooks for the gradient reductions that the reducer of DistributedDataParallel runs in C++.
 
 On the host, the reducer's buckets are one collective: it begins when the backward has computed all gradients, and ends
-when the reducer, on the thread that trains, has waited for the last bucket. A thread of gloo that told when each of
-them ends would compete with the training for the interpreter, and be late by up to its switch interval. A GPU's buckets
-are recorded one by one, since nobody waits for them.
+when the reducer, on the training thread, has waited for the last bucket. A gloo thread that reported the end of each
+bucket would compete with the training for the GIL, and be late by up to the interpreter's switch interval. Buckets on a
+GPU are recorded one by one, because nothing waits for them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tracekit.collectors.runtime.session import now_ns
 REDUCERS = "allreduce"
 BUCKETS = "the all-reduce ops of DistributedDataParallel"
 _HOOK = "ddp-buckets"
-#: A guard under which operators pass by kernels registered for autograd.
+#: A guard under which operators bypass kernels registered for autograd.
 BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
 
 class ReducerHooks:
-    """What is recorded once DistributedDataParallel is used; one instance per session.
+    """Hooks for jobs that use DistributedDataParallel; one instance per session.
 
     `hooked`: whether a dispatcher kernel sees each bucket.
     """
@@ -43,7 +43,7 @@ class ReducerHooks:
 
     def install(self) -> None:
         """Wait for the first DistributedDataParallel."""
-        # Not `__init__`: the warnings it gives would name this file instead of the user's.
+        # Not `__init__`: its warnings would name this file instead of the user's.
         ddp = torch.nn.parallel.DistributedDataParallel
         self.session.patch(ddp, "_ddp_init_helper", self._ddp_init, lacks=BUCKETS)
 
@@ -68,7 +68,7 @@ class ReducerHooks:
         self._on_host[id(ddp.reducer)] = HostReduction(self.collectives, ddp.process_group, parameters)
 
     def _prepared(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Called where the next backward is to reduce."""
+        """Hook the call that prepares the reducer if the next backward reduces."""
         session, on_host = self.session, self._on_host
 
         @functools.wraps(original)
@@ -80,12 +80,12 @@ class ReducerHooks:
         return prepare_for_backward
 
     def _expect(self, reduction: HostReduction) -> None:
-        if reduction.expected:  # it never came: no gradient of the first parameter, or another forward before it
+        if reduction.expected:  # none came: the first parameter got no gradient, or another forward came first
             self.session.install("c10d::allreduce_", self.hook, lacks=BUCKETS)
         reduction.expected = not self.hooked
 
     def hook(self) -> None:
-        """The reducer calls `c10d::allreduce_` from C++: a dispatcher kernel above the backend's sees it."""
+        """Add a dispatcher kernel above the backend's: it sees the reducer's calls of `c10d::allreduce_` from C++."""
         if self.hooked:
             return
         session = self.session
@@ -116,8 +116,8 @@ class HostReduction:
         self.session, self._collectives, self._group = collectives.session, collectives, group
         self._bytes = sum(one.nbytes for one in parameters)
         self.expected = False
-        # Its gradient is usually the last one, so the reducer waits at the end of the backward that computes it, also
-        # where that one runs inside another, as in a reentrant checkpoint.
+        # The gradient of the first parameter is usually the last one. The reducer therefore waits at the end of the
+        # backward that computes it, even if that backward runs inside another, as in a reentrant checkpoint.
         parameters[0].register_hook(self._has_gradient)
 
     @unserializable_hook  # type: ignore[untyped-decorator]  # torch gives it no types
@@ -127,12 +127,12 @@ class HostReduction:
             self.session.attempt_hook(_HOOK, self._at_the_end_of_the_backward, self._computed)
 
     def _at_the_end_of_the_backward(self, body: Callable[..., None], *args: Any) -> None:
-        """Have autograd call `body` once all gradients are there, behind what was asked for before."""
+        """Have autograd call `body` once all gradients are computed, after the callbacks queued so far."""
         call = functools.partial(self.session.attempt_hook, _HOOK, body, *args)
         torch.autograd.Variable._execution_engine.queue_callback(call)  # noqa: SLF001  torch offers it nowhere else
 
     def _computed(self) -> None:
-        """All gradients are there; the reducer waits next, and what is asked for now is called behind that."""
+        """Called when all gradients are computed. The reducer waits next; a callback queued now runs after that."""
         self._at_the_end_of_the_backward(self._reduced, now_ns())
 
     def _reduced(self, start: int) -> None:
@@ -141,8 +141,8 @@ class HostReduction:
 
 
 def below_autograd(operator: Any) -> Callable[..., Any]:
-    """`operator` without the kernels registered for autograd, ours among them; takes the keys of the call first."""
-    below = getattr(torch._C, "_after_autograd_keyset", None)  # noqa: SLF001  torch tells it nowhere else
+    """`operator` without the kernels registered for autograd, including ours; the first argument is the call's keys."""
+    below = getattr(torch._C, "_after_autograd_keyset", None)  # noqa: SLF001  torch exposes it nowhere else
     if below is not None:
         return lambda keyset, *args: operator.redispatch(keyset & below, *args)
 
@@ -154,7 +154,7 @@ def below_autograd(operator: Any) -> Callable[..., Any]:
 
 
 class Kernel:
-    """A dispatcher kernel in front of an operator of `c10d`; no autograd formula stands there."""
+    """A dispatcher kernel in front of an operator of `c10d` that has no autograd formula."""
 
     def __init__(self, operator: str, kernel: Callable[..., Any]) -> None:
         self.installed = False
@@ -171,7 +171,7 @@ class Kernel:
         self.installed = True
 
     def remove(self) -> None:
-        """Take it out of the dispatcher."""
+        """Remove it from the dispatcher."""
         self._library._destroy()  # noqa: SLF001  the only way to unregister before the end of the process
         self._library = None
         self.installed = False

@@ -1,4 +1,4 @@
-"""Installs all hooks of a session: now for modules that are imported, later for those that the job imports later."""
+"""Installs all hooks of a session: at once for imported modules, later for modules that the job imports later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.session import Session
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-#: A module with hooks -> the package that imports it. Where only the package is there, this torch has moved the module.
+#: A module with hooks -> the package that imports it. If only the package exists, this torch has moved the module.
 _COMES_WITH = {
     "torch.distributed.pipelining.schedules": "torch.distributed.pipelining",
     "torch.distributed.checkpoint.state_dict_saver": "torch.distributed.checkpoint",
@@ -71,14 +71,14 @@ def _install_profiler(session: Session) -> None:
 
 
 def _device_software() -> str | None:
-    """What torch can use a GPU with, such as `CUDA 13.0`; None if it is built without."""
+    """The GPU platform of torch, such as `CUDA 13.0`; None if torch is built without one."""
     if torch.version.cuda:
         return f"CUDA {torch.version.cuda}"
     return f"ROCm {torch.version.hip}" if torch.version.hip else None
 
 
 def _install_device(session: Session) -> None:
-    """Prepare to time ops on a GPU if torch can use one; whether the process does shows later."""
+    """Prepare to time ops on a GPU if torch can use one; whether the process uses one is known later."""
     if _device_software() is None:
         return
     recorder = session.recorder
@@ -105,7 +105,7 @@ def _later(session: Session, module: str, install: Callable[[ModuleType], None],
 
 
 def _once(body: Callable[[], None]) -> Callable[[], None]:
-    """`body` on the first call only."""
+    """Run `body` on the first call only."""
     called = False
 
     def call() -> None:

@@ -1,7 +1,7 @@
-"""Tells the NCCL plugin which step it is and whether it is recorded; writes down which NCCL this rank has.
+"""Reports the current step, and whether it is recorded, to the NCCL plugin; records which NCCL this rank has.
 
-In: the session's steps. Out: one call into the plugin per step. The plugin is the one NCCL loads itself: a library
-that is opened twice is the same one, so its words are too.
+In: the session's steps. Out: one call into the plugin per step. It reaches the plugin that NCCL loads itself: a library
+that is opened twice is loaded once, so both share its variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.collectors.runtime.session import Session
 
 
 def follow_steps(session: Session) -> None:
-    """Switch NCCL's events with the steps, where `tracekit collect --nccl` gave NCCL its plugin."""
+    """Switch NCCL's events on and off with the steps, if `tracekit collect --nccl` gave NCCL its plugin."""
     path = os.environ.get(ENV_PLUGIN)
     if path is None:
         return
@@ -35,7 +35,7 @@ def follow_steps(session: Session) -> None:
 
 
 def _version() -> list[int] | None:
-    """NCCL's version as torch knows it; None if torch was built without."""
+    """NCCL's version according to torch; None if torch was built without NCCL."""
     try:
         return [int(part) for part in torch.cuda.nccl.version()]
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -43,5 +43,5 @@ def _version() -> list[int] | None:
 
 
 def _backends() -> str:
-    """What the process groups communicate with, such as `nccl` or `cpu:gloo,cuda:nccl`."""
+    """The backends of the process groups, such as `nccl` or `cpu:gloo,cuda:nccl`."""
     return str(dist.get_backend_config()) if dist.is_available() and dist.is_initialized() else ""

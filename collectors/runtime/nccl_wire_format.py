@@ -1,23 +1,23 @@
-"""Words the launcher, the ranks and the reader of NCCL's events share. Standard library only: ranks import it."""
+"""Names shared by the launcher, the ranks and the reader of NCCL's events. Standard library only: ranks import it."""
 
 from __future__ import annotations
 
 from enum import IntFlag
 
-#: Where the compiled plugin is, for the rank that sets its step; unset where NCCL loads another plugin or none.
+#: Where the compiled plugin is, for the rank that sets its step; unset if NCCL loads another plugin or none.
 ENV_PLUGIN = "TRACEKIT_NCCL_PLUGIN"
 #: The events to record, for the plugin; a number as C reads it.
 ENV_MASK = "TRACEKIT_NCCL_MASK"
-#: What NCCL itself reads: the plugin to load.
+#: The variable that NCCL itself reads: the plugin to load.
 ENV_NCCL_PLUGIN = "NCCL_PROFILER_PLUGIN"
 
 RING_SUFFIX = ".ring"
-#: Slots taken out of a ring while the job ran.
+#: Slots read from a ring while the job ran.
 LOG_SUFFIX = ".slots"
 
 
 class Event(IntFlag):
-    """Events NCCL can report, as bits of its activation mask. What belongs to an operation brings the operation."""
+    """Events NCCL can report, as bits of its activation mask. Events inside an operation also activate it."""
 
     COLL = 1 << 1
     P2P = 1 << 2

@@ -1,7 +1,7 @@
-"""As much of NVIDIA's management library as says which GPU this is and how it fares, through ctypes.
+"""Bindings, through ctypes, for the parts of NVIDIA's management library that identify a GPU and report its state.
 
-In: `libnvidia-ml.so.1`, where there is one. Out: its driver's version, and samples of clock, temperature, power and the
-reasons for throttling. pynvml would be one more package in the environment that trains.
+In: `libnvidia-ml.so.1`, if there is one. Out: the version of its driver, and samples of clock, temperature, power and
+the reasons for throttling. pynvml would be one more package in the training environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SUCCESS = 0
 _CLOCK_SM = 1
 _TEMPERATURE_GPU = 0
 _VERSION_LENGTH = 80
-#: The same bits under their new and their old name.
+#: The new and the old name of the same bits.
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 
 
@@ -43,7 +43,7 @@ class Nvml:
         return buffer.value.decode(errors="replace") if done == _SUCCESS else None
 
     def device(self, uuid: str | None, pci_bus_id: str | None) -> ctypes.c_void_p | None:
-        """The GPU of that UUID, else of that PCI bus id; its CUDA number says nothing here. None if unknown."""
+        """The GPU with that UUID, else with that PCI bus id; its CUDA number is meaningless here. None if unknown."""
         handle = ctypes.c_void_p()
         for function, name in (("nvmlDeviceGetHandleByUUID", uuid), ("nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id)):
             if name and getattr(self._library, function)(name.encode(), ctypes.byref(handle)) == _SUCCESS:
@@ -60,7 +60,7 @@ class Nvml:
         )
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
         self._library.nvmlShutdown()
 
     def _number(self, function: str, device: ctypes.c_void_p, *which: int) -> int | None:

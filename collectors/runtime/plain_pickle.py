@@ -1,4 +1,4 @@
-"""Pickles of plain values: containers, numbers and strings. Anything that would import or run code is refused."""
+"""Load pickles of plain values: containers, numbers and strings. Pickles that would import or run code are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 
 class RefusedPickleError(pickle.UnpicklingError):
-    """A pickle that asks for more than plain values; says it in a clause that follows its name."""
+    """A pickle that contains more than plain values; the message is a clause to follow the pickle's name."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -20,11 +20,11 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(content: bytes) -> Any:
-    """What a pickle holds. Raises RefusedPickleError, or for a damaged one any of `DAMAGE`."""
+    """The contents of a pickle. Raises RefusedPickleError, or any of `DAMAGE` if the pickle is damaged."""
     return _PlainUnpickler(io.BytesIO(content)).load()
 
 
-#: What unpickling damaged bytes raises; MemoryError, which they can ask for, is left to the caller.
+#: What unpickling damaged bytes raises, except MemoryError, which is left to the caller.
 DAMAGE = (
     pickle.UnpicklingError,
     EOFError,

@@ -1,7 +1,7 @@
 """Runs torch.profiler for a few steps of this rank (`tracekit collect --profiler`).
 
 In: the session's steps. Out: one trace per rank, `rank<N>_trace.json.gz`, which appears once it is whole. The profiler
-starts a step before the first one that it keeps, for starting takes time that belongs to no step.
+starts one step before the first one that it keeps, because starting takes time that belongs to no step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNFINISHED = ".part.gz"
 
 
 def record_steps(session: Session) -> None:
-    """Record `profiler_steps` steps from `first_step` on, or as many as there are."""
+    """Record `profiler_steps` steps from `first_step` on, or fewer if the run ends earlier."""
     recording = _Recording(session)
     session.step_entered.append(recording.step_begins)
     session.before_the_end.append(recording.finish)
@@ -35,7 +35,7 @@ class _Recording:
     profiler: Any
 
     def step_begins(self) -> None:
-        """A step of the training loop begins."""
+        """Called when a step of the training loop begins."""
         first, step = self.session.options.first_step, self.session.step
         if self.profiler is not None:
             if step >= first + self.session.options.profiler_steps:
@@ -69,14 +69,14 @@ class _Recording:
             return ProfilerAction.RECORD if number >= first else ProfilerAction.WARMUP
 
         profiler = profile(activities=activities, schedule=action, **_switches())
-        # Steps are called what the training loop's are.
+        # Give steps the numbers of the training loop.
         profiler.step_num, profiler.current_action = step, action(step)
         profiler.start()
         self.profiler = profiler
 
 
 def _switches() -> dict[str, Any]:
-    """Which stream waits for which is recorded only where it is asked for; older versions of torch cannot."""
+    """Torch records which stream waits for which only on request; older versions cannot."""
     try:
         return {"experimental_config": torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)}  # noqa: SLF001  documented under this name
     except (AttributeError, TypeError):

@@ -31,7 +31,7 @@ MORE_NAMES = "(more names)"
 #: The largest value of the field.
 MOST_US = 2**31 - 1
 
-#: Spans of these kinds are work of a GPU where there is one; all others are the host's.
+#: Spans of these kinds are work of the GPU, if there is one; all others are work of the host.
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
 
 
@@ -39,10 +39,10 @@ class Session(Guard):
     """One rank in one attempt.
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
-    keep quiet. `optimizing`: inside an optimizer's step, its closure included, or while gradients are clipped for it.
-    `step_over`: the optimizer has run, and the next op begins another step. `held`: a forward, until it is known
-    whether its loss follows. `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant`
-    says when it is: on the host, or, while a device clock runs, by a mark on the current stream.
+    record nothing. `optimizing`: inside an optimizer's step, including its closure, or while gradients are clipped for
+    it. `step_over`: the optimizer has run, and the next op begins another step. `held`: a forward, until it is known
+    whether its loss follows. `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant`:
+    returns the current time of the host or, while a device clock runs, a mark on the current stream.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Session(Guard):
         self.thread_id = threading.get_ident()
         self.step = 0
         self.schedule = options.schedule
-        self.recording = True  # step 0 shows the job's shape
+        self.recording = True  # step 0 shows the structure of the job
         self.busy = 0
         self.optimizing = False
         self.unfinished = 0
@@ -138,18 +138,18 @@ class Session(Guard):
     # ---- the device ----------------------------------------------------------------------------------------------
 
     def use_device(self, device: DeviceClock, gpu: GpuState) -> None:
-        """Time ops on a GPU from the moment that the process uses one."""
+        """Time ops on a GPU as soon as the process uses one."""
         self.device, self._gpu = device, gpu
         self.step_listeners.append(device.tick)
 
     def device_opened(self, index: int) -> None:
-        """The clock of GPU `index` runs."""
+        """Called when the clock of GPU `index` runs."""
         if self.device is not None and self._gpu is not None:
             self.instant = self.device.instant
             self.attempt_hook("gpu-state", self._gpu.start, index)
 
     def device_failed(self, error: BaseException) -> None:
-        """Go on with host times because the device cannot be timed, and say so once."""
+        """Continue with host times because the device cannot be timed, and report it once."""
         self.instant = now_ns
         self.failures["device-clock"] += 1
         if self.recorder.first_of_all_ranks("device-clock-failed"):
@@ -169,7 +169,7 @@ class Session(Guard):
     # ---- names and records -------------------------------------------------------------------------------------
 
     def name(self, name: str) -> int:
-        """The number that stands for `name` in records."""
+        """The number of `name` in records."""
         number = self._names.get(name)
         if number is None:
             if len(self._names) >= MOST_NAMES and name != MORE_NAMES:
@@ -226,7 +226,7 @@ class Session(Guard):
             self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
 
     def collective_ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
-        """Keep one collective of `size` bytes over the process group with that number; it is over now."""
+        """Keep one collective of `size` bytes over the process group with that number; it ends now."""
         end = now_ns() if type(start) is int else self.instant()
         number = self._names.get(name)
         if number is None:
@@ -278,7 +278,7 @@ class Session(Guard):
         return now_ns() if self.device is None else self.instant_for(tensor)
 
     def _settle(self) -> None:
-        """Finish what the next op ends: a step whose optimizer has run, a forward that was held back."""
+        """Finish what the next op ends: a step whose optimizer has run, or a forward that was held back."""
         if self.step_over:
             self._next_step()
         if self.held is not None:
@@ -306,7 +306,7 @@ class Session(Guard):
     def optimizer_ended(self, start: Instant) -> None:
         """Record the optimizer. The step is over with the next op that is no optimizer, unless the user numbers it.
 
-        Where hooks are out, that op goes unseen: then the step is over once as many optimizers stepped as in step 0.
+        While hooks are removed, that op is not seen: the step is then over after as many optimizer steps as in step 0.
         """
         end = self.instant_like(start)
         if self.recording:
@@ -319,18 +319,18 @@ class Session(Guard):
             self._next_step()
 
     def set_step(self, step: int) -> None:
-        """The user's own step number: ends the current step, and from now on only this call does."""
+        """Set the user's own step number. Ends the current step; from now on, only this call ends steps."""
         self.attempt_hook("set-step", self._set_step, step)
 
     def _set_step(self, step: int) -> None:
-        step = operator.index(step)  # raises for what is no integer, before anything has changed
+        step = operator.index(step)  # raises if it is not an integer, before anything has changed
         if self._manual_steps or self.step_over or self._compute_ns:
             self._record_step(now_ns())
         self._manual_steps = True
         self._enter(step)
 
     def begin_step(self) -> None:
-        """The user's own step, counted here: what `set_step` with the next number does."""
+        """Start the user's own next step, numbered here: the same as `set_step` with the next number."""
         begun = self._manual_steps or self.step_over or self._compute_ns > 0
         self.set_step(self.step + begun)
 

@@ -92,10 +92,10 @@ class _Span:
 
 
 class _NoSpan:
-    """What `span` gives outside `tracekit collect`: does nothing, and leaves a function it decorates as it is.
+    """What `span` returns outside `tracekit collect`: does nothing, and returns a function it decorates unchanged.
 
-    Entering and leaving call a built-in method of the empty string, which takes whatever it is given and returns an
-    empty string, so that exceptions pass: methods written in Python would double the cost.
+    `__enter__` and `__exit__` are a built-in method of the empty string, which takes any arguments and returns an empty
+    string, so that exceptions propagate. Methods written in Python would double the cost.
     """
 
     __slots__ = ()
@@ -114,19 +114,19 @@ def span(name: str) -> _Span | _NoSpan:
     """A context manager and decorator that records what runs inside as an op of that name.
 
     A name that is an op kind (`"data-load"`, `"checkpoint"`, ...) makes an op of that kind; any other name is kept
-    as it is, and counts as `host-delay` where it lies between a worker's computes.
+    as it is, and counts as `host-delay` if the span lies between a worker's computes.
     """
     return _Span(name) if _under_collect else _NO_SPAN
 
 
 def step() -> _NoSpan:
-    """Say that a step starts here, at the top of the loop before its data is fetched, where there is no optimizer to
-    tell or several are no help. `with step():` reads well and says the same: a step ends where the next one starts.
+    """Mark the start of a step, at the top of the loop before its data is fetched. Needed if the job has no optimizer,
+    or several that do not show its steps. `with step():` does the same: a step ends where the next one starts.
     """
     _sink.begin_step()
     return _NO_SPAN
 
 
 def set_step(step: int) -> None:
-    """Say that step number `step` starts here, where the collector cannot tell (no optimizer, several of them)."""
+    """Mark the start of step number `step`, if the collector cannot infer steps (no optimizer, or several)."""
     _sink.set_step(step)

@@ -41,7 +41,7 @@ PULSE_SUFFIX = ".pulse"
 STACKS_SUFFIX = ".stacks"
 #: Dump of a rank's flight recorder, written if its process ends normally or with an exception.
 LAST_WORDS_SUFFIX = ".last"
-#: The file that asks the ranks of an attempt for their state: it names the folder for the answers, a new one each time.
+#: The file that requests the state of an attempt's ranks: it names the folder for the answers, a new one each time.
 HANG_REQUEST = "hang-request"
 HANG_DUMP = "rank_{rank}.json"
 #: The file in a run directory that sets which steps are recorded from now on: a `Schedule` as JSON.
@@ -62,7 +62,7 @@ class Category(IntEnum):
     GC = 7
     SPAN = 8  # name: the user's
     # From the end of the previous step to the end of this one. `extra`: ns inside computes. Of the training thread:
-    # `peer`: us in which it waited for a processor, -1 where the kernel does not say; `chunk`: us in which it ran, -1
+    # `peer`: us in which it waited for a processor, -1 if the kernel does not say; `chunk`: us in which it ran, -1
     # where a GPU times the ops.
     STEP = 9
     WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
@@ -76,7 +76,7 @@ class Flag(IntEnum):
     COMPLETE = 2  # STEP: ended by an optimizer or by set_step
     LAST_BACKWARD = 4  # COMPUTE: gradients are reduced in it
     DEVICE_CLOCK = 8  # start and end (and the wait of P2P) are on the rank's device clock, else on the host's
-    BLOCKING = 16  # COLLECTIVE: its caller waited for its end at once
+    BLOCKING = 16  # COLLECTIVE: the call itself waited for its end
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class RuntimeOptions:
     """What the launcher tells the ranks. `first_step` to `length` are a `Schedule`.
 
     `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
-    without progress for so long the launcher asks where the ranks stand; 0: it does not. `profiler_steps`: how many
-    steps torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: what segments of
-    a rank take at most, the oldest go; 0: all stay.
+    after this long without progress, the launcher requests the ranks' state; 0: never. `profiler_steps`: how many
+    steps torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: size limit of a
+    rank's segments, of which the oldest are deleted; 0: no limit.
     """
 
     first_step: int = 1
