@@ -70,18 +70,17 @@ _WINDOWS = """
 SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at, windows.first_step,
        windows.last_step, windows.ops, windows.slowdown, windows.problem
 FROM windows JOIN jobs USING (job_id)
-WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR windows.number = $number)
-      AND ($names IS NULL
-           OR (jobs.name, windows.number) IN (SELECT unnest($names::VARCHAR[]), unnest($numbers::INTEGER[])))
+WHERE {which}
 ORDER BY windows.added_at, windows.job_id, windows.number
 """
 _FILES = """
 SELECT files.job_id, files.number, files.part, files.bytes, files.crc32
 FROM files JOIN jobs USING (job_id)
-WHERE ($name IS NULL OR jobs.name = $name) AND ($number IS NULL OR files.number = $number)
-      AND ($names IS NULL
-           OR (jobs.name, files.number) IN (SELECT unnest($names::VARCHAR[]), unnest($numbers::INTEGER[])))
+WHERE {which}
 """
+#: Which windows `_WINDOWS` and `_FILES` are about: with both conditions in one, DuckDB plans twice as long.
+_NAMED = "($name IS NULL OR name = $name) AND ($number IS NULL OR number = $number)"
+_LISTED = "(name, number) IN (SELECT unnest($names::VARCHAR[]), unnest($numbers::INTEGER[]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class Catalogue:
 
     def windows(self, name: str | None = None) -> tuple[StoredWindow, ...]:
         """The windows of a job, or of all jobs, oldest first. Raises NotStoredError if there is no such job."""
-        found = self._windows(name, None)
+        found = self._windows(_NAMED, name=name, number=None)
         if name is not None and not found:
             raise self._missing(name)
         return found
@@ -163,24 +162,22 @@ class Catalogue:
         ).fetchall()[0]
         if last is None:
             raise self._missing(name)
-        found = self._windows(name, last if number is None else number)
+        found = self._windows(_NAMED, name=name, number=last if number is None else number)
         if not found:
             raise NotStoredError(f"{self.path}: job {short(name)!r} has no window {number}; it has {first} to {last}")
         return found[0]
 
     def windows_of(self, wanted: Sequence[tuple[str, int]]) -> tuple[StoredWindow, ...]:
         """Windows of several jobs, by name and number; leaves out missing ones."""
-        return self._windows(None, None, wanted)
+        names, numbers = map(list, zip(*wanted, strict=True))
+        return self._windows(_LISTED, names=names, numbers=numbers)
 
-    def _windows(
-        self, name: str | None, number: int | None, wanted: Sequence[tuple[str, int]] | None = None
-    ) -> tuple[StoredWindow, ...]:
-        names, numbers = (None, None) if wanted is None else map(list, zip(*wanted, strict=True))
-        which = {"name": name, "number": number, "names": names, "numbers": numbers}
+    def _windows(self, which: str, **wanted: object) -> tuple[StoredWindow, ...]:
+        """The windows of a condition, with the values it names."""
         parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
-        for job_id, window, part, size, crc32 in self.connection.execute(_FILES, which).fetchall():
+        for job_id, window, part, size, crc32 in self.connection.execute(_FILES.format(which=which), wanted).fetchall():
             parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)
-        rows = self.connection.execute(_WINDOWS, which).fetchall()
+        rows = self.connection.execute(_WINDOWS.format(which=which), wanted).fetchall()
         return tuple(
             StoredWindow(
                 job=row[0],
