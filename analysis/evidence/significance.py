@@ -117,13 +117,16 @@ class Episodes(Struct, frozen=True, eq=False):
 
 
 def most_telling(candidates: Sequence[Episodes]) -> Episodes:
-    """Of several views of the same members, the one least likely by chance for each member; the first if none is
-    unlikely.
+    """Of several views of the same members, for each member the one in which it is slowest, of those that chance does
+    not explain; if chance explains all of them, the least likely one.
 
-    Each view is another test: `needed` grows with their number.
+    Each view is another test: `needed` grows with their number. The least likely view would show too little: of a
+    member that is slow in all kinds of work, that is the kind with the least noise.
     """
-    first = candidates[0]
-    best = np.stack([one.nats for one in candidates]).argmax(axis=0)
+    first, needed = candidates[0], needed_nats(len(candidates[0].nats) * len(candidates))
+    nats, level = (np.stack([getattr(one, name) for one in candidates]) for name in ("nats", "level"))
+    told = nats >= needed
+    best = np.where(told.any(axis=0), np.where(told, level, -np.inf).argmax(axis=0), nats.argmax(axis=0))
 
     def chosen(name: str) -> Any:
         return np.stack([getattr(one, name) for one in candidates])[best, np.arange(len(best))]
@@ -131,7 +134,7 @@ def most_telling(candidates: Sequence[Episodes]) -> Episodes:
     return replace(
         first,
         **{name: chosen(name) for name in ("on", "level", "nats", "error", "period", "since", "until")},
-        needed=needed_nats(len(best) * len(candidates)),
+        needed=needed,
     )
 
 
