@@ -242,6 +242,11 @@ def test_a_store_can_be_read_while_it_is_being_read(store: Store) -> None:
     store.add([incoming(slow_trace((0,)))])
     with store.reading() as catalogue:
         assert store.load("slow job").ops.height == 48
+        outside = "import duckdb, sys; duckdb.connect(sys.argv[1])"
+        ran = subprocess.run(
+            [sys.executable, "-c", outside, str(store.path / CATALOGUE)], capture_output=True, text=True
+        )
+        assert "Could not set lock" in ran.stderr  # nobody writes what is being read
         store.add([incoming(slow_trace((0,)), "b")])
         assert [job.name for job in catalogue.jobs()] == ["slow job"]
     assert [job.name for job in store.jobs()] == ["b", "slow job"]
@@ -266,7 +271,10 @@ def test_nothing_in_a_catalogue_runs_as_part_of_our_queries(store: Store, tmp_pa
     content = "SELECT content FROM read_text('here')".replace("here", str(secret))
     with duckdb.connect(str(store.path / CATALOGUE)) as other:
         other.execute(f"CREATE MACRO max(x) AS ({content})")
+        other.execute(f"CREATE MACRO current_database() AS ({content})")
+        other.execute("CREATE MACRO duckdb_views() AS TABLE SELECT 'none' AS view_name WHERE false")
         other.execute("CREATE VIEW mine AS SELECT name FROM jobs")
+        other.execute("CREATE SCHEMA elsewhere; CREATE VIEW elsewhere.jobs AS SELECT 1")
     assert [job.name for job in store.jobs()] == ["slow job"]
     assert "of this machine" not in str(store.job_list().to_dicts())
     with duckdb.connect(str(store.path / CATALOGUE)) as other:

@@ -23,14 +23,15 @@ from tracekit.errors import StoreBusyError, StoreError
 if TYPE_CHECKING:
     import duckdb
 
-#: DuckDB attaches a file once at a time: reading threads take turns. What the one whose turn it is has open:
+#: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
-_READING: list[str] = []
 #: How long to retry opening a file that was replaced meanwhile. A writer takes many times as long as opening, so a
 #: second attempt is rare.
 _OPENING_S = 60.0
-#: DuckDB as started, by process, since a fork starts its own, and by how often it has the file open already.
-_STARTED: dict[tuple[int, int], duckdb.DuckDBPyConnection] = {}
+#: DuckDB as started, by process: a fork starts its own.
+_STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
+#: What a thread that reads has attached: process and path -> name, and by how many readers.
+_READ: dict[tuple[int, str], tuple[str, int]] = {}
 #: Files are attached under names that nobody uses again.
 _NUMBERS = itertools.count(1)
 _CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
@@ -44,16 +45,11 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
 
     try:
         if not read_only:
-            with _attached(path, read_only=False) as connection:
+            with _writing(_name(path)) as connection:
                 yield connection
             return
-        with _ONE_READS, _attached(path, read_only=True) as connection:
-            _make_safe(connection, store)
-            _READING.append(_name(path))
-            try:
-                yield connection
-            finally:
-                _READING.pop()
+        with _ONE_READS, _reading(path, store) as connection:
+            yield connection
     except duckdb.Error as error:
         raise _store_error(error, store) from None
 
@@ -61,51 +57,72 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
 @contextmanager
 def in_memory() -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection to an empty database that goes with it."""
-    with _attached(None, read_only=False) as connection:
+    with _writing(":memory:") as connection:
         yield connection
-
-
-def _duckdb(which: tuple[int, int]) -> duckdb.DuckDBPyConnection:
-    """DuckDB, see `_STARTED`, without threads of its own: a process that has some ends badly in a fork of it."""
-    import duckdb
-
-    started = _STARTED.get(which)
-    if started is None:
-        nothing_else = ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements")
-        started = duckdb.connect(":memory:", config={"threads": 1, **dict.fromkeys(nothing_else, False)})
-        with suppress(duckdb.CatalogException):  # before DuckDB 2, there were none
-            started.execute("SET async_threads = 0")
-        started = _STARTED.setdefault(which, started)
-    return started
 
 
 @contextmanager
-def _attached(path: Path | None, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to a file, None: to memory, that finds its tables. Raises duckdb.Error."""
-    times = _READING.count(_name(path)) if path is not None and read_only else 0
-    which, name = (os.getpid(), times), f"catalogue_{next(_NUMBERS)}"
-    connection = _duckdb(which).cursor()
+def _writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that creates and changes tables in a file."""
+    name = f"catalogue_{next(_NUMBERS)}"
     try:
-        if path is None or not read_only:
-            _attach(connection, name, ":memory:" if path is None else _name(path))
-        else:
-            _attach_to_read(connection, name, path)
-        connection.execute(f"USE {name}")
-        yield connection
+        with _duckdb().cursor() as connection:  # closing it ends its transaction
+            _attach(connection, name, path)
+            connection.execute(f"USE {name}")
+            yield connection
     finally:
-        connection.close()  # ends its transaction
-        _detach(which, name)
+        _detach(name)
 
 
-def _detach(which: tuple[int, int], name: str) -> None:
+@contextmanager
+def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that reads a file, in the state in which the thread reads it already, if it does.
+
+    Nothing in a foreign file runs as part of our queries, since it could read other files of this machine: DuckDB's own
+    functions come before macros of the file, and a view in place of a table raises StoreError.
+    """
+    which = os.getpid(), _name(path)
+    name, readers = _READ.get(which, (f"catalogue_{next(_NUMBERS)}", 0))
+    _READ[which] = name, readers + 1
+    try:
+        with _duckdb().cursor() as connection:
+            if not readers:
+                _attach_to_read(connection, name, path)
+            connection.execute(f"SET search_path = 'system.main,{name}.main'")
+            _refuse_views(connection, name, store)
+            yield connection
+    finally:
+        _, readers = _READ.pop(which)
+        if readers > 1:
+            _READ[which] = name, readers - 1
+        else:
+            _detach(name)
+
+
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """DuckDB in this process, without threads of its own: a process that has some ends badly in a fork of it."""
+    import duckdb
+
+    started = _STARTED.get(os.getpid())
+    if started is None:
+        nothing_else = ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements")
+        off = dict.fromkeys(nothing_else, False)
+        started = duckdb.connect(":memory:", config={"threads": 1, "temp_directory": "", **off})
+        with suppress(duckdb.CatalogException):  # before DuckDB 2, there were none
+            started.execute("SET async_threads = 0")
+        started = _STARTED.setdefault(os.getpid(), started)
+    return started
+
+
+def _detach(name: str) -> None:
     """Let go of a file. If DuckDB cannot, because a damaged file has made it unusable, it is started again."""
     import duckdb
 
     try:
-        with _duckdb(which).cursor() as connection:
+        with _duckdb().cursor() as connection:
             connection.execute(f"DETACH DATABASE IF EXISTS {name}")
     except duckdb.Error:
-        _STARTED.pop(which, None)
+        _STARTED.pop(os.getpid(), None)
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, name: str, path: str, *, read_only: bool = False) -> None:
@@ -138,17 +155,11 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
     )
 
 
-def _make_safe(connection: duckdb.DuckDBPyConnection, store: Path | str) -> None:
-    """Let nothing in a foreign file run as part of our queries: it could read other files of this machine.
-
-    Raises StoreError if there are views in place of tables. DuckDB's own functions come before macros of the file.
-    """
-    (name,) = connection.execute("SELECT current_database()").fetchall()[0]
-    views = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND database_name = $name"
+def _refuse_views(connection: duckdb.DuckDBPyConnection, name: str, store: Path | str) -> None:
+    views = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
     found = {view.lower() for (view,) in connection.execute(views, {"name": name}).fetchall()} & _tables()
     if found:
         raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
-    connection.execute(f"SET search_path = 'system.main,{name}.main'")
 
 
 @cache
@@ -203,6 +214,6 @@ def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, *kno
     if len(found) == 1 and found[0] in known:
         return found[0]
     shown = ", ".join(map(str, found)) or "none"
-    newer = len(found) == 1 and found[0] > known[-1]
+    newer = len(found) == 1 and isinstance(found[0], int) and found[0] > known[-1]
     advice = "a newer tracekit wrote it, upgrade this one" if newer else "use the tracekit that wrote it"
     raise StoreError(f"{store}: store version {shown}; this tracekit uses {known[-1]}: {advice}")
