@@ -1,7 +1,7 @@
 """Merge the segments of an attempt into a canonical trace.
 
-In: an `AttemptRecording`. Out: a `Trace` of the steps every rank finished, and a `MergeReport` of what was left out.
-This module converts device times to host times; `ops.py` turns records into ops of the dependency graph.
+In: an `AttemptRecording`. Out: a `MergedAttempt`, with the `Trace` of the steps that every rank finished and what was
+left out. This module converts device times to host times; `ops.py` turns records into ops of the dependency graph.
 """
 
 from __future__ import annotations
