@@ -228,7 +228,7 @@ def test_a_reader_keeps_its_view_while_a_writer_replaces_the_store(store: Store)
 
 
 def test_duckdb_is_started_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To start it takes ten times as long as to read a catalogue."""
+    """Starting it takes ten times as long as attaching a catalogue."""
     started, connect = [], duckdb.connect
     monkeypatch.setattr(duckdb, "connect", lambda *path, **options: started.append(path) or connect(*path, **options))
     monkeypatch.setattr(connection, "_STARTED", {})

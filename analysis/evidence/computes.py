@@ -1,8 +1,8 @@
 """The computes of a job: their costs as a table, the factors behind them, and their pauses.
 
-In: a `JobReplay`, and what is known of the ranks inside workers. Out: `Computes`; each part is computed once, on first
-use. A rank that holds up its worker is seen directly, in the waits of the others: so it is taken out first, and what is
-left is what workers, DP ranks and stages are compared by.
+In: a `JobReplay`, and the `Lockstep` of the ranks inside workers. Out: `Computes`; each part is computed once, on first
+use. The waits of the other ranks show directly which rank holds up its worker. That delay is removed first; workers, DP
+ranks and stages are compared by the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def table(self) -> ComputeTable:
         """Their costs, as if no rank inside a worker were slower than the others."""
-        slow = None if self.lockstep is None else self.lockstep.slow(SMALLEST_FACTOR)
-        if self.lockstep is None or slow is None or not slow.any():
+        if self.lockstep is None or not (slow := self.lockstep.slow(SMALLEST_FACTOR)).any():
             return ComputeTable.of(self.replay)
         overlay = CostOverlay.recorded(self.replay)
         self.lockstep.as_fast_as_peers(slow).make(overlay)

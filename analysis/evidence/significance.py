@@ -120,13 +120,13 @@ def most_telling(candidates: Sequence[Episodes]) -> Episodes:
     """Of several views of the same members, for each member the one in which it is slowest, of those that chance does
     not explain; if chance explains all of them, the least likely one.
 
-    Each view is another test: `needed` grows with their number. The least likely view would show too little: of a
-    member that is slow in all kinds of work, that is the kind with the least noise.
+    Each view is another test: `needed` grows with their number. For a member that is slow in all kinds of work, the
+    least likely view is the kind with the least noise, which shows only part of its slowness.
     """
     first, needed = candidates[0], needed_nats(len(candidates[0].nats) * len(candidates))
     nats, level = (np.stack([getattr(one, name) for one in candidates]) for name in ("nats", "level"))
-    told = nats >= needed
-    best = np.where(told.any(axis=0), np.where(told, level, -np.inf).argmax(axis=0), nats.argmax(axis=0))
+    unlikely = nats >= needed
+    best = np.where(unlikely.any(axis=0), np.where(unlikely, level, -np.inf).argmax(axis=0), nats.argmax(axis=0))
 
     def chosen(name: str) -> Any:
         return np.stack([getattr(one, name) for one in candidates])[best, np.arange(len(best))]

@@ -1,7 +1,7 @@
 """Open DuckDB files, converting DuckDB's errors to ours.
 
-In: the path of a DuckDB file. Out: a connection that can access only that file. To start DuckDB takes ten times as long
-as to open a catalogue, so each process starts it once, and attaches a file for as long as it is open.
+In: the path of a DuckDB file. Out: a connection that can access only that file. Starting DuckDB takes ten times as
+long as attaching a catalogue, so each process starts it once and attaches a file while it is open.
 """
 
 from __future__ import annotations
@@ -105,9 +105,16 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
 
     started = _STARTED.get(os.getpid())
     if started is None:
-        nothing_else = ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements")
-        off = dict.fromkeys(nothing_else, False)
-        started = duckdb.connect(":memory:", config={"threads": 1, "temp_directory": "", **off})
+        started = duckdb.connect(
+            ":memory:",
+            config={
+                "threads": 1,
+                "temp_directory": "",  # by default, it is in the current directory
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "python_enable_replacements": False,  # no table is looked for among Python's variables
+            },
+        )
         with suppress(duckdb.CatalogException):  # before DuckDB 2, there were none
             started.execute("SET async_threads = 0")
         started = _STARTED.setdefault(os.getpid(), started)
