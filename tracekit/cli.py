@@ -50,7 +50,7 @@ _HOMES = {
 #: The commands that start other people's processes, which must find the environment as it was.
 _STARTS_OTHERS = ("collect", "doctor")
 
-memory.return_at_once()
+memory.return_soon()
 
 
 def main() -> None:

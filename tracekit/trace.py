@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -73,7 +74,7 @@ class Coverage:
         return self.worker_steps_traced == self.worker_steps_expected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """One job as recorded. Frames are never changed.
 
@@ -137,17 +138,21 @@ class Trace:
     @property
     def steps(self) -> np.ndarray:
         """The traced step numbers, ascending, int32 [steps]."""
-        return distinct_steps(self.ops["step"].to_numpy())
+        return distinct_steps(self._worker_steps["step"].to_numpy())
 
     def kind_codes(self) -> np.ndarray:
         """`OpKind.code` of each op, uint8 [ops]."""
         return self.ops["kind"].cat.physical().to_numpy()
 
+    @cached_property
+    def _worker_steps(self) -> pl.DataFrame:
+        """One op, the first, of each worker and step, where the ops of a worker stand together."""
+        return self.ops[run_starts(*(self.ops[name].to_numpy() for name in ("step", "rank", "dp_rank", "pp_rank")))]
+
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
-        columns = [self.ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank")]
-        starts = run_starts(*columns)
-        dp_rank, pp_rank, rank = (column[starts] for column in columns)
+        some = self._worker_steps
+        dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
         return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
@@ -205,9 +210,8 @@ class Trace:
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
-        columns = [self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")]
-        starts = run_starts(*columns)
-        steps, dp_rank, pp_rank = (column[starts] for column in columns)
+        some = self._worker_steps
+        steps, dp_rank, pp_rank = (some[name].to_numpy() for name in ("step", "dp_rank", "pp_rank"))
         workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
         # often only a few of many DP ranks are traced: use memory per step only for those
@@ -232,10 +236,7 @@ class Trace:
 
         Keeps all ops if they record waits inside workers (WAITED), which the analysis reads.
         """
-        if WAITED in self.ops.columns:
-            return self
-        starts = run_starts(*(self.ops[name].to_numpy() for name in ("step", "rank", "dp_rank", "pp_rank")))
-        return replace(self, ops=self.ops[starts])
+        return self if WAITED in self.ops.columns else replace(self, ops=self._worker_steps)
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the canonical Parquet file; replaces only another one.
@@ -324,8 +325,11 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
         series: pl.Series = _parquet(path, lambda file: pl.read_parquet(file, columns=[name]))[name].rechunk()
         return series
 
-    # One column at a time: joining the chunks of all columns at once would hold a large trace twice.
-    return pl.DataFrame([column(name) for name in names])
+    # Two columns at a time: joining the chunks of all columns at once would hold a large trace twice.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        return pl.DataFrame(list(pool.map(column, names)))
 
 
 def _check_rows(path: str | os.PathLike[str]) -> None:

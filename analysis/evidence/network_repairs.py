@@ -5,6 +5,8 @@ In: `Traffic`. Out: `Change`s, and `Hiccups`.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from msgspec import Struct
 
@@ -213,18 +215,18 @@ def hiccups(traffic: Traffic) -> Hiccups:
     )
 
 
-class _Sent(Struct, frozen=True, eq=False):
+class _Sent(Struct, frozen=True, eq=False, dict=True):
     """The actual and the usual time of some ops, seconds, [slots, ops, steps, dp_ranks or 1]."""
 
     seconds: Floats
     usual: Floats
 
-    @property
+    @cached_property
     def over(self) -> Floats:
         """Actual over usual time."""
         return self.seconds / np.maximum(self.usual, NO_TIME_S)
 
-    @property
+    @cached_property
     def hangs(self) -> Bools:
         """Which ops hang."""
         return np.greater(self.over, HICCUP_FACTOR)
@@ -235,10 +237,14 @@ class _Sent(Struct, frozen=True, eq=False):
 
     def calm(self, hit: Bools) -> Floats:
         """The factor that makes these ops as fast as usual."""
+        if not hit.any():
+            return np.ones(self.seconds.shape)
         return _to_usual(self.seconds, self.usual, self._long(hit))
 
     def lost_s(self, hit: Bools) -> Floats:
         """Seconds beyond the usual, [steps]."""
+        if not hit.any():
+            return np.zeros(len(hit))
         return np.asarray(np.where(self._long(hit), self.seconds - self.usual, 0.0).sum(axis=(0, 1, 3)))
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.slow_cards import FASTEST_SHARE, NO_TIME_S, RECEIVING, SENDING, SlowCard, slow_cards
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.model import OpKind
@@ -126,7 +127,9 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         ends = [block.start + block.duration for block in blocks]
         end, ring_end = evidence.transfers.recvs.gather(ends), evidence.collectives.gather(ends)
         ring_begin = ring_end - self.rings[..., None]
-        for slot, seconds in enumerate(self.seconds):  # one at a time stays in the cache
+
+        def run(slot: int) -> None:
+            seconds = self.seconds[slot]
             begin = end[slot] - seconds
             for stage in (slot // 2, (slot // 2 + 1) % stages):
                 with_one = np.zeros(seconds.shape)
@@ -137,6 +140,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
                     with_one += both * counts[:, None]
                 np.maximum(shared[slot], with_one, out=shared[slot])
             np.minimum(shared[slot], np.nan_to_num(seconds), out=shared[slot])
+
+        parallel.each(run, range(len(shared)), numbers=shared.size)
         return shared
 
     @cached_property

@@ -20,6 +20,7 @@ from tracekit.analysis.graph.occasional import OccasionalOps, optional_kinds, va
 from tracekit.analysis.graph.placed import PlacedLanes, by_structure, by_value, row_hash
 from tracekit.analysis.graph.rules.megatron import build_structure
 from tracekit.analysis.graph.structure import LaneOps, Structure
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.errors import GraphError
 from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
@@ -189,16 +190,26 @@ class _Ops:
         cell_offset = np.cumsum(rows_in_group * lanes_in_group) - rows_in_group * lanes_in_group
 
         total = int((rows_in_group * lanes_in_group).sum())
-        start, duration = np.empty(total), np.empty(total)
-        address = (
-            self.step, self.dp_rank, self.pp_rank, self.kind, self.seq, dp_ranks, len(KINDS),
-            group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
+        of_lanes = (
+            dp_ranks, len(KINDS), group_of_lane, column_of_lane, row_base, lanes_in_group, cell_offset,
         )  # fmt: skip
-        native.place_times(*address, self.start, self.duration, start, duration)
+        address = (self.step, self.dp_rank, self.pp_rank, self.kind, self.seq, *of_lanes)
+
+        def place(times: tuple[Floats, Floats], placed: tuple[Floats, Floats]) -> None:
+            def run(some: slice) -> None:
+                native.place_times(
+                    self.step[some], self.dp_rank[some], self.pp_rank[some], self.kind[some], self.seq[some],
+                    *of_lanes, times[0][some], times[1][some], *placed,
+                )  # fmt: skip
+
+            parallel.each(run, parallel.slices(len(self.step), len(self.step)))  # every op has a cell of its own
+
+        start, duration = np.empty(total), np.empty(total)
+        place((self.start, self.duration), (start, duration))
         host: tuple[Floats, Floats] | None = None
         if self.host_times is not None:
             host = np.empty(total), np.empty(total)
-            native.place_times(*address, *self.host_times, *host)
+            place(self.host_times, host)
 
         def labels(name: str) -> list[Int32s]:
             """An integer column per group: [rows, 1] if its lanes agree, else [rows, lanes]."""

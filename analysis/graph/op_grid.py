@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.model import OpKind
 
@@ -54,12 +55,15 @@ class OpGrid(Struct, frozen=True, eq=False):
     def gather(self, matrices: Sequence[Floats]) -> Floats:
         """The ops' values in `matrices` (one [rows, lanes] matrix per block)."""
         grid = np.full(self.shape, np.nan)
-        for place in self.places:
+
+        def run(place: _Place) -> None:
             if place.there is None:
                 values = matrices[place.block][place.rows]
             else:
                 values = np.where(place.there, np.take_along_axis(matrices[place.block], place.rows, axis=0), np.nan)
             grid[place.slot, : len(place.rows), place.step, place.dp_index] = values.T
+
+        parallel.each(run, self.places, numbers=grid.size)
         return grid
 
     def parts(self, values: Floats) -> Iterator[Part]:

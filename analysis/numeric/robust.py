@@ -5,11 +5,13 @@ In: arrays of any shape, nan where nothing was measured. Out: arrays reduced ove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats
 
 #: Ratio of the standard deviation to the median absolute deviation of a normal distribution.
@@ -28,7 +30,7 @@ def safe(values: Any) -> Floats:
 def median(values: Floats, axes: tuple[int, ...]) -> Floats:
     """Median over `axes`, ignoring nan; nan if all values are nan."""
     if not np.isnan(values).any():
-        return _median(_flat(values, axes))
+        return _by_rows(_median, _flat(values, axes))
     ordered, count = _sorted(values, axes)
     low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)
     high = np.take_along_axis(ordered, np.minimum(count // 2, ordered.shape[-1] - 1), axis=-1)
@@ -49,6 +51,20 @@ def of_peers(values: Floats, axis: int) -> Floats:
     if values.shape[axis] == 2:
         return np.flip(values, axis)
     return np.asarray(np.expand_dims(lower_median(values, axis), axis))
+
+
+def _by_rows(reduced: Callable[[Floats], Floats], values: Floats) -> Floats:
+    """What `reduced` makes of the last axis, on all cores."""
+    if values.size < parallel.WORTH_THREADS:
+        return reduced(values)
+    rows = values.reshape(-1, values.shape[-1])
+    found = np.empty(len(rows))
+
+    def run(part: slice) -> None:
+        found[part] = reduced(rows[part])
+
+    parallel.each(run, parallel.slices(len(rows), rows.size))
+    return found.reshape(values.shape[:-1])
 
 
 def _median(values: Floats) -> Floats:
@@ -74,8 +90,11 @@ def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
     """Values in ascending order over `axes` (made the last axis), nan at the end; the number of values not nan, [...,
     1].
     """
-    flat = _flat(values, axes)
-    return np.sort(flat, axis=-1), np.isfinite(flat).sum(axis=-1, keepdims=True)
+    ordered = np.array(_flat(values, axes), order="C")
+    count = np.isfinite(ordered).sum(axis=-1, keepdims=True)
+    rows = ordered.reshape(-1, ordered.shape[-1])
+    parallel.each(lambda part: rows[part].sort(axis=-1), parallel.slices(len(rows), rows.size))
+    return ordered, count
 
 
 def sampled(values: Floats) -> Floats:

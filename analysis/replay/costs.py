@@ -8,6 +8,7 @@ delay = recorded start - latest recorded end of what the op waits for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from msgspec import Struct
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
@@ -86,10 +88,11 @@ def _split(
     costs, delays = [], []
     clamped_transfers = clamped_delays = 0
     for number, block in enumerate(graph.blocks):
-        cost, transfers = _op_costs(block, rendezvous_start)
+        (cost, transfers), (block_delay, late) = parallel.both(
+            partial(_op_costs, block, rendezvous_start), partial(_launch_delays, block), numbers=block.start.size
+        )
         if separate is not None:
             separate(number, cost)
-        block_delay, late = _launch_delays(block)
         costs.append(cost)
         delays.append(block_delay)
         clamped_transfers += transfers

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
 from tracekit.model import KINDS, OpKind
@@ -36,23 +37,29 @@ def ideal_rows(blocks: Sequence[Block], costs: Sequence[Floats], stages: int, me
     `costs`: the cost of each op, seconds, [rows, lanes] per block.
     """
     ideal = [np.zeros(block.template.rows) for block in blocks]
-    for kind in KINDS:
-        rows = [np.flatnonzero(block.template.kind == kind.code) for block in blocks]
-        if not any(len(part) for part in rows):
-            continue
-        if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE:
+    rows_of = {kind: [np.flatnonzero(block.template.kind == kind.code) for block in blocks] for kind in KINDS}
+    here = [kind for kind, rows in rows_of.items() if any(len(part) for part in rows)]
+    by_total = [kind for kind in here if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
+    usual: dict[OpKind, float] = {}
+
+    def compare(kind: OpKind) -> None:
+        usual[kind] = _usual_cost(
+            kind,
+            [
+                matrix[part].ravel() if block.present is None else matrix[part][block.present[part]]
+                for block, matrix, part in zip(blocks, costs, rows_of[kind], strict=True)
+                if len(part)
+            ],
+        )
+
+    parallel.each(compare, [kind for kind in here if kind not in by_total], numbers=sum(one.size for one in costs))
+    for kind in here:
+        for number, part in enumerate(rows_of[kind] if kind in usual else ()):
+            _set(blocks, ideal, number, part, usual[kind])
+        if kind in by_total:
             groups = [range(stages)] if kind in OCCASIONAL else [range(at, at + 1) for at in range(stages)]
             for group in groups:
                 _compare_totals(blocks, costs, kind, group, ideal)
-            continue
-        values = [
-            matrix[part].ravel() if block.present is None else matrix[part][block.present[part]]
-            for block, matrix, part in zip(blocks, costs, rows, strict=True)
-            if len(part)
-        ]
-        cost = _usual_cost(kind, values)
-        for number, part in enumerate(rows):
-            _set(blocks, ideal, number, part, cost)
     return tuple(ideal)
 
 

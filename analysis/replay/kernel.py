@@ -9,10 +9,7 @@ A communication op ends at (latest start in its group) + its own transfer durati
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +19,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import CompiledGraph
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Ints
 
 #: Replay this many lanes together: their live end times fit into the second-level cache.
@@ -204,7 +202,7 @@ def _run(
         live = np.empty((template.buffer_count, lanes[-1] - lanes[0]))
         _replay(template, costs, everything, lanes, lanes, _NOT_MET, live, ends, timeline)
 
-    _in_parallel(part, _runs(np.diff(first_lane)), threads)
+    parallel.each(part, _runs(np.diff(first_lane)), threads=threads)
 
 
 def _run_meeting(
@@ -237,7 +235,7 @@ def _run_meeting(
                     _replay(template, costs[at], groups, lanes, here, rendezvous_start, live, ends[at], timelines[at])
 
     lanes_of_step = np.sum([np.bincount(part.step, minlength=steps) for part in parts], axis=0)
-    _in_parallel(run, _runs(lanes_of_step), threads)
+    parallel.each(run, _runs(lanes_of_step), threads=threads)
 
 
 def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
@@ -254,15 +252,6 @@ def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
     return [*bounds, (finish, int(firsts[-1]), int(firsts[-1]))]
 
 
-def _in_parallel(run: Callable[[tuple[int, int]], None], parts: Sequence[tuple[int, int]], threads: int | None) -> None:
-    workers = 1 if len(parts) == 1 else threads or os.cpu_count() or 1
-    if workers == 1:
-        for bounds in parts:
-            run(bounds)
-    else:
-        list(_pool(workers).map(run, parts))
-
-
 def _runs(lanes_of_step: Ints) -> list[tuple[int, int]]:
     """Runs of whole steps with about LANES_AT_ONCE lanes each: first step, and the step after the last."""
     runs, first, lanes, last = [], 0, 0, len(lanes_of_step) - 1
@@ -272,8 +261,3 @@ def _runs(lanes_of_step: Ints) -> list[tuple[int, int]]:
             runs.append((first, step + 1))
             first, lanes = step + 1, 0
     return runs
-
-
-@cache
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="replay")

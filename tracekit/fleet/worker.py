@@ -19,7 +19,7 @@ from tracekit.fleet.sources import Source
 
 def main() -> None:
     """Work until stdin ends."""
-    memory.return_at_once()
+    memory.return_soon()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,0 +1,63 @@
+"""Work on large arrays on all cores.
+
+In: functions that spend their time in numpy or in machine code, which let other threads run meanwhile. Out: their
+results, the same as one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import TypeVar
+
+Part = TypeVar("Part")
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+#: Below this many numbers, threads cost more than they save.
+WORTH_THREADS = 1_000_000
+
+_here = threading.local()
+
+
+def each(
+    run: Callable[[Part], object], parts: Sequence[Part], *, numbers: int = WORTH_THREADS, threads: int | None = None
+) -> None:
+    """Call `run` with every part, on as many threads as there are cores; on one if there are few numbers to read."""
+    inside = getattr(_here, "inside", False)  # a thread that waited for others of its pool would wait for ever
+    alone = len(parts) == 1 or inside or numbers < WORTH_THREADS
+    workers = 1 if alone else threads or os.cpu_count() or 1
+    if workers == 1:
+        for part in parts:
+            run(part)
+    else:
+        list(_pool(workers).map(run, parts))
+
+
+def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
+    """What two functions return that read so many numbers."""
+    if numbers < WORTH_THREADS:
+        return first(), second()
+    with ThreadPoolExecutor(1, thread_name_prefix="arrays") as other:
+        running = other.submit(first)
+        found = second()
+        return running.result(), found
+
+
+def slices(length: int, numbers: int) -> list[slice]:
+    """Slices of an axis, one for every core; only one if the array has few numbers."""
+    count = 1 if numbers < WORTH_THREADS else max(1, min(os.cpu_count() or 1, length))
+    bounds = [length * part // count for part in range(count + 1)]
+    return [slice(first, last) for first, last in pairwise(bounds)]
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="arrays", initializer=lambda: setattr(_here, "inside", True))
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads stay with the parent
