@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* Whether a buffer's elements, as its `format` says, are those that `code` stands for. */
+/* Return whether a buffer's `format` is the element type that `code` stands for. */
 static int holds(const Py_buffer *view, char code) {
     const char *format = view->format ? view->format : "B";
     if (*format == '@' || *format == '=' || *format == '<') format++;

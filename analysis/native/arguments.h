@@ -1,4 +1,4 @@
-/* What a kernel is called with: numbers and C-contiguous arrays, checked once at the door. */
+/* A kernel's arguments: numbers and C-contiguous arrays, checked once, on entry. */
 #ifndef TRACEKIT_ARGUMENTS_H
 #define TRACEKIT_ARGUMENTS_H
 
@@ -7,20 +7,20 @@
 #include <stdint.h>
 
 typedef struct {
-    Py_buffer view; /* of an array; view.obj is NULL for a number */
+    Py_buffer view; /* of an array; if the argument is a number, view.obj is NULL */
     int64_t integer;
     double real;
 } Argument;
 
 /*
- * Fill `out` from `args` by `spec`, a character for each argument; 0, or -1 with a Python error set.
+ * Fill `out` from `args`. `spec` has one character per argument. Returns 0, or -1 with a Python exception set.
  *
- * b bool, B uint8, h int16, i int32, l int64, u uint64, d float64: an array of that type. In front of it, * where the
- * kernel writes to the array. n: an integer. r: a real number.
+ * b bool, B uint8, h int16, i int32, l int64, u uint64, d float64: an array of that type, with * before the letter if
+ * the kernel writes to the array. n: an integer. r: a real number.
  */
 int arguments_take(const char *function, const char *spec, PyObject *const *args, Py_ssize_t count, Argument *out);
 
-/* Give the arrays back. */
+/* Release the arrays. */
 void arguments_release(Argument *arguments, Py_ssize_t count);
 
 /* The elements of an array. */
@@ -35,8 +35,8 @@ void arguments_release(Argument *arguments, Py_ssize_t count);
 #define AXIS(a, axis) ((int64_t)(a).view.shape[axis])
 
 /*
- * Opens a kernel that is called as name(args): declares `a`, checked arguments. LEAVE gives them back and returns
- * `result`, a new reference or NULL.
+ * ENTER begins a kernel: it declares `a`, the checked arguments. LEAVE releases them and returns `result`, a new
+ * reference or NULL.
  */
 #define ENTER(function, spec, size)                                                        \
     (void)module;                                                                          \
@@ -51,7 +51,7 @@ void arguments_release(Argument *arguments, Py_ssize_t count);
 
 #define KERNEL(name) PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)
 
-/* A version for CPUs with wide vectors is chosen when the library is loaded, where compiler and loader can do that. */
+/* If compiler and loader support it, the version for CPUs with wide vectors is chosen when the library is loaded. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GLIBC__) && (defined(__GNUC__) && !defined(__clang__))
 #define WIDE __attribute__((target_clones("avx2", "default")))
 #else

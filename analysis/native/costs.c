@@ -1,4 +1,4 @@
-/* Recorded times into what each op cost by itself. */
+/* Split recorded times into what each op cost by itself and waiting. */
 #include "kernels.h"
 
 KERNEL(rendezvous_starts) {

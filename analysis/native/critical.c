@@ -1,4 +1,4 @@
-/* The critical paths of steps, each from its last op back over whatever each op had to wait for. */
+/* The critical path of each step: from its last op back through what each op waited for. */
 #include "kernels.h"
 
 typedef struct {
@@ -9,7 +9,7 @@ typedef struct {
     int apart;
 } Step;
 
-/* The last to arrive of those an op starts with; 0 where that is for other graphs to say, too. */
+/* Find the last to arrive of the ops that start with this one. Returns 0 if some of them are in other graphs. */
 static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late_row, int64_t *late_lane) {
     *late_row = row;
     *late_lane = lane;
@@ -31,7 +31,7 @@ static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late
     return 1;
 }
 
-/* Walks back from one op; how many ops are on the path. */
+/* Walk back from one op. Returns the number of ops on the path. */
 static int64_t walk(const Step *s, int64_t row, int64_t lane, int64_t room, int64_t *rows, int64_t *lanes,
                     int64_t *late_rows, int64_t *late_lanes) {
     int64_t found = 0;
@@ -77,8 +77,8 @@ KERNEL(critical_paths) {
 }
 
 /*
- * How late each op could end without making its step longer, walking the graph backwards. Lanes that meet are lanes
- * of one graph.
+ * Walk the graph backwards to find how late each op could end without making its step longer. Lanes that meet belong to
+ * the same graph.
  */
 KERNEL(latest_ends) {
     ENTER("latest_ends", "llllllbddd*d", 11);

@@ -1,4 +1,4 @@
-/* The kernels, by file. What each computes and takes: __init__.py. */
+/* The kernels, by file. _native.pyi describes them and their arguments. */
 #ifndef TRACEKIT_KERNELS_H
 #define TRACEKIT_KERNELS_H
 

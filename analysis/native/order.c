@@ -1,4 +1,4 @@
-/* The ops of a template in an order in which they can be replayed, its rounds, and where end times are kept. */
+/* For the ops of a template: an order in which they can be replayed, the rounds, and the buffers for end times. */
 #include "kernels.h"
 
 KERNEL(replay_order) {

@@ -1,9 +1,9 @@
-/* Ops into the [row, lane] cells of their matrices. */
+/* Put ops into the [row, lane] cells of matrices. */
 #include "kernels.h"
 
 #include <string.h>
 
-/* Where ops are: what place, place_uniform and place_labels have in common, their first arguments. */
+/* Where ops are: the first arguments of place_times, place_uniform and place_labels. */
 typedef struct {
     const int32_t *step, *dp_rank, *seq, *group_of_lane;
     const int16_t *pp_rank;
@@ -24,7 +24,7 @@ static inline int64_t lane_of(const Ops *ops, int64_t i) {
     return (int64_t)ops->step[i] * ops->dp_ranks + ops->dp_rank[i];
 }
 
-/* The row of op i within its group, -1 where the op has no place. */
+/* The row of op i within its group, -1 if the op has no place. */
 static inline int64_t row_of(const Ops *ops, int64_t group, int64_t i) {
     if (group < 0) return -1;
     int64_t base = ops->row_base[group * ops->cells + ops->pp_rank[i] * ops->kinds + ops->kind[i]];
@@ -101,7 +101,7 @@ KERNEL(place_labels) {
     LEAVE(Py_NewRef(Py_None));
 }
 
-/* Lanes whose starts are read together: as many doubles as two cache lines have. */
+/* How many lanes' starts are read together: two cache lines of doubles. */
 enum { SIDE_BY_SIDE = 16 };
 
 KERNEL(hash_streams) {
@@ -113,7 +113,7 @@ KERNEL(hash_streams) {
     const int64_t rows = AXIS(a[0], 0);
     int64_t *heads = PyMem_Malloc((size_t)(parts + 1) * sizeof *heads);
     double *latest = PyMem_Malloc((size_t)(parts + 1) * sizeof *latest);
-    double *some = PyMem_Malloc((size_t)(rows + 1) * SIDE_BY_SIDE * sizeof *some); /* of so many lanes, close together */
+    double *some = PyMem_Malloc((size_t)(rows + 1) * SIDE_BY_SIDE * sizeof *some); /* of SIDE_BY_SIDE lanes */
     if (!heads || !latest || !some) {
         PyMem_Free(heads);
         PyMem_Free(latest);

@@ -1,4 +1,4 @@
-/* The step that a robust fit repeats for every misfit. */
+/* One iteration of a robust fit, for every misfit. */
 #include "kernels.h"
 
 KERNEL(proximal_step) {

@@ -1,4 +1,4 @@
-/* When every op of a run of lanes would have run, had the durations been these. */
+/* When would every op have run with these durations? */
 #include "kernels.h"
 
 typedef struct {
@@ -9,12 +9,12 @@ typedef struct {
     int64_t matrix_rows, matrix_lanes, delay_lanes;
     int64_t finishing, first_new, last_new;
     const int64_t *first_lane, *steps;
-    int64_t runs; /* of lanes of one step each */
+    int64_t runs; /* runs of lanes, each of one step */
     double *rendezvous_start;
     int64_t rendezvous_count, rendezvous_steps;
     double *live, *ends, *starts_out, *ends_out;
-    int64_t out_lanes; /* 0 where no timeline is wanted */
-    const double *none; /* zeros, one for each lane here */
+    int64_t out_lanes; /* 0: no timeline is wanted */
+    const double *none; /* zeros, one per lane */
 } Replay;
 
 static inline __attribute__((always_inline)) void copy(double *restrict to, const double *restrict from, int64_t count) {
@@ -45,7 +45,7 @@ static inline __attribute__((always_inline)) void fill(double *restrict to, doub
     for (int64_t i = 0; i < count; i++) to[i] = value;
 }
 
-/* When the rows of a group are ready, into their buffers. */
+/* Write to their buffers when the rows of a group are ready. */
 static inline __attribute__((always_inline)) void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
     for (int64_t at = first; at < last; at++) {
         const int64_t row = r->order[at];
@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) void make_ready(const Replay *r, in
 }
 
 /*
- * The latest lane of each step, for all its lanes. Where lanes of other templates take part, only into
+ * Give all lanes of a step the time of the latest. If lanes of other templates take part, only update
  * `rendezvous_start`.
  */
 static inline __attribute__((always_inline)) void meet(const Replay *r, int64_t group, double *latest, int64_t low) {
@@ -84,10 +84,10 @@ static inline __attribute__((always_inline)) void meet(const Replay *r, int64_t 
     }
 }
 
-/* What a row that is replayed in one go reads: two rows it waits for (maybe one twice), its delay and its cost. */
+/* What a row replayed in a single loop reads: two rows it waits for (possibly the same one twice), delay and cost. */
 typedef struct {
     const double *one, *other, *delay, *cost;
-    double fixed; /* the cost in all lanes where `cost` is NULL */
+    double fixed; /* the cost in all lanes if `cost` is NULL */
     double *end;
 } Row;
 
@@ -117,7 +117,7 @@ static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t
 
 static inline __attribute__((always_inline)) double later(double one, double other) { return other > one ? other : one; }
 
-/* A row that starts on its own, from what it waits for to its end. Rows are read and written at the same lane only. */
+/* Replay a row that starts on its own. Every lane reads and writes only values of its own. */
 static inline __attribute__((always_inline)) void one_loop(Row a, double *final, int64_t width, int delayed, int fixed) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < width; i++) {
@@ -129,7 +129,7 @@ static inline __attribute__((always_inline)) void one_loop(Row a, double *final,
     }
 }
 
-/* Two rows that start together once both are ready, such as a send and its receive. */
+/* Replay two rows that start together once both are ready, such as a send and its receive. */
 static inline __attribute__((always_inline)) void two_loop(Row a, Row b, double *final, int64_t width, int delayed, int fixed) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < width; i++) {
@@ -154,7 +154,7 @@ static inline __attribute__((always_inline)) void replay_one(const Replay *r, in
         a.cost ? one_loop(a, final, width, 0, 0) : one_loop(a, final, width, 0, 1);
 }
 
-/* `scratch`: of `width`. */
+/* `scratch`: [width]. */
 static inline __attribute__((always_inline)) void replay_two(const Replay *r, const int64_t *rows, double *final, double *scratch, int64_t low, int64_t width) {
     Row a = row_of(r, rows[0], low, width), b = row_of(r, rows[1], low, width);
     const int delayed = a.delay || b.delay, fixed = !a.cost && !b.cost;
@@ -227,7 +227,7 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
 
 WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t width) { run(r, latest, low, width); }
 
-/* A graph with one lane replays so many scenarios side by side: with the width known, no loop is left. */
+/* A graph with one lane replays 16 scenarios side by side; with a constant width, the compiler unrolls the loops. */
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {

@@ -1,5 +1,5 @@
 /*
- * What NCCL and a profiler plugin tell each other, as far as this plugin reads it.
+ * The interface between NCCL and a profiler plugin, as far as this plugin reads it.
  *
  * NCCL looks the tables up by name (`ncclProfiler_v4` ... `ncclProfiler_v7`), newest first. Versions 4 to 7 put the
  * fields below at the same offsets: version 5 widened `type` from one byte to eight, into what had been padding, and
@@ -14,7 +14,7 @@
 
 enum { RESULT_SUCCESS = 0 };
 
-/* Numbers of the event types; NCCL passes, and masks hold, 1 << number. */
+/* Numbers of the event types. NCCL passes 1 << number, and masks consist of these. */
 enum event_number {
   EVENT_GROUP = 0,
   EVENT_COLLECTIVE = 1,
@@ -30,7 +30,7 @@ enum event_number {
 
 enum { STATE_KERNEL_CHANNEL_STOP = 22 };
 
-/* Levels and subsystem of the logger NCCL hands to `init`. */
+/* Levels and subsystem of the logger that NCCL passes to `init`. */
 enum { LOG_WARN = 2, LOG_INFO = 3 };
 enum { LOG_SUBSYSTEM_INIT = 1 };
 typedef void (*log_function)(int level, unsigned long flags, const char *where, int line, const char *format, ...);
@@ -59,7 +59,7 @@ struct p2p_description {
 };
 
 struct proxy_op_description {
-  pid_t process; /* whose pointers context and parent are: with PXN, those of another process */
+  pid_t process; /* the process that context and parent point into; with PXN, another one */
   uint8_t channel;
   int peer;
   int steps;

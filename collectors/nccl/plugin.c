@@ -1,13 +1,13 @@
 /*
- * The profiler plugin NCCL loads: writes what NCCL reports into the ring file of this rank.
+ * The profiler plugin that NCCL loads: writes what NCCL reports into the ring file of this rank.
  *
- * In: calls of NCCL through the tables at the end, from user threads, proxy threads and CUDA's callback threads; the
- * step and mask Python sets. Out: slots in the ring of `ring.h`. Every call adds one slot of its own and changes none
- * that is written, so calls may come in any order, late or never: `operations.py` puts them together by handle. A
- * handle is a number, not a pointer, so none can be used after it was freed.
+ * In: calls by NCCL through the tables at the end, from user threads, proxy threads and CUDA's callback threads; the
+ * step and mask that Python sets. Out: slots in the ring of `ring.h`. Every call adds one slot and changes no earlier
+ * one, so calls may come late, never or in any order: `operations.py` joins them by handle. A handle is a number, not a
+ * pointer, so it cannot be used after it was freed.
  *
- * Nothing here waits or allocates while the job runs, but for the room of a lane when a thread takes it; `init` alone
- * takes a lock and makes the file. What goes wrong leaves NCCL without events, never without its communicator.
+ * While the job runs, nothing here waits or allocates, except for reserving a lane's room when a thread takes it. Only
+ * `init` takes a lock and creates the file. A failure costs events, never the communicator.
  */
 #define _GNU_SOURCE
 
@@ -33,22 +33,22 @@ enum { OPERATIONS = BIT(EVENT_COLLECTIVE) | BIT(EVENT_P2P) };
 enum { DEFAULT_SLOTS = 1 << 14, LEAST_SLOTS = 1 << 4, MOST_SLOTS = 1 << 22 };
 
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static pthread_key_t leaving; /* hands a lane back when its thread ends */
+static pthread_key_t leaving; /* returns a lane when its thread ends */
 static pthread_once_t leaving_once = PTHREAD_ONCE_INIT;
 static _Atomic(struct ring *) current;
 static _Atomic(int *) nccl_mask; /* NCCL reads it again before each operation */
-static int alive;                /* communicators, guarded by `opening` */
+static int alive;                /* number of communicators, guarded by `opening` */
 static _Atomic int ring_file = -1;
-static _Atomic int is_full; /* the disk */
+static _Atomic int is_full; /* the disk is full */
 static _Atomic uint32_t wanted;
 static _Atomic int32_t step = -1;
 
 static _Thread_local struct lane *own_lane;
-static _Thread_local struct ring *own_ring; /* a forked child has another ring than its parent */
+static _Thread_local struct ring *own_ring; /* a forked child has a ring of its own */
 
 /* ---- mask and step ----------------------------------------------------------------------------------------------- */
 
-/* A channel or a proxy op means nothing without the operation it belongs to. */
+/* A channel or a proxy op is useless without the operation that it belongs to. */
 static uint32_t with_parents(uint32_t mask) {
   if (mask & BIT(EVENT_PROXY_STEP)) mask |= BIT(EVENT_PROXY_OP);
   if (mask & (BIT(EVENT_PROXY_OP) | BIT(EVENT_KERNEL_CHANNEL))) mask |= OPERATIONS;
@@ -60,7 +60,7 @@ __attribute__((constructor)) static void read_environment(void) {
   atomic_store(&wanted, with_parents(text ? (uint32_t)strtoul(text, NULL, 0) : DEFAULT_MASK));
 }
 
-/* Python calls this when a step begins; `mask` 0 records nothing in it. */
+/* Python calls this when a step begins. With `mask` 0, nothing in the step is recorded. */
 EXPORT void tracekit_nccl_set_step(int32_t number, uint32_t mask) {
   atomic_store(&step, number);
   atomic_store(&wanted, with_parents(mask));
@@ -100,7 +100,7 @@ static int ring_path(char *path, size_t size) {
   return more < 0 || (size_t)(length + more) >= size ? ENAMETOOLONG : 0;
 }
 
-/* Room on the disk is reserved before it is written: a page of a sparse file that finds the disk full kills the job. */
+/* Reserve room on the disk before writing: writing to a page of a sparse file on a full disk would kill the job. */
 static int map_ring(const char *path, size_t bytes, struct ring **ring) {
   int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (file < 0) return errno;
@@ -114,7 +114,7 @@ static int map_ring(const char *path, size_t bytes, struct ring **ring) {
     return error;
   }
   *ring = mapped;
-  atomic_store(&ring_file, file); /* that of a parent process stays open, the parent writes on */
+  atomic_store(&ring_file, file); /* a parent's file stays open: the parent goes on writing */
   return 0;
 }
 
@@ -144,7 +144,7 @@ static struct ring *open_ring(uint32_t api, log_function log) {
   ring->begin_monotonic_ns = now_ns();
   atomic_store(&ring->mask, atomic_load(&wanted));
   atomic_store(&ring->step, atomic_load(&step));
-  atomic_store_explicit(&ring->magic, RING_MAGIC, memory_order_release); /* a reader that finds it finds all of it */
+  atomic_store_explicit(&ring->magic, RING_MAGIC, memory_order_release); /* who finds it finds a whole header */
   if (log) log(LOG_INFO, LOG_SUBSYSTEM_INIT, __FILE__, __LINE__, "tracekit: NCCL events go to %s", path);
   return ring;
 }
@@ -156,7 +156,7 @@ static void leave_lane(void *lane) {
 
 static void make_key(void) { pthread_key_create(&leaving, leave_lane); }
 
-/* A lane for this thread, NULL where all are taken or the disk is full. */
+/* A lane for this thread, NULL if all are taken or the disk is full. */
 static struct lane *take_lane(struct ring *ring) {
   for (uint64_t number = 0; number < LANES && !atomic_load(&is_full); number++) {
     struct lane *lane = &ring->lane[number];
@@ -192,7 +192,7 @@ static void put(_Atomic uint64_t *word, uint64_t value) {
   atomic_store_explicit(word, value, memory_order_release); /* after the sequence number has become 0 */
 }
 
-/* Write one slot; returns its handle, one of sequence 0 where it was dropped. */
+/* Write one slot. Returns its handle; the handle has sequence 0 if the event was dropped. */
 static uint64_t push(struct ring *ring, const struct slot *from) {
   struct lane *lane = own_lane && own_ring == ring ? own_lane : take_lane(ring);
   if (!lane) return handle_of(0, 0, from->number);
@@ -219,8 +219,8 @@ static uint64_t push(struct ring *ring, const struct slot *from) {
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-/* The number of a name NCCL uses, found by its address and checked by its text; 0 where none is left. Two threads that
- * meet a new name at once may give it two numbers. */
+/* The number of a name that NCCL uses, found by its address and checked by its text; 0 if none is left. Two threads
+ * that meet a new name at the same time may give it two numbers. */
 static uint8_t name_number(struct ring *ring, const char *text) {
   if (!text) return 0;
   uint64_t pointer = (uint64_t)(uintptr_t)text, at = pointer >> 3 ^ pointer >> 9;
@@ -231,7 +231,7 @@ static uint8_t name_number(struct ring *ring, const char *text) {
     uint64_t found = atomic_load_explicit(&name->pointer, memory_order_acquire);
     if (found == pointer && !strncmp(name->text, text, NAME_BYTES - 1)) return (uint8_t)number;
     if (found) continue;
-    if (atomic_compare_exchange_strong(&name->pointer, &found, 1)) { /* 1: nobody's address; the text is not there yet */
+    if (atomic_compare_exchange_strong(&name->pointer, &found, 1)) { /* 1: not an address; the text follows */
       strncpy(name->text, text, NAME_BYTES - 1);
       atomic_store_explicit(&name->pointer, pointer, memory_order_release);
       return (uint8_t)number;
@@ -290,7 +290,7 @@ static int init_v7(void **context, uint64_t id, int *mask, const char *name, int
   return begin(context, id, mask, name, nodes, ranks, rank, log, 7);
 }
 
-/* Fill in what the description of the event tells; 0 where the event is not recorded. */
+/* Fill in what NCCL says about the event. Returns 0 if the event is not recorded. */
 static int describe(struct ring *ring, const struct event_description *from, struct slot *to) {
   uint64_t parent = (uint64_t)(uintptr_t)from->parent;
   int asked = (atomic_load_explicit(&wanted, memory_order_relaxed) & BIT(to->number)) != 0;
@@ -302,7 +302,7 @@ static int describe(struct ring *ring, const struct event_description *from, str
     to->peer = from->collective.root;
     to->function = name_number(ring, from->collective.function);
     to->data_type = name_number(ring, from->collective.data_type);
-    if (to->number == EVENT_COPY_COLLECTIVE) return asked; /* other fields follow there */
+    if (to->number == EVENT_COPY_COLLECTIVE) return asked; /* its other fields differ */
     to->channel = from->collective.channels;
     to->warps = from->collective.warps;
     to->algorithm = name_number(ring, from->collective.algorithm);
@@ -321,7 +321,7 @@ static int describe(struct ring *ring, const struct event_description *from, str
     to->channel = from->kernel_channel.channel;
     return sequence_of(parent) != 0;
   case EVENT_PROXY_OP:
-    if (from->proxy_op.process != ring->process) { /* its pointers are another process's */
+    if (from->proxy_op.process != ring->process) { /* its pointers belong to another process */
       parent = 0;
       to->communicator = NO_COMMUNICATOR;
     }
@@ -372,7 +372,7 @@ static int record_state(void *tag, int state, union state_arguments *arguments) 
   return RESULT_SUCCESS;
 }
 
-/* A channel's end is its last state; an operation's stop says that it has been enqueued. */
+/* A channel ends with its last state; an operation's stop means that it has been enqueued. */
 static int stop(void *tag) {
   uint64_t handle = (uint64_t)(uintptr_t)tag;
   struct ring *ring = atomic_load_explicit(&current, memory_order_acquire);
@@ -383,7 +383,7 @@ static int stop(void *tag) {
   return RESULT_SUCCESS;
 }
 
-/* The ring stays mapped: stops may come after this. */
+/* The ring stays mapped, because stops may still come. */
 static int finalize(void *context) {
   if (!context) return RESULT_SUCCESS;
   pthread_mutex_lock(&opening);

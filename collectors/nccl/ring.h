@@ -1,9 +1,10 @@
 /*
  * The ring file of one rank: header, lanes, communicators, names, slots. `reader.py` holds the same layout for numpy.
  *
- * A thread that reports events owns a lane and alone writes its slots, so no lock is needed. A slot is eight words, and
- * its first one, the sequence number, is 0 while the others change: who reads it equal before and after has a whole
- * slot. `written` of a lane runs on when slots are used again, so what was overwritten can be counted.
+ * Each thread that reports events has a lane, and only that thread writes the lane's slots, so no lock is needed. A slot
+ * is eight words. The first one, the sequence number, is 0 while the others change: a reader that finds it unchanged
+ * after reading has a whole slot. A lane's `written` keeps counting when slots are reused, so overwritten slots can be
+ * counted.
  */
 #ifndef TRACEKIT_NCCL_RING_H
 #define TRACEKIT_NCCL_RING_H
@@ -28,7 +29,7 @@ enum action { ACTION_START = 1, ACTION_STATE = 2, ACTION_STOP = 3 };
 struct lane {
   _Atomic uint64_t written;
   _Atomic uint32_t taken;
-  _Atomic uint32_t reserved; /* its slots have room on the disk */
+  _Atomic uint32_t reserved; /* room for its slots is reserved on the disk */
   uint32_t unused[12];
 };
 
@@ -42,18 +43,18 @@ struct communicator {
 };
 
 struct name {
-  _Atomic uint64_t pointer; /* of the process that wrote it */
+  _Atomic uint64_t pointer; /* in the process that wrote it */
   char text[NAME_BYTES];
 };
 
 struct ring {
   _Atomic uint64_t magic;
   uint32_t version;
-  uint32_t api; /* version of the table NCCL took */
+  uint32_t api; /* version of the table that NCCL uses */
   uint64_t slots_per_lane;
   int64_t process;
   int64_t begin_monotonic_ns;
-  _Atomic uint64_t dropped; /* events of threads for which no lane was left */
+  _Atomic uint64_t dropped; /* events of threads that got no lane */
   _Atomic uint32_t communicators;
   _Atomic uint32_t mask;
   _Atomic int32_t step;

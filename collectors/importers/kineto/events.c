@@ -1,29 +1,29 @@
-/* The events of a Chrome-format JSON text as rows of numbers: what is kept, without an object for each. */
+/* Scans the events of a Chrome-format JSON text into rows of numbers, without creating an object for each event. */
 #include "arguments.h"
 
 #include <string.h>
 
-/* What a row says. Texts are named by a hash and by where they stand; of numbers that are not there, NONE. */
+/* The columns of a row. A text is stored as its hash and its position; a missing number is NONE. */
 enum {
     CATEGORY, ODD, PID, TID, NAME, NAME_BEGIN, NAME_END, CORRELATION, DEVICE, STREAM,
     SHAPE, GRID_BEGIN, GRID_END, BLOCK_BEGIN, BLOCK_END, BEGIN, END, COLUMNS
 };
 enum { TS, DUR, TIMES };
-/* Why scanning stopped. */
+/* Why the scan stopped. */
 enum { INCOMPLETE, AT_END, DAMAGED, FULL };
 #define NONE (-1)
 #define DEEPEST 64
 
 typedef struct {
     const uint8_t *text, *end;
-    const char *categories; /* names in small letters, each ends with a newline */
+    const char *categories; /* lower-case names, each followed by a newline */
     int64_t categories_length;
-    int damaged; /* otherwise what is missing is behind the end of the text */
+    int damaged; /* if 0, the rest is beyond the end of the text */
     uint64_t last_category[4];
     int64_t last_number;
 } Scan;
 
-/* Where a value begins and ends; `escaped`: a string with backslashes. */
+/* Where a value begins and ends. `escaped`: a string with backslashes. */
 typedef struct {
     const uint8_t *begin, *end;
     int escaped;
@@ -39,15 +39,15 @@ static const uint8_t *skip_space(const uint8_t *at, const uint8_t *end) {
     return at;
 }
 
-/* Not 0 where a byte of the word is 0. */
+/* Not 0 if a byte of the word is 0. */
 static uint64_t zero_byte(uint64_t word) {
     return (word - 0x0101010101010101ull) & ~word & 0x8080808080808080ull;
 }
 
-/* Past the quote that ends the string whose first character is `at`; NULL where it does not end. */
+/* Skip a string from its first character, `at`, past the closing quote. Returns NULL if it is not closed. */
 static const uint8_t *skip_string(const uint8_t *at, const uint8_t *end, int *escaped) {
     for (;;) {
-        /* Eight characters at a time: which of them are a quote or a backslash? */
+        /* Eight characters at a time: is one of them a quote or a backslash? */
         while (end - at >= 8) {
             uint64_t word;
             memcpy(&word, at, 8);
@@ -62,12 +62,12 @@ static const uint8_t *skip_string(const uint8_t *at, const uint8_t *end, int *es
     }
 }
 
-/* Whether a character can stand behind a value. */
+/* Return whether a character can follow a value. */
 static int ends_value(uint8_t one) {
     return one == ',' || one == '}' || one == ']' || one == ':' || one == ' ' || one == '\n' || one == '\r' || one == '\t';
 }
 
-/* Past a value; lists and objects are only counted, not understood. */
+/* Skip a value. Brackets and braces are matched; what is inside is not parsed. */
 static const uint8_t *skip_value(Scan *scan, const uint8_t *at, Value *value) {
     int depth = 0, escaped = 0;
     char open[DEEPEST];
@@ -90,7 +90,7 @@ static const uint8_t *skip_value(Scan *scan, const uint8_t *at, Value *value) {
             at++;
             break;
         default:
-            /* Numbers, true, false, null, and what stands between values. */
+            /* Numbers, true, false, null, and what separates values. */
             while (at < end && *at != '"' && *at != '}' && *at != ']' && *at != '{' && *at != '[' &&
                    (depth || !ends_value(*at)))
                 at++;
@@ -106,7 +106,7 @@ static const uint8_t *skip_value(Scan *scan, const uint8_t *at, Value *value) {
     return NULL;
 }
 
-/* The next key of an object, or the object's end: *key is then NULL. */
+/* Find the next key of an object. At the end of the object, key->begin is NULL. */
 static const uint8_t *next_key(Scan *scan, const uint8_t *at, int first, Value *key) {
     at = skip_space(at, scan->end);
     if (at < scan->end && *at == '}') {
@@ -146,7 +146,7 @@ static int64_t hash(const uint8_t *at, const uint8_t *end) {
     return (int64_t)found;
 }
 
-/* A whole number of at most 18 digits; 0 where the value is none. */
+/* Parse an integer of at most 18 digits. Returns 0 if the value is not one. */
 static int whole(const Value *value, int64_t *out) {
     const uint8_t *at = value->begin;
     int negative = *at == '-';
@@ -161,7 +161,7 @@ static int whole(const Value *value, int64_t *out) {
     return 1;
 }
 
-/* A number, rounded as Python rounds it; 0 where the value is none. */
+/* Parse a number, rounded as Python rounds it. Returns 0 if the value is not one. */
 static int number(const Value *value, double *out) {
     static const double powers[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
     const uint8_t *at = value->begin, *end = value->end;
@@ -180,7 +180,7 @@ static int number(const Value *value, double *out) {
         if (behind > 15) break;
     }
     if (at == end && end - value->begin > negative && digits <= 15) {
-        /* Both are exact, so that one rounding is the right one. */
+        /* Both are exact, so the division rounds correctly. */
         *out = (negative ? -1.0 : 1.0) * ((double)found / powers[behind]);
         return 1;
     }
@@ -198,7 +198,7 @@ static int number(const Value *value, double *out) {
     return 1;
 }
 
-/* The number of a category, NONE for one that is not kept; files of 2021 capitalise them. */
+/* The number of a category, NONE if it is not kept. Traces of 2021 capitalise categories. */
 static int64_t category(Scan *scan, const Value *value) {
     uint8_t name[32] = {0};
     size_t length = (size_t)(value->end - value->begin);
@@ -232,7 +232,7 @@ static void take_span(const Scan *scan, const Value *value, int64_t *row, int be
     row[SHAPE] = (row[SHAPE] == NONE ? 0 : row[SHAPE] * 31) + hash(value->begin, value->end);
 }
 
-/* The arguments of an event. */
+/* Parse the arguments of an event. */
 static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row) {
     Value key, value;
     for (int first = 1;; first = 0) {
@@ -251,7 +251,7 @@ static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row
     }
 }
 
-/* One event, behind its brace: past it, or NULL. `kept`: whether the row holds something that is wanted. */
+/* Parse an event from behind its opening brace. Returns where it ends, or NULL. `kept`: whether it is wanted. */
 static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, double *times, int *kept) {
     Value key, value;
     int complete = 0;
@@ -286,9 +286,9 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
 }
 
 /*
- * scan_events(text, begin, categories, rows, times): (rows filled, where it stopped, why).
+ * scan_events(text, begin, categories, rows, times) -> (rows filled, where it stopped, why)
  *
- * It begins in front of an event, a comma or the end of the list, and stops in front of what it does not understand.
+ * `begin` is before an event, a comma or the end of the list. The scan stops before what it cannot parse.
  */
 static KERNEL(scan_events) {
     ENTER("scan_events", "BnB*l*d", 5);
