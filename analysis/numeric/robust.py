@@ -92,8 +92,11 @@ def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
     """
     ordered = np.array(_flat(values, axes), order="C")
     count = np.isfinite(ordered).sum(axis=-1, keepdims=True)
-    rows = ordered.reshape(-1, ordered.shape[-1])
-    parallel.each(lambda part: rows[part].sort(axis=-1), parallel.slices(len(rows), rows.size))
+    if ordered.size < parallel.WORTH_THREADS:
+        ordered.sort(axis=-1)
+    else:
+        rows = ordered.reshape(-1, ordered.shape[-1])
+        parallel.each(lambda part: rows[part].sort(axis=-1), parallel.slices(len(rows), rows.size))
     return ordered, count
 
 
