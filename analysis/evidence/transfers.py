@@ -32,6 +32,8 @@ SMALLEST_LINK_FACTOR = 3.0
 LINK_SPREADS = 6.0
 #: With fewer DP ranks, none of them shows what is usual.
 FEWEST_PEERS = 3
+#: A link only waits for others if at least so many of its transfers had not to.
+FEWEST_FREE = 3
 #: In a step in which a link is slow, all of its transfers but this share are slow.
 FASTER_SHARE = 0.25
 #: If more than this share of the links is slow at once, the whole network is slow.
@@ -123,9 +125,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         shared = np.zeros(self.seconds.shape)
         if not self.seconds.size or evidence.collectives.empty:
             return shared
-        blocks = evidence.replay.graph.blocks
-        ends = [block.start + block.duration for block in blocks]
-        end, ring_end = evidence.transfers.recvs.gather(ends), evidence.collectives.gather(ends)
+        end, ring_end = self._ends_s, evidence.collectives.gather(self._block_ends_s)
         ring_begin = ring_end - self.rings[..., None]
 
         def run(slot: int) -> None:
@@ -143,6 +143,16 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
         parallel.each(run, range(len(shared)), numbers=shared.size)
         return shared
+
+    @cached_property
+    def _ends_s(self) -> Floats:
+        """When each transfer ends, seconds after the step began, [slots, ops, steps, dp_ranks]."""
+        return self.evidence.transfers.recvs.gather(self._block_ends_s)
+
+    @property
+    def _block_ends_s(self) -> list[Floats]:
+        """When each op ends, seconds after the step began, [rows, lanes] per block."""
+        return [block.start + block.duration for block in self.evidence.replay.graph.blocks]
 
     @cached_property
     def slow(self) -> Bools:
@@ -226,10 +236,26 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             left &= ~ends[:, None, :]
         left &= (left.sum(axis=1) >= self.fewest_steps)[:, None, :]
         kept = left.copy()
-        for slot, at in np.argwhere(left.any(axis=1)):
-            steps = left.transpose(1, 0, 2)[:, self._beside(slot, at)].any(axis=1)
+        slow = left.any(axis=1)
+        for slot, at in np.argwhere(slow):
+            beside = self._beside(slot, at)
+            steps = np.asarray(left.transpose(1, 0, 2)[:, beside].any(axis=1))
             kept[slot, :, at] &= np.nanquantile(self.seconds[slot][:, steps, at], FASTEST_SHARE) > self.limit_s
+            beside[slot, at] = False
+            kept[slot, :, at] &= not self._only_waits((slot, at), beside & slow, steps)
         return kept
+
+    def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
+        """Whether a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
+        slot, at = link
+        seconds = self.seconds[slot][:, steps, at]
+        begin, free = self._ends_s[slot][:, steps, at] - seconds, np.isfinite(seconds)
+        for of, dp_index in np.argwhere(others):
+            long = self.seconds[of][:, steps, dp_index]
+            end = np.where(long > self.limit_s, self._ends_s[of][:, steps, dp_index], np.nan)
+            under_way = (end - long < begin[:, None] + self.usual_s) & (end > begin[:, None])
+            free &= ~under_way.any(axis=1)
+        return int(free.sum()) >= FEWEST_FREE and float(np.median(seconds[free])) <= self.limit_s
 
     @property
     def fewest_steps(self) -> int:

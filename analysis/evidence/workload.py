@@ -78,7 +78,8 @@ def position_factor(relative: Floats) -> Floats:
     if places < FEWEST_PLACES or steps < 2:
         return factor
     few = relative[..., :: max(1, relative.size // (4 * SAMPLE))]
-    beside = few / safe(median(few, (2, 3)))[:, :, None, None]
+    # Of two middle ones the faster: what slows down half of a rank's microbatches must not make the others look fast.
+    beside = few / safe(lower_median(few, (2, 3)))[:, :, None, None]
     # Of two ranks, take the faster: what only one of them does is not due to the place.
     of_step = lower_median(np.moveaxis(beside, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
     usual = lower_median(of_step, axis=1)[:, None]

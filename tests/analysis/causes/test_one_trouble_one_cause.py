@@ -146,6 +146,13 @@ class TestNetwork:
         assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(2, 1)]
         assert share(slow, found.saved_s) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
 
+    def test_a_link_that_nearly_always_waits_behind_a_slow_one_is_not_slow_itself(self):
+        """All but its first transfers of a step do; the hosts of both links have one card each."""
+        slow = draw_job(10_050_004, "P5")
+        assert (slow.network.queueing, slow.shape.tp) == (Queueing.FIFO, 4)
+        (found,) = named(slow)
+        assert [(link.dp_rank, link.pp_rank) for link in found.where.links] == [(2, 1)]
+
     def test_congestion_on_a_slow_card_keeps_its_share_of_what_both_cost(self):
         """A transfer that passes the card while it hangs takes 5 x 12 times as long: each repair leaves the other."""
         card, congestion = SlowNic(2, 5.0), Congestion(3, 0.04, 12.0)
