@@ -26,7 +26,7 @@ from tracekit.analysis.evidence.workers import (
     stage_excess,
 )
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.analysis.numeric.robust import lower_median, median, safe
 
 #: Fewer steps do not show which of them are the usual ones.
 FEWEST_STEPS = 3
@@ -171,6 +171,8 @@ class SlowSteps(Rule):
         if profile is None or len(profile.step) < FEWEST_STEPS:
             return
         slow = (profile.slow_step > 1) & ~evidence.steps_with_stops
+        if evidence.pauses is not None and evidence.pauses.stopped.any():
+            slow &= _slow_on(~evidence.pauses.stopped, evidence.table.grid)
         if not slow.any() or slow.mean() > 0.5:
             return
         figures = (
@@ -190,3 +192,13 @@ class SlowSteps(Rule):
             " the usual step, on all workers"
         )
         yield Candidate(self.kind, Where(steps=steps), effect, figures, confidence, change, profile.step)
+
+
+def _slow_on(workers: Bools, grid: Floats) -> Bools:
+    """In which steps these workers, [stages, dp_ranks], compute slower than in the usual step, [steps].
+
+    `grid`: seconds, as in a `ComputeTable`.
+    """
+    theirs = np.moveaxis(grid, -1, 2)[:, workers]
+    step = median(theirs / safe(median(theirs, (4,)))[..., None], (0, 1, 2, 3))
+    return np.asarray(step / lower_median(step, 0) >= 1 + SMALLEST_FACTOR)

@@ -229,12 +229,13 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     stops = _stops(of_worker, np.maximum(STOP_RANGES * usual, SMALLEST_STOP))
     nats = np.where(stops, _nats_of_long(of_worker), 0.0)
     needed = needed_nats(nats[0].size)
-    both = stops.all(axis=0) & (nats.sum(axis=0) >= needed)
-    fastest = _between(grid / safe(peers), 0.1)[FORWARD]
-    fast = fastest < (1 + AS_FAST) * lower_median(fastest, axis=-1)[:, None]
-    # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady.
+    fastest = _between(grid / safe(peers), 0.1)
+    fast = fastest < (1 + AS_FAST) * lower_median(fastest, axis=-1)[..., None]
+    both = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
+    # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
+    # the forwards alone must show that it is not slow itself.
     each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + AS_FAST)
-    stopped = (both | each_time) & fast
+    stopped = (both | each_time) & fast[FORWARD]
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
 
 

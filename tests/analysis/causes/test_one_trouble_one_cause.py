@@ -231,6 +231,21 @@ def test_backwards_that_a_stopped_process_lengthens_make_no_slow_steps() -> None
     assert {cause.kind for cause in named(draw_job(9_770_000, "P17-stops"))} == {CauseKind.PROCESS_PAUSES}
 
 
+def test_backwards_that_a_stopped_process_lengthens_by_turns_make_no_slow_steps() -> None:
+    """Stops hit three of its four backwards in most steps, two in the others: those look slow beside the usual step."""
+    assert {cause.kind for cause in named(draw_job(10_060_005, "P17-stops"))} == {CauseKind.PROCESS_PAUSES}
+
+
+def test_slow_backwards_and_a_few_pauses_are_no_stopped_process() -> None:
+    """Random pauses hit three forwards of the worker whose backwards are slow, all of them by one factor."""
+    found = {(cause.kind, str(cause.where)) for cause in named(draw_job(10_060_004, "three"))}
+    assert found == {
+        (CauseKind.BAD_WORKER, "worker (13,0)"),
+        (CauseKind.PROCESS_PAUSES, "whole job"),
+        (CauseKind.PYTHON_GC, "whole job"),
+    }
+
+
 def test_the_only_host_of_a_job_is_not_slow_beside_others():
     """Two ranks of one host, the one slow in the first half of the steps, the other in the second."""
     halves = [
