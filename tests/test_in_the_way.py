@@ -186,8 +186,10 @@ def test_standard_output_is_refused(work: Path) -> None:
 
 
 def test_a_timeline_is_not_exported_over_itself(work: Path) -> None:
-    """It would lose the steps that are not asked for."""
+    """It would lose the steps that are not asked for. What the report tells to type next has another name."""
     Job(slow_trace()).export("timeline.json.gz")
+    assert "--out timeline.json.gz" in run("whatif", "slow.parquet").out
+    assert "tracekit export timeline.json.gz --steps 0 --out step-0.json.gz" in run("whatif", "timeline.json.gz").out
     before = everything(work)
     ran = run("export", "timeline.json.gz", "--steps", "0", "--out", "./timeline.json.gz")
     assert ran.code == 2

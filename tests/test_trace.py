@@ -25,7 +25,7 @@ from tracekit.trace import Trace, read_parquet
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
 
-def trace(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> Trace:
+def trace(ops: Any, layout: Layout = LAYOUT, **more: Any) -> Trace:
     return Trace.from_frame(ops, layout, name="job", **more)
 
 
@@ -41,6 +41,20 @@ def test_microbatch_and_chunk_can_be_left_out() -> None:
     checked = trace(slow_frame().drop("microbatch", "chunk")).ops
     assert checked.schema == pl.Schema(SCHEMA)
     assert checked["microbatch"].null_count() == checked["chunk"].null_count() == OPS_PER_STEP
+
+
+def test_a_frame_of_pandas_gives_the_same_trace() -> None:
+    """There, a missing value makes integers floats and text is an object."""
+    ops = slow_frame()
+    as_pandas = ops.with_columns(pl.col("kind").cast(pl.String)).to_pandas().astype({"microbatch": float})
+    assert as_pandas["microbatch"].isna().any()
+    assert trace(as_pandas).ops.equals(trace(ops).ops)
+
+
+@pytest.mark.parametrize("frame", [[1, 2], None, {"step": [1]}])
+def test_what_is_no_frame_is_one_clear_error(frame: Any) -> None:
+    with pytest.raises(TraceError, match="not a frame of polars or pandas"):
+        trace(frame)
 
 
 def test_the_frame_given_is_not_changed() -> None:

@@ -305,6 +305,8 @@ class GpuReport:
         content, left = self.replayed.to_dict(), self.unexplained
         del content["verdict"]  # here it has causes, too
         content["recording_time_s"] = content.pop("step_time_s")
+        for question in content["questions"]:
+            question["recording_time_s"] = question.pop("step_time_s")
         content["trust"] = {
             **content["trust"],
             "trustworthy": not self.replayed.doubts,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import polars as pl
@@ -23,9 +23,12 @@ from tracekit.atomic_write import Kind, parquet_with, replacing
 from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.magnitudes import check_magnitudes
 from tracekit.model import Layout, Unit, Worker, unit_of_time
-from tracekit.schema import WAITED, Source, checked_columns, distinct_steps, run_starts, step_positions
+from tracekit.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, run_starts, step_positions
 from tracekit.text import encodable
 from tracekit.units import in_seconds
+
+if TYPE_CHECKING:
+    import pandas
 
 #: Versions of the file formats: pipeline traces, and op traces (`op_trace`).
 SCHEMA_VERSION, OP_TRACE_VERSION = 1, 2
@@ -94,7 +97,7 @@ class Trace:
     @classmethod
     def from_frame(
         cls,
-        ops: pl.DataFrame,
+        ops: pl.DataFrame | pandas.DataFrame,
         layout: Layout,
         *,
         name: str,
@@ -106,6 +109,8 @@ class Trace:
     ) -> Trace:
         """Validate `ops` and freeze it. `source` (for example a file name) opens every error message.
 
+        In a frame of pandas, missing integers may be nan.
+
         `columns`: the original names of canonical columns, if they differ; used in messages. `unit`: of `start` and
         `duration`, by default seconds, which must then be plausible; a stated unit is believed, and kept in the
         metadata as `time_unit`. Starts that are clock times, such as seconds since 1970, are converted to be relative
@@ -115,7 +120,8 @@ class Trace:
         """
         origin, kept = Source(source, columns or {}), dict(metadata or {})
         known = None if unit is None else unit_of_time(unit)
-        timed = in_seconds(ops, known, _finite(step_starts or {}, origin), origin)
+        frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
+        timed = in_seconds(frame, known, _finite(step_starts or {}, origin), origin)
         checked = checked_columns(timed.ops, layout, origin)
         if known is not None:
             kept[UNIT_KEY] = str(known)
@@ -258,6 +264,20 @@ class Trace:
         self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
+def _of_pandas(frame: pandas.DataFrame, source: Source) -> pl.DataFrame:
+    """The columns of a frame of pandas. Raises TraceError if it is none."""
+    try:
+        ops = pl.from_pandas(frame)
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise TraceError(f"{source}: not a frame of polars or pandas ({error})") from None
+    if not isinstance(ops, pl.DataFrame):
+        raise TraceError(f"{source}: a column, not a frame of polars or pandas")
+    # A column of integers with missing values is one of floats in pandas.
+    with_gaps = [name for name in NULLABLE if name in ops.columns and ops[name].dtype == pl.Float64]
+    whole = [name for name in with_gaps if (ops[name] == ops[name].round()).all()]
+    return ops.with_columns(pl.col(whole).cast(pl.Int64)) if whole else ops
+
+
 def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:
     """Read a canonical Parquet file, whose times may be in another `unit` than seconds.
 
@@ -268,7 +288,7 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
     if header is None:
         raise FormatError(
             f"{source}: no tracekit metadata inside; for a published trace pass --layout meta.yaml,"
-            " otherwise import it with `tracekit import`"
+            " write one of your own with `tracekit.Trace.from_frame(...).write_parquet(...)`"
         )
     version = header.get("schema_version")
     if version == OP_TRACE_VERSION:

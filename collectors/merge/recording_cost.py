@@ -33,7 +33,6 @@ class RecordingCost:
 
     share: float
     error: float
-    on_s: float
     off_s: float
     on_steps: int
     off_steps: int
@@ -41,8 +40,9 @@ class RecordingCost:
     def sentence(self) -> str:
         """The message for the user."""
         return (
-            f"recording costs {self.share:.1%} +- {self.error:.1%} of a step ({self.on_s * 1e3:.2f} ms in"
-            f" {self.on_steps} steps, {self.off_s * 1e3:.2f} ms in {self.off_steps} without)"
+            f"recording costs {self.share:.1%} +- {self.error:.1%} of a step of {self.off_s * 1e3:.2f} ms"
+            f" ({self.on_steps} recorded step{'s' * (self.on_steps != 1)} against those before and after, of"
+            f" {self.off_steps} without)"
         )
 
 
@@ -59,12 +59,15 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
     starts = np.flatnonzero(np.diff(on_at, prepend=-2) != 1)
     lengths = np.diff(starts, append=len(on_at))
     if not len(on_at):
-        return "the cost of recording is unknown: no two steps in a row were recorded"
+        return (
+            "the cost of recording is unknown: no two steps in a row were recorded (with `--every N`, use"
+            " `--for 2` or more)"
+        )
     size = min(int(np.median(lengths)), len(off_at) // (FEWEST_PLACEBOS + 2), LONGEST_BLOCK)
     if size < 1:
         return (
             f"the cost of recording is unknown: {len(off_at)} steps ran without it, {FEWEST_PLACEBOS + 2} are needed"
-            " (use `--overhead`, `--every` or `--idle`)"
+            " (use `--overhead`, `--every N --for 2` or `--idle`)"
         )
     off = np.log(seconds[off_at])
     blocks = [on_at[start : start + size] for start, length in zip(starts, lengths, strict=True) if length >= size]
@@ -76,7 +79,6 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
     return RecordingCost(
         share=float(np.expm1(np.median(effects))),
         error=error,
-        on_s=float(np.median(seconds[on_at])),
         off_s=float(np.median(seconds[off_at])),
         on_steps=len(on_at),
         off_steps=len(off_at),

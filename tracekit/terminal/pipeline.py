@@ -135,6 +135,7 @@ def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, st
     found = report.attribution
     if report.diagnosis.verdict.losses:
         worst = int(found.steps[int(found.step_slowdown.argmax())])
-        yield f"tracekit export {source} --steps {worst} --out timeline.json.gz", "that step, for ui.perfetto.dev"
+        out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
+        yield f"tracekit export {source} --steps {worst} --out {out}", "that step, for ui.perfetto.dev"
     if not full:
         yield f"tracekit whatif {source} --full", "what the answer rests on"

@@ -27,9 +27,9 @@ _GAP = 3
 _MOST_VALUES = 20
 
 
-def questions(asked_questions: Sequence[Question], original_s: float) -> RenderableType:
-    """The answers to custom questions."""
-    table = new_table("What if", "step time", "saved per step", "GPU-hours a day")
+def questions(asked_questions: Sequence[Question], original_s: float, *, whole: str = "step") -> RenderableType:
+    """The answers to custom questions. `whole`: what was replayed, a step or a recording of several."""
+    table = new_table("What if", f"{whole} time", f"saved per {whole}", "GPU-hours a day")
     table.caption, table.caption_justify = IDEAL_MEANS, "left"
     for asked in asked_questions:
         table.add_row(

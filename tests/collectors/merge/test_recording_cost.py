@@ -34,6 +34,7 @@ def test_the_cost_of_each_block_is_that_beside_its_neighbours():
     assert cost.share == pytest.approx(0.1, abs=0.006)
     assert cost.error < 0.006
     assert (cost.on_steps, cost.off_steps) == (20 * 9, 19 * 9 + 8)
+    assert "(180 recorded steps against those before and after, of 179 without)" in cost.sentence()
 
 
 def test_the_error_is_what_steps_without_recording_vary_by():
@@ -51,7 +52,7 @@ def test_the_error_is_what_steps_without_recording_vary_by():
         (100, lambda step: step >= 0, "0 steps ran without it, 7 are needed"),
         (9, lambda step: step >= 6, "5 steps ran without it, 7 are needed"),
         (100, lambda step: step < 0, "no two steps in a row were recorded"),
-        (100, lambda step: step % 2 == 1, "no two steps in a row were recorded"),
+        (100, lambda step: step % 2 == 1, "(with `--every N`, use `--for 2` or more)"),
     ],
 )
 def test_why_the_cost_is_not_known(steps, on, why):
