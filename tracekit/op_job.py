@@ -82,6 +82,11 @@ class OpJob:
         recorded, with_delays, original, ideal = (
             replay.recorded_step_times(), *(replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
         )  # fmt: skip
+        if original.mean() > 0 >= recorded.mean():
+            raise TraceError(
+                f"{short(self.trace.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g} s);"
+                " 'start' counts from the start of the step"
+            )
         if not min(recorded.mean(), original.mean()) > 0:
             raise TraceError(
                 f"{short(self.trace.name)}: its steps take no time; expected ops with durations in seconds"

@@ -79,7 +79,9 @@ class OpReport:
     def doubts(self) -> list[str]:
         """Why the numbers may be wrong; empty if there is no reason."""
         doubts = []
-        if not self.slowdown >= SMALLEST_SLOWDOWN:
+        if math.isnan(self.slowdown):
+            doubts.append("the job without stragglers takes no time, so S is not known")
+        elif self.slowdown < SMALLEST_SLOWDOWN:
             doubts.append(
                 f"S is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal"
                 " durations do not fit it"

@@ -349,7 +349,11 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as pool:
-        return pl.DataFrame(list(pool.map(column, names)))
+        try:
+            columns = pool.map(column, names)
+        except RuntimeError:  # the interpreter is ending and starts no threads
+            columns = map(column, names)
+        return pl.DataFrame(list(columns))
 
 
 def _check_rows(path: str | os.PathLike[str]) -> None:

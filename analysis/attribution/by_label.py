@@ -81,20 +81,29 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
 def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Ints]]:
     """The combinations that occur, and per block the index of each op's combination; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
-    sizes = [1 + max(int(labels[at].codes.max(initial=0)) for labels in parts) for at in range(len(names))]
+    # Numbers of any size, numbered anew.
+    codes_of = [
+        np.unique(np.concatenate([np.unique(labels[at].codes) for labels in parts])) for at in range(len(names))
+    ]
+    sizes = [len(codes) for codes in codes_of]
+    if math.prod(sizes) >= np.iinfo(np.int64).max:
+        raise SelectionError(f"{' x '.join(names)}: too many combinations; choose labels with fewer values")
     mixed, occurring = [], []
     for labels, block in zip(parts, graph.blocks, strict=True):
         code = np.zeros((1, 1), np.int64)
         unlabelled = np.zeros((1, 1), np.bool_)
-        for label, size in zip(labels, sizes, strict=True):
-            code = code * size + label.codes
+        for label, codes in zip(labels, codes_of, strict=True):
+            code = code * len(codes) + np.searchsorted(codes, label.codes)
             unlabelled = unlabelled | (label.codes == UNLABELLED)
         mixed.append(np.where(unlabelled, UNLABELLED, code))
         occurring.append(np.unique(mixed[-1] if block.present is None else np.where(block.present, mixed[-1], -1)))
     found = np.unique(np.concatenate(occurring))
     found = found[found != UNLABELLED]
     digits = np.stack(np.unravel_index(found, sizes), axis=1).tolist()
-    values = [tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in digits]
+    values = [
+        tuple(label.value(int(codes[at])) for label, codes, at in zip(parts[0], codes_of, row, strict=True))
+        for row in digits
+    ]
     positions = [
         np.where(np.isin(code, found), np.searchsorted(found, code), UNLABELLED) for code in mixed
     ]  # UNLABELLED for ops without a label

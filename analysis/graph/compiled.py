@@ -8,6 +8,7 @@ module does not know what the ops are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -143,7 +144,7 @@ class _Draft:
         waits = np.diff(self.first_wait)
         count = native.replay_order(self.group, self.by_group, self.first_of_group, first_next, nexts, waits, ordered)
         if count < groups:
-            raise self._cycle(np.setdiff1d(np.arange(groups), ordered[:count]))
+            self._raise_cycle()
         self.ordered = ordered
 
     def rounds(self, of_rendezvous: Ints) -> Ints:
@@ -182,11 +183,25 @@ class _Draft:
             begin=np.zeros(len(order)),
         )
 
-    def _cycle(self, stuck: Ints) -> GraphError:
-        row = int(self.by_group[self.first_of_group[stuck[0]]])
-        return GraphError(
-            f"the dependencies form a cycle: {self.wiring.describe(row)} and {len(stuck) - 1} more ops wait for each"
-            " other; they were recorded in an order that cannot run"
+    def _raise_cycle(self) -> NoReturn:
+        """Raise GraphError for the first cycle, without what only waits for it."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        groups = len(self.first_of_group) - 1
+        before, after = self.group[self.wiring.before], self.group[self.wiring.after]
+        edges = coo_array((np.ones(len(before), np.bool_), (before, after)), shape=(groups, groups))
+        _, component = connected_components(edges, connection="strong")
+        in_cycle = (np.bincount(component) > 1)[component]
+        in_cycle[before[before == after]] = True
+        first = int(in_cycle.argmax())
+        op = self.wiring.describe(int(self.by_group[self.first_of_group[first]]))
+        others = int((component == component[first]).sum()) - 1
+        if not others:
+            raise GraphError(f"the dependencies form a cycle: {op} waits for itself, or its collective for a member")
+        raise GraphError(
+            f"the dependencies form a cycle: {op} and {others} more op{'s' * (others > 1)} wait for each other; they"
+            " were recorded in an order that cannot run"
         )
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous", "comparable")
 #: A label with more values than this is an identifier, and nobody could read a report by it.
 MOST_VALUES = 100_000
+MOST_RANKS = 2**31 - 1
 
 
 class Why(IntEnum):
@@ -176,6 +177,9 @@ class _Reader:
         self.ops, self.edges = ops, edges
 
     def graph(self, axes: Sequence[str], groups: Sequence[ProcessGroup]) -> OpGraph:
+        for one in groups:
+            if len(set(one.ranks)) < len(one.ranks) or not all(0 <= rank <= MOST_RANKS for rank in one.ranks):
+                raise TraceError(f"groups: {one.name!r:.40} has ranks {one.ranks!s:.60}; expected each once, from 0 on")
         step = self.integers("step") if "step" in self.ops.columns else np.zeros(self.ops.height, np.int32)
         order = np.argsort(step, kind="stable")
         place = np.empty(len(order), np.int64)
@@ -256,9 +260,16 @@ class _Reader:
         if "rendezvous" not in self.ops.columns:
             return np.full(self.ops.height, -1, np.int64)
         column = self.ops["rendezvous"]
-        if column.dtype.is_integer():
+        if column.dtype.is_float():  # integers with gaps, of pandas
+            strange = ~(column.is_finite() & (column == column.round())).fill_null(value=True)
+            if strange.any():
+                row = int(strange.arg_max() or 0)
+                raise TraceError(f"ops: column 'rendezvous', row {row}: {column[row]}; expected integers or strings")
+            column = column.cast(pl.Int64)
+        if column.dtype.is_integer() and (column.is_between(0, np.iinfo(np.int64).max) | column.is_null()).all():
             return column.cast(pl.Int64).fill_null(-1).to_numpy()
-        codes, _ = _numbered(self.text("rendezvous"))
+        names = column.cast(pl.String) if column.dtype.is_integer() else self.text("rendezvous")  # signed hashes, too
+        codes, _ = _numbered(names)
         return codes.astype(np.int64)
 
     def comparable(self) -> npt.NDArray[np.bool_] | None:
@@ -353,10 +364,12 @@ def _check_rendezvous(graph: OpGraph, groups: Sequence[ProcessGroup]) -> tuple[M
     members = np.flatnonzero(graph.rendezvous >= 0)
     members = members[np.lexsort((graph.rank[members], graph.rendezvous[members]))]
     number, rank = graph.rendezvous[members], graph.rank[members]
+    group = graph.labels["group"].codes[members] if groups and "group" in graph.labels else np.zeros(len(members))
     same = number[1:] == number[:-1]
     for differs, what in (
         (same & (rank[1:] == rank[:-1]), "both claim rendezvous {0} for their rank; each rank has one op in it"),
         (same & (graph.step[members[1:]] != graph.step[members[:-1]]), "share rendezvous {0} but are in two steps"),
+        (same & (group[1:] != group[:-1]), "share rendezvous {0} but are of two groups"),
     ):
         if differs.any():
             at = int(differs.argmax())

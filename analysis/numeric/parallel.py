@@ -35,7 +35,12 @@ def each(
         for part in parts:
             run(part)
     else:
-        list(_pool(workers).map(run, parts))
+        try:
+            running = _pool(workers).map(run, parts)
+        except RuntimeError:  # the interpreter is ending and starts no threads
+            each(run, parts, threads=1)
+        else:
+            list(running)
 
 
 def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
@@ -43,7 +48,10 @@ def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: i
     if numbers < WORTH_THREADS:
         return first(), second()
     with ThreadPoolExecutor(1, thread_name_prefix="arrays") as other:
-        running = other.submit(first)
+        try:
+            running = other.submit(first)
+        except RuntimeError:
+            return first(), second()
         found = second()
         return running.result(), found
 

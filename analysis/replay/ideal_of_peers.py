@@ -22,8 +22,9 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 
 
 def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats, ...]:
-    """The ideal cost of each row, seconds, [rows] per block. `costs`: cost of each op, seconds, [rows, lanes] per
-    block.
+    """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] if that of some ops is their own cost.
+
+    `costs`: cost of each op, seconds, [rows, lanes] per block.
     """
     ops = graph.ops
     cost = np.empty(len(ops.start))
@@ -51,6 +52,7 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
     ideal[occasional] = (usual_total / ops_in_cell)[cell[occasional]]
     if ops.comparable is not None:
         ideal[~ops.comparable] = cost[~ops.comparable]
+        return tuple(ideal[block.op] for block in graph.blocks)
     return tuple(ideal[block.op[:, 0]] for block in graph.blocks)
 
 

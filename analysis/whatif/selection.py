@@ -130,12 +130,13 @@ class Workers(Selection, frozen=True):
     workers: frozenset[Worker]
 
     def mask(self, context: Context) -> Mask:
-        stage, dp_rank = context.label("stage").codes[:, 0], context.label("dp_rank").codes[0]
-        chosen = np.zeros((1 + int(stage.max()), 1 + int(dp_rank.max())), np.bool_)
+        stage, dp_rank = context.label("stage").codes, context.label("dp_rank").codes
+        # The last row and column are for ops without these labels, whose code is -1.
+        chosen = np.zeros((2 + int(stage.max()), 2 + int(dp_rank.max())), np.bool_)
         for at in self.workers:
-            if at.pp_rank < chosen.shape[0] and at.dp_rank < chosen.shape[1]:
+            if at.pp_rank < chosen.shape[0] - 1 and at.dp_rank < chosen.shape[1] - 1:
                 chosen[at.pp_rank, at.dp_rank] = True
-        mask: Mask = chosen[:, dp_rank][stage]
+        mask: Mask = chosen[stage, dp_rank]
         return mask
 
 
@@ -145,17 +146,18 @@ class Slowest(Selection, frozen=True):
     percent: float
 
     def mask(self, context: Context) -> Mask:
-        cost, numbers = context.durations.cost[context.number], range(len(context.graph.blocks))
-        kinds = [context.graph.label(number, "kind").codes for number in numbers]
-        chosen = np.zeros(cost.shape, np.bool_)
-        here = kinds[context.number][:, 0]
-        for code in np.unique(here):
-            costs = []
-            for block, of_rows, matrix in zip(context.graph.blocks, kinds, context.durations.cost, strict=True):
-                rows = of_rows[:, 0] == code
-                costs.append(matrix[rows].ravel() if block.present is None else matrix[rows][block.present[rows]])
-            threshold = np.percentile(np.concatenate(costs), 100 - self.percent)
-            chosen[here == code] = cost[here == code] >= threshold
+        blocks, costs = context.graph.blocks, context.durations.cost
+        kinds = [context.graph.label(number, "kind").codes for number in range(len(blocks))]
+        cost, chosen = costs[context.number], np.zeros(costs[context.number].shape, np.bool_)
+        for code in np.unique(kinds[context.number]):
+            of_kind = []
+            for block, codes, matrix in zip(blocks, kinds, costs, strict=True):
+                rows = (codes == code).any(axis=1)  # all lanes of most jobs have the same kinds
+                there = np.broadcast_to(codes == code, matrix.shape)[rows]
+                of_kind.append(matrix[rows][there if block.present is None else there & block.present[rows]])
+            threshold = np.percentile(np.concatenate(of_kind), 100 - self.percent)
+            rows = (kinds[context.number] == code).any(axis=1)
+            chosen[rows] |= (kinds[context.number][rows] == code) & (cost[rows] >= threshold)
         return chosen
 
 

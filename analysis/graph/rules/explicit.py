@@ -21,18 +21,24 @@ def explicit_edges(ops: pl.DataFrame) -> pl.DataFrame:
         if not isinstance(ops[name].dtype, pl.List):
             raise TraceError(f"ops: column {name!r} has type {ops[name].dtype}; expected a list for each op")
     if "why" in lists:
-        differs = ops["why"].list.len() != ops["waits_for"].list.len()
+        words, waits = (ops[name].list.len().fill_null(0) for name in ("why", "waits_for"))
+        differs = words != waits
         if differs.any():
             row = int(differs.arg_max() or 0)
             raise TraceError(
-                f"ops: column 'why', row {row}: {ops['why'].list.len()[row]} words for"
-                f" {ops['waits_for'].list.len()[row]} ops in 'waits_for'; expected one for each"
+                f"ops: column 'why', row {row}: {words[row]} words for {waits[row]} ops in 'waits_for'; expected one"
+                " for each"
             )
     edges = ops.select(pl.col(lists)).with_row_index("after").filter(pl.col("waits_for").list.len() > 0)
     edges = edges.explode(lists).rename({"waits_for": "before"})
     before = edges["before"]
     if not before.dtype.is_integer() and before.dtype != pl.Null:
         raise TraceError(f"ops: column 'waits_for' has lists of {before.dtype}; expected row numbers of the ops")
+    if before.dtype != pl.Null and (strange := (before < 0) | (before >= ops.height)).fill_null(value=False).any():
+        at = int(strange.arg_max() or 0)
+        raise TraceError(
+            f"ops: column 'waits_for', row {edges['after'][at]}: {before[at]}; the ops have rows 0 to {ops.height - 1}"
+        )
     why = pl.col("why").cast(pl.String) if "why" in lists else pl.lit("rule")
     try:
         return edges.select(pl.col("before").cast(pl.Int64), pl.col("after").cast(pl.Int64), why=why)

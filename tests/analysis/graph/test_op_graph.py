@@ -83,7 +83,7 @@ def test_an_edge_between_steps_is_refused() -> None:
 
 def test_a_cycle_names_its_ops() -> None:
     graph = OpGraph.from_frames(ops(), edges((0, 1), (1, 0)))
-    with pytest.raises(GraphError, match="cycle: matmul of rank 0 at 0 s of step 0 and 1 more ops wait for each other"):
+    with pytest.raises(GraphError, match="cycle: matmul of rank 0 at 0 s of step 0 and 1 more op wait for each other"):
         fold(graph)
 
 
