@@ -116,10 +116,24 @@ def test_what_cannot_be_is_one_clear_error(columns: dict[str, Any], groups: tupl
         job(rank=[0, 1, 2], duration=1.0, groups=made, **columns).whatif()
 
 
+@pytest.mark.parametrize(("rule", "lacks"), [("streams", "start"), ("kineto", "name"), ("explicit", "duration")])
+def test_a_column_that_a_rule_needs_is_named(rule: str, lacks: str) -> None:
+    columns = {"rank": [0], "name": ["x"], "kind": ["x"], "stream": [1], "start": [0.0], "duration": [1.0]}
+    ops = pl.DataFrame(columns).drop(lacks)
+    with pytest.raises(TraceError, match=f"column '{lacks}' is missing"):
+        tracekit.OpJob(OpTrace(ops, "job", rules=(rule,))).whatif()
+
+
 def test_a_cycle_is_named_without_what_waits_for_it() -> None:
     of = {"kind": ["downstream", "A", "B", "y", "z"], "waits_for": [[1], [2], [1], [], [3]]}
     with pytest.raises(GraphError, match="cycle: A of rank 0 at 0 s of step 0 and 1 more op wait for each other"):
         job(rank=0, duration=[1.0] * 5, **of).whatif()
+
+
+@pytest.mark.parametrize("name", ["tpRank", "my-label", "my.label", "_x", "größe"])
+def test_a_label_of_any_name_is_selected_and_capitals_do_not_matter_otherwise(name: str) -> None:
+    of = job(rank=[0, 1, 2], duration=[1.0, 1.0, 4.0], **{name: [0, 0, 1]})
+    assert fixed_s(of, f"{name}=1") == fixed_s(of, "RANK=2") == fixed_s(of, "rank=2") == 2.0
 
 
 def test_labels_with_large_numbers_are_combined() -> None:

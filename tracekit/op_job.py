@@ -84,8 +84,8 @@ class OpJob:
         )  # fmt: skip
         if original.mean() > 0 >= recorded.mean():
             raise TraceError(
-                f"{short(self.trace.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g} s);"
-                " 'start' counts from the start of the step"
+                f"{short(self.trace.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g}"
+                " s); 'start' counts from the start of the step"
             )
         if not min(recorded.mean(), original.mean()) > 0:
             raise TraceError(

@@ -64,7 +64,11 @@ class Context(Struct, frozen=True, eq=False):
 
     def label(self, name: str) -> Label:
         """A label of the block's ops. Raises SelectionError, which lists the labels, if there is none of that name."""
-        return self.graph.label(self.number, name)
+        return self.graph.label(self.number, self.written(name))
+
+    def written(self, name: str) -> str:
+        """The name of a label as the job writes it: capitals count only where it has the label with them."""
+        return name if name in self.graph.label_names else name.lower()
 
 
 class Everything(Selection, frozen=True):
@@ -92,7 +96,7 @@ class Labelled(Selection, frozen=True):
         wanted = str if label.names is not None else int
         unknown = [value for value in self.values if isinstance(value, str) and value not in (label.names or ())]
         if (label.names is not None and unknown) or not any(isinstance(value, wanted) for value in self.values):
-            there = shown_values(label_values(context.graph, self.label))
+            there = shown_values(label_values(context.graph, context.written(self.label)))
             raise SelectionError(
                 f"{min(map(str, unknown or self.values))!r:.80} is not a {self.label} of this job; it has {there}"
             )

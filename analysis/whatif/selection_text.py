@@ -24,7 +24,7 @@ from tracekit.errors import SelectionError
 from tracekit.model import KINDS, Worker, kind_groups
 
 _TOKEN = re.compile(r"\s*(?:([()])|([^\s()=]+)|=)")
-_NAME = re.compile("[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
 _MOST_WORDS = 200
@@ -97,7 +97,8 @@ class _Parser:
         return self.words()
 
     def words(self) -> Selection:
-        word = self._take("a selection").lower()
+        label = self._take("a selection")
+        word = label.lower()
         if word in ("all", "everything"):
             return select.everything()
         if word == "communication":
@@ -107,7 +108,7 @@ class _Parser:
         try:
             if not _NAME.fullmatch(word):
                 raise self.error(f"{word!r} is unknown")
-            return self.valued(word, self._take(f"a value for {word!r}"))
+            return self.valued(word if word in _VALUED else label, self._take(f"a value for {word!r}"))
         except ValueError as error:
             raise self.error(f"{word}: {error}") from None
 
@@ -146,8 +147,10 @@ def _numbers(text: str) -> list[range]:
         if not match:
             raise ValueError(f"{part!r} is neither a number nor a range such as 100-200")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first > _LARGEST_RANGE:
+        if last < first:
             raise ValueError(f"{part!r} is not a range from a smaller to a larger number")
+        if last - first > _LARGEST_RANGE:
+            raise ValueError(f"{part!r} has more than {_LARGEST_RANGE} numbers")
         ranges.append(range(first, last + 1))
     if sum(map(len, ranges)) > _LARGEST_RANGE + 1:
         raise ValueError(f"more than {_LARGEST_RANGE} numbers")

@@ -37,6 +37,10 @@ def op_graph(trace: OpTrace) -> OpGraph:
     """
     if unknown := [name for name in trace.rules if name not in RULES]:
         raise TraceError(f"rule {unknown[0]!r:.40} is unknown; known: {', '.join(RULES)}")
+    needed = ("rank", "start", "duration", *(("name",) if "kineto" in trace.rules else ()))
+    if missing := [name for name in needed if name not in trace.ops.columns]:
+        there = ", ".join(trace.ops.columns) or "none"
+        raise TraceError(f"ops: column {missing[0]!r} is missing; found {there}")
     edges = pl.concat([NO_EDGES, *(RULES[name](trace.ops) for name in trace.rules)])
     read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
     stated = [name for name in read if name in trace.ops.columns]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -51,6 +52,19 @@ def test_parts_may_have_parts_themselves() -> None:
 
     parallel.each(outer, range(3))
     assert sorted(seen) == [(part, inner) for part in range(3) for inner in range(4)]
+
+
+@pytest.mark.usefixtures("always")
+def test_work_goes_on_where_no_thread_can_be_started_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a thread that outlives the main one."""
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    monkeypatch.setattr(parallel, "_pool", lambda _: pool)
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", lambda *_, **__: pool)
+    seen: list[int] = []
+    parallel.each(seen.append, range(10))
+    assert seen == list(range(10))
+    assert parallel.both(lambda: 1, lambda: 2, numbers=1) == (1, 2)
 
 
 @pytest.mark.usefixtures("always")
