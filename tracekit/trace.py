@@ -176,6 +176,12 @@ class Trace:
         return self.one_host and DEVICE_CLOCK not in self.metadata
 
     @property
+    def on_cpus(self) -> bool:
+        """Whether `tracekit collect` recorded it, and no GPU took part."""
+        gpus = DEVICE_CLOCK in self.metadata or bool(self.metadata.get("gpus"))
+        return self.metadata.get("format") == COLLECTED and not gpus
+
+    @property
     def one_host(self) -> bool:
         """Whether `tracekit collect` recorded all ranks on one host."""
         hosts = self.hosts

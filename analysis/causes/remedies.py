@@ -19,6 +19,11 @@ SLOW_RANK = (
     "check {ranks} on {hosts} for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, swap the node for a"
     " spare; if not, profile {it} beside a peer (torch.profiler, py-spy)"
 )
+#: The same in a job without GPUs.
+SLOW_RANK_ON_CPUS = (
+    "check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu, turbostat);"
+    " if there are none, profile {it} beside a peer (py-spy)"
+)
 #: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
     "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tracekit.job import Job
+from tracekit.trace import COLLECTED, DEVICE_CLOCK
 
 #: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.
 SLOW = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [[("forward-compute", 0.2), ("backward-compute", 0.4)]], steps=8)
@@ -38,6 +40,21 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     assert (culprit.rank, culprit.host, culprit.gpu_uuid, culprit.part) == (3, "node-1", "GPU-3", "compute")
     assert culprit.cost_s == pytest.approx(0.3)
     assert culprit.first_step is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "does"),
+    [
+        ({"format": COLLECTED}, "Check the cores of rank 3 on its node for other processes"),
+        ({"format": COLLECTED, "gpus": {"3": {"uuid": "GPU-3"}}}, "Check rank 3 on its node for throttled GPUs"),
+        ({"format": COLLECTED, DEVICE_CLOCK: {}}, "Check rank 3 on its node for throttled GPUs"),
+        ({}, "Check rank 3 on its node for throttled GPUs"),
+    ],
+)
+def test_nobody_looks_for_throttled_gpus_where_none_took_part(metadata: dict[str, Any], does: str) -> None:
+    answer = Job(replace(SLOW, metadata=metadata)).whatif().diagnosis.answer
+    assert answer.action is not None
+    assert answer.action.startswith(does)
 
 
 def test_a_balanced_job_has_no_culprit() -> None:

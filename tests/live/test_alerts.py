@@ -354,7 +354,7 @@ def test_a_slow_rank_reaches_a_person_and_so_does_its_recovery(tmp_path: Path, r
     assert re.fullmatch(
         r"train: rank 1 on \S+: computes \d+% slower than its peers \(costs .* a step.*\)", said["summary"]
     )
-    assert re.match(r"Check rank 1 on \S+ for throttled GPUs \(nvidia-smi .*; saves ", said["fix"])
+    assert re.match(r"Check the cores of rank 1 on \S+ for other processes .*; saves ", said["fix"])
     assert said["check"].startswith("DCGM on its GPUs")
     assert re.fullmatch(r"https://dash/job\?job=train&window=\d+", said["page"])
     assert alert["labels"]["incident"] == resolved["labels"]["incident"] == str(told["incident"])
