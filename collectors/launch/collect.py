@@ -6,10 +6,13 @@ could not be merged are kept, and the summary names them.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import shlex
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -293,8 +296,22 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
         return
     for one in collected:
         folder = attempt_directory(options.profiler, one.attempt)
-        files = len(list(folder.glob("rank*_trace.json.gz")))
-        if files < one.world_size:
-            yield f"WARNING: torch.profiler wrote the traces of {files} of {one.world_size} ranks into {folder}"
-        if files:
-            yield f"traces of torch.profiler, {files} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
+        files = sorted(folder.glob("rank*_trace.json.gz"))
+        if len(files) < one.world_size:
+            yield f"WARNING: torch.profiler wrote the traces of {len(files)} of {one.world_size} ranks into {folder}"
+        if files and _has_kernels(files[0]):
+            yield f"traces of torch.profiler, {len(files)} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
+        elif files:
+            without = f"{len(files)} ranks, without GPU ops"
+            yield f"traces of torch.profiler, {without}: open those in {folder} in ui.perfetto.dev"
+
+
+def _has_kernels(trace: Path) -> bool:
+    """Whether a trace of torch.profiler has events of the category "kernel", which `tracekit whatif` needs."""
+    before = b""
+    with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(trace) as text:
+        while chunk := text.read(1 << 20):
+            if b'"kernel"' in before + chunk:
+                return True
+            before = chunk[-16:]
+    return False

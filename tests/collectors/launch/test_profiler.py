@@ -2,9 +2,13 @@
 
 import gzip
 import json
+from pathlib import Path
 
 from tests.collectors.conftest import collect, forks
 from tracekit.collectors.importers.kineto.reading import read_file
+from tracekit.collectors.launch.collect import _has_kernels
+
+SAMPLE = Path(__file__).parents[3] / "sample_traces" / "gpu_slow_input" / "rank0_trace.json.gz"
 
 
 def test_every_rank_writes_the_steps_asked_for_into_a_file_of_its_own(tmp_path):
@@ -23,7 +27,17 @@ def test_every_rank_writes_the_steps_asked_for_into_a_file_of_its_own(tmp_path):
         assert read.host_events > 100
         assert read.notes == ()
     (line,) = collected.summary["profiles"]
-    assert line == f"traces of torch.profiler, 2 ranks; next: tracekit whatif {folder}/attempt-000"
+    where = f"open those in {folder}/attempt-000 in ui.perfetto.dev"
+    assert line == f"traces of torch.profiler, 2 ranks, without GPU ops: {where}"
+
+
+def test_a_trace_with_kernels_is_told_from_one_without(tmp_path):
+    without, torn = tmp_path / "without.json.gz", tmp_path / "torn.json.gz"
+    without.write_bytes(gzip.compress(b'{"traceEvents": [{"cat": "cpu_op", "name": "a kernel"}]}'))
+    torn.write_bytes(b"\x1f\x8b torn")
+    assert _has_kernels(SAMPLE)
+    assert not _has_kernels(without)
+    assert not _has_kernels(torn)
 
 
 def test_a_folder_that_holds_files_is_refused_before_the_command_runs(tmp_path):
