@@ -57,6 +57,14 @@ def test_nobody_looks_for_throttled_gpus_where_none_took_part(metadata: dict[str
     assert answer.action.startswith(does)
 
 
+def test_a_rank_that_collects_in_every_step_does_so_on_request() -> None:
+    """Python collects by itself every so many objects; gc.disable() does not stop a call of gc.collect()."""
+    programs = [[FORWARD, BACKWARD]] * 3 + [[FORWARD, BACKWARD, ("gc", 0.2)]]
+    answer = Job(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
+    assert answer.action is not None
+    assert answer.action.startswith("Take out what collects garbage in every step on rank 3 (gc.collect() ")
+
+
 def test_a_balanced_job_has_no_culprit() -> None:
     answer = Job(data_parallel_job([[FORWARD, BACKWARD]] * 4)).whatif().diagnosis.answer
     assert (answer.cost, answer.who, answer.why, answer.check, answer.fix) == (None, None, None, None, None)
