@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording
@@ -21,13 +23,15 @@ from tracekit.collectors.run_directory.steering import (
     write_schedule,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.collectors.runtime.wire_format import Schedule, attempt_directory
+from tracekit.collectors.runtime.wire_format import Category, Flag, Schedule, attempt_directory
 from tracekit.errors import SelectionError, TraceError
 
 #: How often the ranks are checked, seconds.
 PERIOD_S = 0.2
 #: Number of steps before the recorded ones to read for comparison.
 STEPS_BEFORE = 300
+#: A rank that is so many steps beyond the last one to record, and has not recorded it, never will.
+STEPS_BEYOND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +56,40 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
     ongoing = before.last_step is None and before.every <= before.length
     if before.every == 1 and before.goes_on_after(now.step):
         raise SelectionError(f"steps up to {(before.last_step or 0) - 1} are already being recorded; try again then")
-    follower = AttemptFollower(number, attempt_directory(directory, number), max(0, now.step - STEPS_BEFORE))
     first = now.step + 2 if ongoing else first_common_step(directory)
-    if not ongoing:
-        write_schedule(directory, Schedule(first, first + count))
     try:
-        tell(f"recording steps {first} to {first + count - 1}")
-        _await_steps(follower, directory, first + count - 1, deadline)
+        while True:
+            if not ongoing:
+                write_schedule(directory, Schedule(first, first + count))
+            tell(f"recording steps {first} to {first + count - 1}")
+            follower = AttemptFollower(number, attempt_directory(directory, number), max(0, first - STEPS_BEFORE))
+            _await_steps(follower, directory, first + count - 1, deadline)
+            recording = follower.take(first + count - 1)
+            if ongoing or (len(recording.ranks) == follower.world_size and _all_recorded(recording, first, count)):
+                return Attached(first, recording)
+            # The steps became faster, as those after the first ones do, and a rank had passed some when it was told.
+            first = first_common_step(directory)
     finally:
         if not ongoing:
             write_schedule(directory, before)
-    return Attached(first, follower.take(first + count - 1))
+
+
+def _all_recorded(recording: AttemptRecording, first: int, count: int) -> bool:
+    """Whether each rank has recorded these steps."""
+    for rank in recording.ranks.values():
+        ends = rank.records[(rank.records["category"] == Category.STEP) & (rank.records["step"] >= first)]
+        if np.count_nonzero(ends["flags"] & Flag.RECORDING) < count:
+            return False
+    return True
 
 
 def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline: float) -> None:
-    """Return once all ranks have recorded step `last`. Raises TraceError if they do not."""
+    """Return once all ranks have recorded step `last`, or have passed it. Raises TraceError if they do neither."""
     while True:
         follower.update(time.monotonic())
         ranks = follower.good.values()
-        if len(ranks) == follower.world_size > 0 and all(rank.whole >= last for rank in ranks):
+        done = all(rank.whole >= last or rank.reached > last + STEPS_BEYOND for rank in ranks)
+        if len(ranks) == follower.world_size > 0 and done:
             return
         behind = sum(rank.whole < last for rank in ranks) + follower.world_size - len(ranks)
         _go_on(directory, deadline, f"{behind} of {follower.world_size} ranks did not record step {last}")

@@ -5,16 +5,18 @@ import os
 import select
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
 from benchmarks.writtenrun import WrittenRun
 from tests.collectors.conftest import POLL_S, TIMEOUT_S, environment, forks
 from tests.handmade import run
+from tracekit.collectors.launch import attach
 from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
-from tracekit.collectors.runtime.wire_format import IDLE, OPEN_SUFFIX, Schedule, attempt_directory, segment_stem
+from tracekit.collectors.runtime.wire_format import IDLE, OPEN_SUFFIX, Flag, Schedule, attempt_directory, segment_stem
 from tracekit.trace import read_parquet
 
 
@@ -96,6 +98,42 @@ def test_a_job_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypa
     ran = run("attach", "yours")
     assert (ran.code, ran.out) == (2, "")
     assert f"no single job is called 'yours'; running on this host: mine ({os.getpid()}). Name one" in ran.err
+
+
+def run_idle(job, steps):
+    """Every rank tells only that these steps have ended."""
+    for step in steps:
+        for rank in range(job.ranks):
+            told = job._written[rank]
+            ended = job._step(rank, step, 1.0, job._now_ms + 65)[-1:]
+            ended["flags"], ended["number"], job._written[rank] = Flag.COMPLETE, told + 1, told + 1
+            job.write(rank, ended.tobytes())
+        job._now_ms += 70
+
+
+@pytest.mark.parametrize("missed", [range(3, 7), range(26, 30), range(28, 32)])
+def test_steps_that_ranks_had_passed_when_they_were_told_are_recorded_later(tmp_path, monkeypatch, missed):
+    """All four, or only the first two: the first steps of a job are slow, and those behind them come early."""
+    job, told = WrittenRun(tmp_path, 2), []
+    (tmp_path / "control.json").write_text(json.dumps(asdict(IDLE)))
+    run_idle(job, range(30))
+    firsts = iter([missed[0], 40])
+
+    def first_common_step(_):
+        first = next(firsts)
+        if first < 40:
+            job.run(range(30, missed[-1] + 1))
+            run_idle(job, range(max(30, missed[-1] + 1), 40))
+        else:
+            job.run(range(40, 44))
+        return first
+
+    monkeypatch.setattr(attach, "first_common_step", first_common_step)
+    found = attach.record_steps(tmp_path, 4, 60, told.append)
+    assert found.first_step == 40
+    assert [int((rank.records["step"] >= 40).sum()) for rank in found.recording.ranks.values()] == [4 * 7] * 2
+    assert told[-2:] == [f"recording steps {first} to {first + 3}" for first in (missed[0], 40)]
+    assert Schedule.parse((tmp_path / "control.json").read_text()) == IDLE
 
 
 def test_steps_that_others_record_are_not_cut_short(tmp_path):
