@@ -195,7 +195,12 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         alone_s=0.0,
         refuted_by=rule.refuted_by,
         next_check=candidate.next_check or rule.next_check,
-        suggested_fix=remedy_for(candidate.suggested_fix or rule.suggested_fix, Names.of(evidence), candidate.where),
+        suggested_fix=remedy_for(
+            candidate.suggested_fix or rule.suggested_fix,
+            Names.of(evidence),
+            candidate.where,
+            on_cpus=evidence.trace.on_cpus,
+        ),
         time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
         bound=candidate.bound,
         change=candidate.change,

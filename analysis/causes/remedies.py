@@ -19,11 +19,6 @@ SLOW_RANK = (
     "check {ranks} on {hosts} for throttled GPUs (nvidia-smi -q -d PERFORMANCE): if throttled, swap the node for a"
     " spare; if not, profile {it} beside a peer (torch.profiler, py-spy)"
 )
-#: The same in a job without GPUs.
-SLOW_RANK_ON_CPUS = (
-    "check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu, turbostat);"
-    " if there are none, profile {it} beside a peer (py-spy)"
-)
 #: Slow in forwards only, or in backwards only: a slow machine would be slow in both.
 SLOW_KIND = (
     "profile {ranks} beside a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"
@@ -32,12 +27,19 @@ SLOW_KIND = (
 #: A GPU is known to be throttled.
 THROTTLED_RANK = "swap {hosts} for a spare, because the GPUs of {ranks} are throttled; have power and cooling checked"
 THROTTLED_HOST = "drain {hosts}, because its GPUs are throttled; have power and cooling checked"
+#: What to do instead in a job without GPUs.
+_ON_CPUS = {
+    SLOW_RANK: "check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu,"
+    " turbostat); if there are none, profile {it} beside a peer (py-spy)",
+}
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4
 
 
-def remedy_for(template: str, names: Names, where: Where) -> str:
-    """The remedy with the names of a place filled in."""
+def remedy_for(template: str, names: Names, where: Where, *, on_cpus: bool = False) -> str:
+    """The remedy with the names of a place filled in. `on_cpus`: no GPU takes part in the job."""
+    if on_cpus:
+        template = _ON_CPUS.get(template, template)
     if "{" not in template:
         return template
     place, ranks = names.place(where), replace(names, hosts={}, host_of_rank={}).place(where)

@@ -14,7 +14,7 @@ import numpy as np
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.causes.episode_figures import NOISE, chance_figures, time_of_episodes
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
-from tracekit.analysis.causes.remedies import SLOW_KIND, SLOW_RANK, SLOW_RANK_ON_CPUS, THROTTLED_HOST, THROTTLED_RANK
+from tracekit.analysis.causes.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_HOST, THROTTLED_RANK
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
@@ -169,7 +169,7 @@ class BadWorker(Rule):
         """The candidate that names `workers`, which are slow in the same steps."""
         hit = evidence.cells_of(workers)
         figures, one_kind = _worker_figures(evidence, hit), _slow_kind(evidence, hit) is not None
-        remedy = SLOW_KIND if one_kind else SLOW_RANK_ON_CPUS if evidence.trace.on_cpus else None
+        remedy = SLOW_KIND if one_kind else None
         return Candidate(
             cls.kind,
             Where(workers=tuple(workers)),

@@ -198,7 +198,7 @@ class _Draft:
         op = self.wiring.describe(int(self.by_group[self.first_of_group[first]]))
         others = int((component == component[first]).sum()) - 1
         if not others:
-            raise GraphError(f"the dependencies form a cycle: {op} waits for itself, or its collective for a member")
+            raise GraphError(f"the dependencies form a cycle: {op} waits for itself or for an op of its own collective")
         raise GraphError(
             f"the dependencies form a cycle: {op} and {others} more op{'s' * (others > 1)} wait for each other; they"
             " were recorded in an order that cannot run"

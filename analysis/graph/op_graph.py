@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous", "comparable")
 #: A label with more values than this is an identifier, and nobody could read a report by it.
 MOST_VALUES = 100_000
-MOST_RANKS = 2**31 - 1
 
 
 class Why(IntEnum):
@@ -164,21 +163,28 @@ class OpGraph:
         )
 
 
+def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
+    """Raise TraceError if a column is missing. `what`: the name of the frame in the message."""
+    if missing := [name for name in names if name not in frame.columns]:
+        there = ", ".join(frame.columns) or "none"
+        raise TraceError(f"{what}: column {missing[0]!r} is missing; found {there}")
+
+
 class _Reader:
     """Validates the frames of an op graph."""
 
     def __init__(self, ops: pl.DataFrame, edges: pl.DataFrame) -> None:
-        for frame, names, what in ((ops, ("rank", "start", "duration"), "ops"), (edges, ("before", "after"), "edges")):
-            if missing := [name for name in names if name not in frame.columns]:
-                there = ", ".join(frame.columns) or "none"
-                raise TraceError(f"{what}: column {missing[0]!r} is missing; found {there}")
+        require_columns(ops, ("rank", "start", "duration"), "ops")
+        require_columns(edges, ("before", "after"), "edges")
         if not ops.height:
             raise TraceError("ops: no ops (0 rows); record at least one step")
         self.ops, self.edges = ops, edges
 
     def graph(self, axes: Sequence[str], groups: Sequence[ProcessGroup]) -> OpGraph:
         for one in groups:
-            if len(set(one.ranks)) < len(one.ranks) or not all(0 <= rank <= MOST_RANKS for rank in one.ranks):
+            if len(set(one.ranks)) < len(one.ranks) or not all(
+                0 <= rank <= np.iinfo(np.int32).max for rank in one.ranks
+            ):
                 raise TraceError(f"groups: {one.name!r:.40} has ranks {one.ranks!s:.60}; expected each once, from 0 on")
         step = self.integers("step") if "step" in self.ops.columns else np.zeros(self.ops.height, np.int32)
         order = np.argsort(step, kind="stable")

@@ -1,7 +1,7 @@
 """Work on large arrays on all cores.
 
-In: functions that spend their time in numpy or in machine code, which let other threads run meanwhile. Out: their
-results, the same as one after the other.
+In: functions that spend their time in numpy or in compiled kernels, both of which release the GIL. Out: the results
+that they give one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def each(
     run: Callable[[Part], object], parts: Sequence[Part], *, numbers: int = WORTH_THREADS, threads: int | None = None
 ) -> None:
     """Call `run` with every part, on as many threads as there are cores; on one if there are few numbers to read."""
-    inside = getattr(_here, "inside", False)  # a thread that waited for others of its pool would wait for ever
+    inside = getattr(_here, "inside", False)  # else a thread of the pool would wait for its own pool for ever
     alone = len(parts) == 1 or inside or numbers < WORTH_THREADS
     workers = 1 if alone else threads or os.cpu_count() or 1
     if workers == 1:
@@ -44,7 +44,7 @@ def each(
 
 
 def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
-    """What two functions return that read so many numbers."""
+    """Call two functions, at the same time if they read many numbers, and return both results."""
     if numbers < WORTH_THREADS:
         return first(), second()
     with ThreadPoolExecutor(1, thread_name_prefix="arrays") as other:
@@ -57,7 +57,7 @@ def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: i
 
 
 def slices(length: int, numbers: int) -> list[slice]:
-    """Slices of an axis, one for every core; only one if the array has few numbers."""
+    """Split an axis into one slice per core; into one only if the array has few numbers."""
     count = 1 if numbers < WORTH_THREADS else max(1, min(os.cpu_count() or 1, length))
     bounds = [length * part // count for part in range(count + 1)]
     return [slice(first, last) for first, last in pairwise(bounds)]

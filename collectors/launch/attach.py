@@ -30,7 +30,7 @@ from tracekit.errors import SelectionError, TraceError
 PERIOD_S = 0.2
 #: Number of steps before the recorded ones to read for comparison.
 STEPS_BEFORE = 300
-#: A rank that is so many steps beyond the last one to record, and has not recorded it, never will.
+#: A rank that has not recorded the last step by the time it is this many steps further never will.
 STEPS_BEYOND = 5
 
 
@@ -65,22 +65,22 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
             follower = AttemptFollower(number, attempt_directory(directory, number), max(0, first - STEPS_BEFORE))
             _await_steps(follower, directory, first + count - 1, deadline)
             recording = follower.take(first + count - 1)
-            if ongoing or (len(recording.ranks) == follower.world_size and _all_recorded(recording, first, count)):
+            if ongoing or _all_recorded(recording, follower.world_size, first, count):
                 return Attached(first, recording)
-            # The steps became faster, as those after the first ones do, and a rank had passed some when it was told.
+            # Some ranks had passed these steps before they read the file: later steps can be much faster than the first.
             first = first_common_step(directory)
     finally:
         if not ongoing:
             write_schedule(directory, before)
 
 
-def _all_recorded(recording: AttemptRecording, first: int, count: int) -> bool:
-    """Whether each rank has recorded these steps."""
+def _all_recorded(recording: AttemptRecording, ranks: int, first: int, count: int) -> bool:
+    """Whether each of so many ranks has recorded `count` steps from step `first` on."""
+    recorded = []
     for rank in recording.ranks.values():
         ends = rank.records[(rank.records["category"] == Category.STEP) & (rank.records["step"] >= first)]
-        if np.count_nonzero(ends["flags"] & Flag.RECORDING) < count:
-            return False
-    return True
+        recorded.append(np.count_nonzero(ends["flags"] & Flag.RECORDING))
+    return len(recorded) == ranks and min(recorded) >= count
 
 
 def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.op_graph import OpGraph, require_columns
 from tracekit.analysis.graph.rules.explicit import NO_EDGES, explicit_edges
 from tracekit.analysis.graph.rules.kineto import COLUMNS as KINETO_COLUMNS
 from tracekit.analysis.graph.rules.kineto import kineto_edges
@@ -28,6 +28,8 @@ RULES: dict[str, DependencyRule] = {
     "streams": stream_edges,
     "kineto": kineto_edges,
 }
+#: Columns without which a rule cannot run.
+NEEDED = {"streams": ("rank", "start"), "kineto": ("rank", "start", "duration", "name")}
 
 
 def op_graph(trace: OpTrace) -> OpGraph:
@@ -37,10 +39,8 @@ def op_graph(trace: OpTrace) -> OpGraph:
     """
     if unknown := [name for name in trace.rules if name not in RULES]:
         raise TraceError(f"rule {unknown[0]!r:.40} is unknown; known: {', '.join(RULES)}")
-    needed = ("rank", "start", "duration", *(("name",) if "kineto" in trace.rules else ()))
-    if missing := [name for name in needed if name not in trace.ops.columns]:
-        there = ", ".join(trace.ops.columns) or "none"
-        raise TraceError(f"ops: column {missing[0]!r} is missing; found {there}")
+    for rule in trace.rules:
+        require_columns(trace.ops, NEEDED.get(rule, ()), "ops")
     edges = pl.concat([NO_EDGES, *(RULES[name](trace.ops) for name in trace.rules)])
     read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
     stated = [name for name in read if name in trace.ops.columns]

@@ -10,6 +10,8 @@ from tracekit.analysis.causes.find import RULES
 from tracekit.analysis.causes.model import Link, Where
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
+from tracekit.analysis.causes.rules_lockstep import SlowRankOfWorker
+from tracekit.analysis.causes.rules_workers import BadWorker
 from tracekit.model import Worker
 
 UNKNOWN = replace(NAMES, ranks={}, hosts={}, host_of_rank={})
@@ -53,6 +55,13 @@ def test_a_link_within_a_node_is_called_by_its_ranks(link: Link, ends: str) -> N
 def test_a_link_between_nodes_is_called_by_its_nodes() -> None:
     apart = replace(NAMES, hosts={worker: f"node-{worker.pp_rank}" for worker in NAMES.ranks})
     assert remedy_for("{ends}", apart, Where(links=(Link(1, 0, 1),))) == "node-0 and node-1"
+
+
+@pytest.mark.parametrize("rule", [BadWorker, SlowRankOfWorker])
+def test_a_slow_rank_of_a_job_without_gpus_is_not_looked_up_in_nvidia_smi(rule) -> None:
+    where = Where(ranks=(5,))
+    assert "nvidia-smi" in remedy_for(rule.suggested_fix, NAMES, where)
+    assert remedy_for(rule.suggested_fix, NAMES, where, on_cpus=True).startswith("check the cores of rank 5 on node-1 ")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.kind))
