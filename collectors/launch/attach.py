@@ -67,7 +67,7 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
             recording = follower.take(first + count - 1)
             if ongoing or _all_recorded(recording, follower.world_size, first, count):
                 return Attached(first, recording)
-            # Some ranks had passed these steps before they read the file: later steps can be much faster than the first.
+            # Ranks had passed these steps before they read the file: later steps can be much faster than the first.
             first = first_common_step(directory)
     finally:
         if not ongoing:
@@ -76,10 +76,10 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
 
 def _all_recorded(recording: AttemptRecording, ranks: int, first: int, count: int) -> bool:
     """Whether each of so many ranks has recorded `count` steps from step `first` on."""
-    recorded = []
+    recorded: list[int] = []
     for rank in recording.ranks.values():
         ends = rank.records[(rank.records["category"] == Category.STEP) & (rank.records["step"] >= first)]
-        recorded.append(np.count_nonzero(ends["flags"] & Flag.RECORDING))
+        recorded.append(int(np.count_nonzero(ends["flags"] & Flag.RECORDING)))
     return len(recorded) == ranks and min(recorded) >= count
 
 
