@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -110,9 +112,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[object]:
     return report
 
 
-def pytest_unconfigure() -> None:
-    """What was frozen is let go, so that extensions find nothing left at the end of the process."""
-    gc.unfreeze()
+#: What was frozen is let go last, so that extensions find nothing left: pytest has looked for garbage before.
+atexit.register(gc.unfreeze)
+#: A shell that runs `make test &` ignores Ctrl-C for it, and whatever a test starts would do so, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -61,10 +61,10 @@ def test_a_row_of_the_fleet_opens_its_job_by_keyboard(visit: Visit) -> None:
     assert page.inner_text("h1") == name == "slow-worker"
 
 
-@pytest.fixture(scope="module")
-def doubtful(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Serving:
+@pytest.fixture
+def doubtful(tmp_path: Path, show: Serve) -> Serving:
     """A job that is trustworthy, and one of several causes that is not."""
-    store = Store(tmp_path_factory.mktemp("doubtful") / "s.duckdb")
+    store = Store(tmp_path / "s.duckdb")
     trace = slow_trace((0,))
     found = Job(trace).findings()
     report = json.loads(found.report)
@@ -76,7 +76,7 @@ def doubtful(tmp_path_factory: pytest.TempPathFactory, serve: Serve) -> Serving:
             Incoming(trace, "doubtful", "x", structs.replace(found, report=json.dumps(report))),
         ]
     )
-    return serve(store.path)
+    return show(store.path)
 
 
 def test_a_row_of_the_fleet_names_its_causes_on_one_line_and_all_of_them_when_pointed_at(
