@@ -203,6 +203,7 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
         ),
         time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
         bound=candidate.bound,
+        every_step=candidate.every_step,
         change=candidate.change,
     )
 

@@ -182,6 +182,7 @@ class Candidate(Struct, frozen=True, eq=False):
     without the cause, None if the trace is at fault and not the job. `series`: the cause's strength over the steps, 1 =
     none, [steps], if it has one; `time`: when it acts, by default as `series` shows. `title`, `next_check`,
     `suggested_fix`: override those of the rule if the job gives more detail. `bound`: the price is an upper bound.
+    `every_step`: it shows in nearly all steps, though its kind acts by chance.
     """
 
     kind: CauseKind
@@ -196,6 +197,7 @@ class Candidate(Struct, frozen=True, eq=False):
     next_check: str | None = None
     suggested_fix: str | None = None
     bound: bool = False
+    every_step: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +209,7 @@ class Cause:
     gone. The two differ if causes hide each other. `confidence`: 0 to 1. `time`: how it develops over the steps, None
     if that is meaningless. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None if that is all of
     them. `change`: the job without the cause; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
-    upper bound.
+    upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance.
     """
 
     kind: CauseKind
@@ -225,6 +227,7 @@ class Cause:
     time: TimePattern | None = None
     saved_when_acting_s: float | None = None
     bound: bool = False
+    every_step: bool = False
     change: Change | None = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
 
@@ -255,7 +258,7 @@ class Cause:
         steps = self.where.steps or (() if self.time is None else self.time.slow_steps)
         if steps:
             return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
-        return "again and again" if self.kind in _BY_CHANCE else "in every step"
+        return "again and again" if self.kind in _BY_CHANCE and not self.every_step else "in every step"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""

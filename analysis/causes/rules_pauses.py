@@ -34,6 +34,8 @@ SMALLEST_STOP_SHARE = 0.02
 MOST_STOPPED = 0.95
 #: A worker stands out if it is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
+#: What stops a worker does so in every step if it does in this share of them.
+EVERY_STEP_SHARE = 0.9
 
 
 def stops_s(evidence: Evidence, grid: OpGrid) -> Floats:
@@ -80,6 +82,12 @@ def _collections(share: float, where: Where) -> str:
     if where.workers:
         return f"Python's garbage collection takes {share:.0%} of the step"
     return f"ranks collect garbage, the worst for {share:.0%} of the step, and wait for each other"
+
+
+def _in_every_step(evidence: Evidence, stops: Floats, where: Where) -> bool:
+    """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
+    cells = [(worker.pp_rank, evidence.dp_index[worker.dp_rank]) for worker in where.workers]
+    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
 
 
 class PythonGc(Rule):
@@ -144,6 +152,7 @@ class PythonGc(Rule):
                 confidence_from(tuple(figures[:1])),
                 Together(tuple(changes)),
                 series,
+                every_step=_in_every_step(evidence, stops, where),
             )
 
 

@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attri
 from tracekit.analysis.causes.find import acting
 from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.causes.naming import Names
-from tracekit.analysis.causes.rules_pauses import pauses_in_forwards, stops_s
+from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
 from tracekit.analysis.evidence.changes import Change, Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import microbatch_cost
@@ -44,8 +44,6 @@ CONFIDENCE_ERRORS = 1.96
 #: proposed.
 GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 LARGEST_GC_SHARE = 0.005
-#: A worker collects in every step if it does in this share of them.
-EVERY_STEP_SHARE = 0.9
 
 _DIRECT = {
     CauseKind.SLOW_STEPS: (FixKind.STEADY_STEPS, "Keep all steps as fast as the usual one"),
@@ -238,7 +236,7 @@ def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
         f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
     )
     place = Names.of(evidence).place(cause.where)
-    if place is not None and _in_every_step(evidence, cause.where):
+    if place is not None and cause.every_step:
         title = (
             f"Take out what collects garbage in every step on {place.words}"
             " (gc.collect() in the loop or a callback: py-spy dump); if it is Python itself, collect on all ranks"
@@ -259,13 +257,6 @@ def _planned_gc(evidence: Evidence, cause: Cause) -> Plan:
         },
         cause=cause,
     )
-
-
-def _in_every_step(evidence: Evidence, where: Where) -> bool:
-    """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
-    stops = stops_s(evidence, evidence.collections)
-    cells = [(worker.pp_rank, evidence.dp_index[worker.dp_rank]) for worker in where.workers]
-    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
 
 
 def _pauses(evidence: Evidence) -> Floats:

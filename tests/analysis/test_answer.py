@@ -63,6 +63,8 @@ def test_a_rank_that_collects_in_every_step_does_so_on_request() -> None:
     answer = Job(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
     assert answer.action is not None
     assert answer.action.startswith("Take out what collects garbage in every step on rank 3 (gc.collect() ")
+    assert answer.who is not None
+    assert answer.who.startswith("rank 3 (dp 3, stage 0), in every step, ")
 
 
 def test_a_balanced_job_has_no_culprit() -> None:
