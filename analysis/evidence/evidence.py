@@ -309,11 +309,12 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         """Workers whose process is stopped in several steps, as the kernel counted it, [stages, dp_ranks]."""
         if self.table.empty:
             return np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
-        computes_s: Floats = np.nansum(self.table.grid, axis=(0, 2, 3))
-        off_s, stops_s, computes_s = (
-            each.transpose(0, 2, 1).reshape(-1, each.shape[1]) for each in (self.off_cpu_s, self.stopped_s, computes_s)
+        by_kind_s: Floats = np.nansum(self.table.grid, axis=(2, 3)).transpose(0, 1, 3, 2)
+        off_s, stops_s = (
+            each.transpose(0, 2, 1).reshape(-1, each.shape[1]) for each in (self.off_cpu_s, self.stopped_s)
         )
-        return stopped(off_s, stops_s, computes_s, self.unchanged_s).reshape(self.stages, -1)
+        by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
+        return stopped(off_s, stops_s, by_kind_s, self.unchanged_s).reshape(self.stages, -1)
 
     @cached_property
     def steps_with_stops(self) -> Bools:

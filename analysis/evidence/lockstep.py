@@ -102,12 +102,17 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return np.where(seen, total, np.nan)
 
     @cached_property
+    def _computed_by_kind_s(self) -> Floats:
+        """As `computed_s`, forwards and backwards apart where they are known, [1 or 2, workers, ranks, steps]."""
+        if self.work_s is None:
+            return self.computed_s[None]
+        return np.stack([self.work_of(kinds) for kinds in (_FORWARD, _BACKWARD)])
+
+    @cached_property
     def episodes(self) -> Episodes:
         """When each rank computes longer than its peers, one member per (worker, rank)."""
-        computed = (
-            [self.computed_s] if self.work_s is None else [self.work_of(kinds) for kinds in (_FORWARD, _BACKWARD)]
-        )
-        own = np.stack([one for one in computed if one.any()])
+        computed = self._computed_by_kind_s
+        own = computed[computed.any(axis=(1, 2, 3))]
         ranks = own.shape[2]
         # The median, not the mean: the mean includes a slow rank, so all others would look fast whenever it is slow.
         peers = np.broadcast_to(of_peers(own, 2), own.shape)
@@ -141,10 +146,13 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
         `step_s`: what a step takes, seconds.
         """
-        computes_s = np.nan_to_num(self.computed_s)
-        stops_s = within_computes(self.off_s, computes_s)
-        off_s, stops, computes = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s, computes_s))
-        hit = stopped(off_s, stops, computes, step_s).reshape(stops_s.shape[:2])
+        by_kind_s = np.nan_to_num(self._computed_by_kind_s)
+        if self.work_s is not None:
+            by_kind_s = np.concatenate([by_kind_s, np.nan_to_num(self.work_of({OpKind.OPTIMIZER}))[None]])
+        stops_s = within_computes(self.off_s, by_kind_s.sum(axis=0))
+        off_s, stops = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s))
+        by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
+        hit = stopped(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape[:2])
         return hit[..., None] & (stops_s > 0), stops_s
 
     def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:

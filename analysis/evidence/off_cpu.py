@@ -29,7 +29,7 @@ SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
 LARGEST_USUAL_SHARE = 0.25
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
-#: Times are alike if eight of ten are within this share of the middle one.
+#: Times are alike if eight of ten are within this share of the middle one, and their parts if within this share of all.
 ALIKE = 0.5
 
 
@@ -70,12 +70,13 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
 
-def stopped(off_s: Floats, stops_s: Floats, computes_s: Floats, step_s: float) -> Bools:
+def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Bools:
     """Members that are stopped now and then, for longer than others ever are, [members].
 
-    `off_s`: time off the CPU, `stops_s`: the part within computes, `computes_s`: what computes take, [members, steps];
-    `step_s`: what a step takes. Seconds.
+    `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: what computes take,
+    [kinds, members, steps]; `step_s`: what a step takes. Seconds.
     """
+    computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
         return np.zeros(len(off_s), np.bool_)
@@ -84,17 +85,21 @@ def stopped(off_s: Floats, stops_s: Floats, computes_s: Floats, step_s: float) -
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
     several = (beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
     hit: Bools = (beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s) & several
-    hit[hit] = [not _steady(off, beyond) for off, beyond in zip(off_s[hit], beyond_s[hit], strict=True)]
+    first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
+    for member in np.flatnonzero(hit):
+        hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member])
     return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
 
 
-def _steady(off_s: Floats, beyond_s: Floats) -> bool:
+def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats) -> bool:
     """Whether a member is off the CPU for equally long in each step of a stretch, as if its code slept, [steps] each.
 
-    Stops happen at any time, so some steps have none of them and others one or several.
+    Stops happen at any time, so some steps have none of them and others one or several, now in one kind of compute and
+    now in another. `first_s`: by how much those of the first kind are longer than in quiet steps.
     """
     on = beyond_s > LEAST_OF_LONGEST * beyond_s.max()
     low, middle, high = np.quantile(off_s[on], (0.1, 0.5, 0.9))
     runs = int((np.diff(on.astype(np.int8), prepend=0) > 0).sum())
     by_chance = on.sum() * (len(on) - on.sum() + 1) / len(on)
-    return bool(high - low < ALIKE * middle and runs <= max(1.0, by_chance / 2))
+    least, most = np.quantile(np.minimum(first_s[on] / beyond_s[on], 1.0), (0.1, 0.9))
+    return bool(high - low < ALIKE * middle and runs <= max(1.0, by_chance / 2) and most - least < ALIKE)

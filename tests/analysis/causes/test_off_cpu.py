@@ -18,8 +18,8 @@ FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06
 RANK_1 = Where(workers=(Worker(1, 0),))
 
 
-def lane(host_s: float, forward_s: float, last_s: float):
-    done = host_s + forward_s + BACKWARD_S
+def lane(host_s: float, forward_s: float, backward_s: float, last_s: float):
+    done = host_s + forward_s + backward_s
     return (
         (0, "host-delay", 0, None, 0.0, host_s),
         (0, "forward-compute", 0, 0, host_s, host_s + forward_s),
@@ -29,15 +29,23 @@ def lane(host_s: float, forward_s: float, last_s: float):
     )
 
 
-def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED, always_s=0.0):
-    """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them."""
+def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED, in_backward=(), always_s=0.0):
+    """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them.
+
+    `in_backward`: those of them in which it is the backward that takes longer, and not the forward.
+    """
     parts = []
     for step in range(STEPS):
         hit = step in steps
         last_s = HOST_S + FORWARD_S + BACKWARD_S + hit * (in_host + in_forward)
         lanes = {
-            0: lane(HOST_S, FORWARD_S, last_s),
-            1: lane(HOST_S + hit * in_host, FORWARD_S + hit * in_forward, last_s),
+            0: lane(HOST_S, FORWARD_S, BACKWARD_S, last_s),
+            1: lane(
+                HOST_S + hit * in_host,
+                FORWARD_S + (hit and step not in in_backward) * in_forward,
+                BACKWARD_S + (hit and step in in_backward) * in_forward,
+                last_s,
+            ),
         }
         counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[always_s + hit * seconds] for seconds in off_cpu]})
         ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
@@ -75,6 +83,13 @@ def test_code_that_sleeps_in_every_step_of_a_stretch_is_no_stop(steps):
     found = causes(in_forward=STOP_S, steps=steps)
     assert [cause.where for cause in found if cause.kind is CauseKind.BAD_WORKER] == [RANK_1]
     assert not any("neither runs nor waits" in cause.effect for cause in found)
+
+
+def test_stops_of_a_stretch_are_now_in_forwards_and_now_in_backwards():
+    """As where they come as often as the steps do; code that sleeps does so at one place."""
+    (cause,) = causes(in_forward=STOP_S, steps=range(6, 13), in_backward=(7, 10, 12))
+    assert (cause.kind, cause.where) == (CauseKind.PROCESS_PAUSES, RANK_1)
+    assert cause.effect.startswith("the process is stopped for 60.0 ms in 7 of 20 steps")
 
 
 def test_threads_that_wait_for_a_device_are_not_stopped():
