@@ -146,6 +146,12 @@ def running_jobs() -> list[RunningJob]:
     return sorted(found, key=lambda job: job.process_id)
 
 
+def name_of_job(directory: Path) -> str:
+    """What its launcher on this host calls the job of a run directory; of another host's, what the folder is called."""
+    there = directory.absolute()
+    return next((job.name for job in running_jobs() if job.directory == there), directory.name)
+
+
 def find_job(named: str | None) -> Path:
     """The run directory of a job: of the only one, or of the one with this folder, name or launcher's process id.
 

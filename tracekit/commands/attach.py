@@ -55,7 +55,7 @@ def attach_command(
     from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.merge.recording_cost import recording_cost
     from tracekit.collectors.run_directory.host_clocks import read_clocks
-    from tracekit.collectors.run_directory.steering import find_job
+    from tracekit.collectors.run_directory.steering import find_job, name_of_job
     from tracekit.job import Job
     from tracekit.terminal.pipeline import print_report
     from tracekit.trace import TRACE_FILE
@@ -63,13 +63,14 @@ def attach_command(
     if out is not None:
         check_writable(out, TRACE_FILE)
     directory = find_job(job)
+    name = name_of_job(directory)  # while it runs
     with progress() as tell:
         attached = record_steps(directory, steps, timeout, tell)
         cost = recording_cost(attached.recording)
         tell("analysing them")
         merged = merge_attempt(
             attached.recording,
-            name=job or directory.name,
+            name=name,
             first_step=attached.first_step,
             options=LayoutOptions(dp=dp, pp=pp, tp=tp),
             clocks=read_clocks(directory),
@@ -81,7 +82,12 @@ def attach_command(
     if as_json:
         click.echo(report.to_json())
     else:
-        print_report(report, console(), source=as_arguments(out or directory, None, None, None, None), full=full)
+        source = None if out is None else as_arguments(out, None, None, None, None)
+        print_report(report, console(), source=source, full=full)
     say(f"tracekit: {cost if isinstance(cost, str) else cost.sentence()}")
     if out is not None:
         say(f"Wrote {printable(str(out))}")
+    elif not as_json:
+        say(
+            "tracekit: this trace is not kept; `tracekit attach --out FILE` writes it, for `whatif --full` and `export`"
+        )

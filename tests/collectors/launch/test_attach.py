@@ -70,6 +70,7 @@ def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
                 ran = run("attach", named, "--steps", "4", "--out", out)
                 assert ran.code == 0, ran.err
                 trace = read_parquet(out)
+                assert trace.name == "dormant"
                 first = int(trace.steps[0])
                 assert trace.steps.tolist() == list(range(first, first + 4))
                 assert (trace.layout.dp, trace.coverage().complete) == (2, True)
