@@ -124,14 +124,26 @@ def _notes() -> Path:
 def announced(name: str, directory: Path) -> Iterator[None]:
     """Let `running_jobs` of this host know of the job meanwhile."""
     note = _notes() / f"{os.getpid()}.json"
+    about = {"directory": str(directory.absolute()), "name": name, "started": _started(os.getpid())}
     with contextlib.suppress(OSError):  # then the job is named by its folder
         note.parent.mkdir(mode=0o700, exist_ok=True)
-        note.write_text(json.dumps({"directory": str(directory.absolute()), "name": name}), encoding="utf-8")
+        note.write_text(json.dumps(about), encoding="utf-8")
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             note.unlink()
+
+
+def _started(process_id: int) -> str | None:
+    """When a process started, as the kernel counts; None if it does not tell.
+
+    A launcher that is killed leaves its note, and another process can get its number.
+    """
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def running_jobs() -> list[RunningJob]:
@@ -142,7 +154,8 @@ def running_jobs() -> list[RunningJob]:
             process_id = int(note.stem)
             os.kill(process_id, 0)
             about = json.loads(note.read_text(encoding="utf-8"))
-            found.append(RunningJob(str(about["name"]), Path(about["directory"]), process_id))
+            if about.get("started") in (None, _started(process_id)):
+                found.append(RunningJob(str(about["name"]), Path(about["directory"]), process_id))
     return sorted(found, key=lambda job: job.process_id)
 
 
