@@ -98,7 +98,10 @@ def _causes(found: FleetFigures) -> Table:
         (row["title"], f"{row['jobs']:,}", hours(row["lost_gpu_hours"]), _percent(row["lost"]))
         for row in found.causes.head(MOST_ROWS).iter_rows(named=True)
     ]
-    note = "Jobs that lose at least 1 % of their step to it. Causes overlap: they do not add up."
+    note = (
+        "Jobs that lose at least 1 % of their step to it. Causes overlap: they do not add up. The GPU-hours lost in all"
+        " are what differences between workers cost; causes that slow all alike, such as checkpoints, come on top."
+    )
     return Table("GPU-hours lost by cause", ("Cause", "jobs", "GPU-hours", "of all"), rows, note)
 
 
