@@ -52,7 +52,10 @@ def test_only_steps_to_come_keep_others_from_recording(schedule, goes_on):
 
 
 def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
-    """Twice by `attach`, once between two signals; the trace at the end has these steps and no others."""
+    """Twice by `attach`, once between two signals; the trace at the end has these steps, and not those behind them.
+
+    On a busy machine, it may have some more before them: `attach` asks again where a rank did not record all in time.
+    """
     under = [sys.executable, "-m", "tracekit.collectors", "--idle", "--name", "dormant", "--segments", "run", "--json"]
     with subprocess.Popen(
         [*under, "--no-store", "--out", "all.parquet", "--", *forks(2, "slow_on_demand.py")],
@@ -86,8 +89,9 @@ def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
             out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     steps = read_parquet(tmp_path / "all.parquet").steps.tolist()
-    assert steps[: len(asked)] == asked
-    assert steps[len(asked) :] == list(range(started.first_step, steps[-1] + 1))
+    assert set(asked) <= set(steps)
+    assert {asked[3] + 1, asked[7] + 1}.isdisjoint(steps)
+    assert steps[steps.index(started.first_step) :] == list(range(started.first_step, steps[-1] + 1))
     assert json.loads(out.splitlines()[-1])["attempts"][0]["ranks"][0]["steps"] > len(steps)
 
 
