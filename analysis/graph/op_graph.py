@@ -21,7 +21,9 @@ from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.errors import GraphError, TraceError
+from tracekit.magnitudes import LONGEST_S
 from tracekit.model import ProcessGroup
+from tracekit.units import LATEST_S
 
 if TYPE_CHECKING:
     import networkx
@@ -232,16 +234,20 @@ class _Reader:
         return column.cast(pl.Int32).to_numpy()
 
     def seconds(self, name: str) -> Floats:
-        """A column of finite seconds; durations must not be negative."""
+        """A column of finite seconds, none that only another unit explains; durations must not be negative."""
         column = self.ops[name]
         if not column.dtype.is_numeric():
             raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected seconds; convert the column")
         values = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        bad = ~np.isfinite(values) | ((values < 0) if name == "duration" else False)
+        is_duration = name == "duration"
+        least, most = (0.0, LONGEST_S) if is_duration else (-LATEST_S, LATEST_S)
+        bad = ~((values >= least) & (values <= most))
         if bad.any():
             row = int(bad.argmax())
-            lowest = " >= 0" if name == "duration" else ""
-            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected finite seconds{lowest}")
+            expected = f"finite seconds{' >= 0' if is_duration else ''}"
+            if np.isfinite(values[row]) and abs(values[row]) > most:
+                expected = f"at most {most:,.0f} seconds; convert the column"
+            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected {expected}")
         return np.ascontiguousarray(values)
 
     def label(self, name: str) -> Label:

@@ -44,6 +44,11 @@ def edges(*pairs: tuple[int, int]) -> pl.DataFrame:
         (ops(start=[0.0, float("nan")]), "ops: column 'start', row 1: nan; expected finite seconds"),
         (ops(start=["0", "1"]), "ops: column 'start' has type String; expected seconds"),
         (ops(duration=[1.0, -1e-9]), "ops: column 'duration', row 1: -1e-09; expected finite seconds >= 0"),
+        (
+            ops(duration=[1.0, 1e308]),
+            "ops: column 'duration', row 1: 1e.308; expected at most 100,000,000 seconds; conv",
+        ),
+        (ops(start=[0.0, -1.7e18]), "ops: column 'start', row 1: -1.7e.18; expected at most 4,100,000,000 seconds"),
         (ops(tp_rank=[0, -2]), "ops: label 'tp_rank', row 1: -2; expected an integer >= 0"),
     ],
 )
