@@ -112,9 +112,9 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[object]:
     return report
 
 
-#: What was frozen is let go last, so that extensions find nothing left: pytest has looked for garbage before.
+# What was frozen is let go last, so that extensions find nothing left: pytest has looked for garbage before.
 atexit.register(gc.unfreeze)
-#: A shell that runs `make test &` ignores Ctrl-C for it, and whatever a test starts would do so, too.
+# A shell that runs `make test &` ignores Ctrl-C for it, and whatever a test starts would do so, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

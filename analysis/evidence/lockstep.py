@@ -147,7 +147,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         `step_s`: what a step takes, seconds.
         """
         by_kind_s = np.nan_to_num(self._computed_by_kind_s)
-        if self.work_s is not None:
+        if self.work_s is not None:  # a rank's own time in its optimizer is known, too
             by_kind_s = np.concatenate([by_kind_s, np.nan_to_num(self.work_of({OpKind.OPTIMIZER}))[None]])
         stops_s = within_computes(self.off_s, by_kind_s.sum(axis=0))
         off_s, stops = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s))

@@ -29,7 +29,8 @@ SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
 LARGEST_USUAL_SHARE = 0.25
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
-#: Times are alike if eight of ten are within this share of the middle one, and their parts if within this share of all.
+#: Times are alike if eight of ten are within this share of the middle one, and at one place if the share of one kind of
+#: compute in them varies by less.
 ALIKE = 0.5
 
 

@@ -141,9 +141,11 @@ def _started(process_id: int) -> str | None:
     A launcher that is killed leaves its note, and another process can get its number.
     """
     try:
-        return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        # Behind the name of the command, in which any byte may be.
+        about = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     except OSError:
         return None
+    return about.split()[19]
 
 
 def running_jobs() -> list[RunningJob]:

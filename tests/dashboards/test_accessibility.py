@@ -144,7 +144,7 @@ def uncached(browser: Browser) -> Iterator[Page]:
 
 
 def test_first_and_later_pages_cost_few_bytes_and_requests(uncached: Page, serving: Serving) -> None:
-    """What every visit begins with, and then what each page adds to it."""
+    """What every visit begins with, and then what each page adds; what several pages load counts for the first."""
     page = uncached
     wire = Wire(page)
     page.goto(serving.url + "/nowhere")

@@ -88,6 +88,4 @@ def attach_command(
     if out is not None:
         say(f"Wrote {printable(str(out))}")
     elif not as_json:
-        say(
-            "tracekit: this trace is not kept; `tracekit attach --out FILE` writes it, for `whatif --full` and `export`"
-        )
+        say("tracekit: this trace is not kept; --out FILE keeps it, for `tracekit whatif FILE --full`")
