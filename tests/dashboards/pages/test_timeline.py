@@ -214,7 +214,7 @@ def test_controls_change_what_is_drawn_and_the_address(visit: Visit) -> None:
     page.wait_for_function("() => tracekitTimeline.current().scene.workers === 1")
     page.get_by_label("The step after").click()
     page.wait_for_url("**step=106**")
-    assert page.evaluate("tracekitTimeline.current().scene.step") == 106
+    page.wait_for_function("() => tracekitTimeline.current().scene.step === 106")  # the step is fetched meanwhile
     shown = state(page)
     assert (shown["view"], shown["worker"], shown["step"]) == ("original", "1,2", "106")
     link = page.get_attribute("#timeline-perfetto", "href")
