@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo demo-live test suite test-fleet check docs bench fuzz wheels lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
-$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
+$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c collectors/runtime/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard]'
 	touch $@

@@ -1,15 +1,17 @@
 """What recording costs: each hook around a function that does nothing, with the recorder writing to disk.
 
-Collectives are real ones of a gloo group of one rank, in alternating blocks with and without hooks; counted is the
-processor time of the thread that launches them, and that of all threads, because the end of a collective is recorded on
-a thread of gloo.
+Collectives are real ones of a gloo group of one rank. What the hooks of their calls take is timed where they stand,
+among the calls of torch, whose work leaves little of theirs in the caches; the buckets of DistributedDataParallel,
+which no call of Python starts, in alternating blocks with and without hooks.
 """
 
+import functools
 import gc
 import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 from benchmarks.measure import table
 from tracekit.collectors import span, step
@@ -17,8 +19,10 @@ from tracekit.collectors import span, step
 #: Short rounds, and many: the best of them met no other process, nor the writer's thread.
 CALLS = 500
 ROUNDS = 50
-#: Of collectives, per block, and how many blocks with and without hooks.
-COLLECTIVE_CALLS = 5
+#: How many collectives are timed, with hooks and without, and how often in turn.
+COLLECTIVES, TURNS = 4000, 5
+#: Of backwards, per block, and how many blocks with and without hooks.
+BLOCK_CALLS = 5
 BLOCKS = 2000
 #: Of a model of DistributedDataParallel whose parameters have a bucket each.
 BUCKETS = 20
@@ -52,11 +56,12 @@ def section() -> str:
     with tempfile.TemporaryDirectory() as folder:
         idle = _idle_costs(Path(folder))
     rows += [[name, f"{cost:.2f} us", ""] for name, cost in costs.items()]
-    rows += [[name, f"{launching:.1f} us", f"{every:.1f} us"] for name, (launching, every) in threads.items()]
+    rows += [[name, *(f"{us:.1f} us" for us in found)] + [""] * (2 - len(found)) for name, found in threads.items()]
     return (
         "## Collecting\n\nProcessor time added per recorded op, writer thread running: to the thread that trains and"
         " launches, and to all threads, where the end of an op is recorded on another one. On disk an op takes"
-        f" {size:.0f} bytes. Aims: a collective 5 us on the thread that launches it, any other op 2 us.\n\n"
+        f" {size:.0f} bytes. Aims: a collective 5 us on the thread that launches it, any other op 2 us. A collective:"
+        " both of its hooks, those of its launch and of its wait, in the median of some thousands.\n\n"
         + table(["what", "launching thread", "all threads"], rows)
         + "\n\nWhile nothing is recorded: with `--idle`, between samples, and from the step after a recorder switched"
         " itself off. 0.00: the original is back in its place.\n\n"
@@ -169,7 +174,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
 
 def _written(recorder) -> None:
     """Wait for the writer: else the ring is full before the last hook's turn."""
-    while recorder._ring.drained < recorder._ring._added:
+    while recorder._ring.drained < recorder._ring.added:
         time.sleep(0.01)
 
 
@@ -219,8 +224,8 @@ def _idle_costs(folder: Path) -> dict[str, float]:
     return costs
 
 
-def _collective_costs(folder: Path) -> dict[str, tuple[float, float]]:
-    """Collective -> microseconds of processor time added per op, on the thread that launches it and on all threads."""
+def _collective_costs(folder: Path) -> dict[str, tuple[float, ...]]:
+    """Collective -> microseconds added per op, on the thread that launches it and, if measured, on all threads."""
     import torch
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
@@ -245,11 +250,28 @@ def _collective_costs(folder: Path) -> dict[str, tuple[float, float]]:
     reducer.install()
     tensor, group, bucket = torch.ones(16), dist.group.WORLD, "bucket of DistributedDataParallel, by a kernel"
     backward, buckets = _buckets()
+
+    def waited_for():
+        dist.all_reduce(tensor, async_op=True).wait()
+
     measured = {
-        "collective": lambda: dist.all_reduce(tensor),
+        "collective that blocks": lambda: dist.all_reduce(tensor),
+        "collective that is waited for": waited_for,
         "functional collective": lambda: functional.wait_tensor(functional.all_reduce(tensor, "sum", group)),
     }
-    costs = {name: _added_us(session._switch, function) for name, function in measured.items()}
+    called = (
+        (dist.ProcessGroup, "allreduce"),
+        (dist.Work, "wait"),
+        (functional, "all_reduce"),
+        (functional, "wait_tensor"),
+    )
+    hooks = [one for one in session.patches.patches if (one.owner, one.name) in called]
+    session.patches.remove()
+    costs = {}
+    for busy, where in enumerate(("", ", inside a compute")):
+        session.busy = busy
+        costs |= {f"{name}{where}": (_own_us(hooks, function),) for name, function in measured.items()}
+    session.busy = 0
     costs["all buckets of DistributedDataParallel, once a backward"] = _added_us(session._switch, backward)
     reducer.hook()
     costs[bucket] = _each(_added_us(session._switch, backward), buckets)
@@ -285,6 +307,43 @@ def _each(cost: tuple[float, float], parts: int) -> tuple[float, float]:
     return cost[0] / parts, cost[1] / parts
 
 
+def _own_us(hooks, function) -> float:
+    """What hooks take in one call of `function`, microseconds: the median, less that of the clock's calls."""
+    took = [_taken_us(hooks, function) - _taken_us(hooks, function, bare=True) for _ in range(TURNS)]
+    return median(took)
+
+
+def _taken_us(hooks, function, *, bare: bool = False) -> float:
+    """Time between the outside of each hook and what it calls, summed over hooks; `bare`: with no hook in between."""
+    spent = 0
+
+    def stamped(call, sign):
+        @functools.wraps(call)
+        def timed(*args, **kwargs):
+            nonlocal spent
+            began = time.monotonic_ns()
+            result = call(*args, **kwargs)
+            spent += sign * (time.monotonic_ns() - began)
+            return result
+
+        return timed
+
+    for hook in hooks:
+        inner = stamped(getattr(hook.owner, hook.name), -1)
+        hook.install()
+        setattr(hook.owner, hook.name, stamped(inner if bare else hook.wrap(inner), 1))
+    times = []
+    try:
+        for _ in range(COLLECTIVES):
+            spent = 0
+            function()
+            times.append(spent / 1e3)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return median(times)
+
+
 def _added_us(switch, function) -> tuple[float, float]:
     """Processor time per call with hooks minus without, microseconds: of this thread, and of all threads.
 
@@ -297,10 +356,10 @@ def _added_us(switch, function) -> tuple[float, float]:
         switch(recording=recording)
         function()
         began = time.thread_time(), time.process_time()
-        for _ in range(COLLECTIVE_CALLS):
+        for _ in range(BLOCK_CALLS):
             function()
-        here[recording].append((time.thread_time() - began[0]) / COLLECTIVE_CALLS * 1e6)
-        everywhere[recording].append((time.process_time() - began[1]) / COLLECTIVE_CALLS * 1e6)
+        here[recording].append((time.thread_time() - began[0]) / BLOCK_CALLS * 1e6)
+        everywhere[recording].append((time.process_time() - began[1]) / BLOCK_CALLS * 1e6)
     return _fast(here[True]) - _fast(here[False]), _fast(everywhere[True]) - _fast(everywhere[False])
 
 

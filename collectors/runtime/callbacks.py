@@ -30,9 +30,9 @@ class Callbacks:
         # Keeps gloo's threads from being the last owners of their latest works.
         self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
 
-    def add(self, future: Any, tell: Callable[[], Any]) -> None:
-        """Call `tell()` when `future` completes."""
-        future.add_done_callback(_Callback(self._alive, tell))
+    def add(self, future: Any, tell: Callable[..., Any], *args: Any) -> None:
+        """Call `tell(*args)` when `future` completes."""
+        future.add_done_callback(_Callback(self._alive, tell, args))
 
     def hold(self, group: int, work: Any) -> None:
         """Keep a gloo work alive until its process group has started some more."""
@@ -48,14 +48,14 @@ class Callbacks:
 class _Callback:
     """Listed in `alive` until the thread that called it has released it."""
 
-    __slots__ = ("_alive", "_tell")
+    __slots__ = ("_alive", "_args", "_tell")
 
-    def __init__(self, alive: dict[int, None], tell: Callable[[], Any]) -> None:
-        self._alive, self._tell = alive, tell
+    def __init__(self, alive: dict[int, None], tell: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._alive, self._tell, self._args = alive, tell, args
         alive[id(self)] = None
 
     def __call__(self, _future: Any) -> None:
-        self._tell()
+        self._tell(*self._args)
 
     def __del__(self) -> None:
         self._alive.pop(id(self), None)

@@ -7,7 +7,6 @@ collective: the device passes a mark placed there when the collective ends.
 
 from __future__ import annotations
 
-import functools
 from threading import get_ident
 from typing import Any
 
@@ -16,15 +15,13 @@ import torch.distributed as dist
 
 from tracekit.collectors.runtime.callbacks import Callbacks
 from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.session import Session, UnderWay, now_ns
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
 _BLOCKING = int(Flag.BLOCKING)
+_COLLECTIVE, _WAIT = int(Category.COLLECTIVE), int(Category.WAIT)
 #: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
 _COALESCED = 17
-
-#: A collective under way, as `Session.collective_ended` takes it: name, start, group, step, bytes, flags.
-Begun = tuple[str, Instant, int, int, int, int]
 
 
 class Collectives:
@@ -34,7 +31,7 @@ class Collectives:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.waited_for: dict[int, tuple[Any, Begun]] = {}
+        self.waited_for: dict[int, tuple[Any, UnderWay]] = {}
         self.inside: dict[int, tuple[str, int]] = {}
         self._groups: dict[str, int] = {}
         self._without_future: set[str] = set()
@@ -57,10 +54,6 @@ class Collectives:
                 },
             )
         return number
-
-    def note_inside(self, name: str, group: Any, work: Any) -> None:
-        """Remember which collective this work belongs to. By id: keeping the work would keep its tensors."""
-        self.inside[id(work)] = (name, self.group_number(group))
 
     def launched(self, args: tuple[Any, ...]) -> Instant | None:
         """The current time on the clock of the first tensor; None while a graph is captured.
@@ -86,48 +79,54 @@ class Collectives:
             return session.begin_op() if session.device.owns(_first_tensor(args)) else session.begin_host_op()
         return self.launched(args)
 
-    def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
-        """Record the collective once its caller has waited or its future completes; at once if it has neither."""
+    def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> int:
+        """Record the collective once its caller has waited or its future completes; at once if it has neither.
+
+        Returns the number of its process group.
+        """
         session = self.session
         number = self._groups.get(group.group_name)
         if number is None:
             number = self.group_number(group)
         # The caller of `torch.distributed` waits itself if the options, the last argument, say so.
         blocks = args and not getattr(args[-1], "asyncOp", True) and get_ident() == session.thread_id
-        begun = (name, start, number, session.step, _bytes(args), _BLOCKING if blocks else 0)
+        first = args[0] if args else None
+        if type(first) is list and len(first) == 1:  # nearly always
+            first = first[0]
+        size = first.nbytes if isinstance(first, torch.Tensor) else _bytes(first)
+        op = session.under_way(_COLLECTIVE, name, start, number, size, _BLOCKING if blocks else 0)
         if work is None:  # it runs on the current stream
-            session.collective_ended(*begun)
-            return
+            session.ended(op)
+            return number
         # A blocking caller continues as soon as the collective ends; the thread that completes futures may run late.
-        waited_for_here = blocks and type(start) is int
-        if not waited_for_here and name not in self._without_future and not self._is_coalesced(work):
-            try:
-                future = work.get_future()
-            except RuntimeError:  # gloo has none for some collectives: they end when their caller continues
-                self._without_future.add(name)
-            else:
-                if isinstance(start, int):
-                    self._callbacks.hold(number, work)
-                self._callbacks.add(
-                    future, functools.partial(session.attempt_hook, name, session.collective_ended, *begun)
-                )
-                return
-        self.waited_for[id(work)] = (work, begun)
-
-    def _is_coalesced(self, work: Any) -> bool:
-        if self.session.device is None:
-            return False
-        op_type = getattr(work, "_get_op_type", None)
-        return op_type is not None and op_type() == _COALESCED
+        waited_for = blocks and type(start) is int
+        if waited_for or name in self._without_future or (session.device is not None and _is_coalesced(work)):
+            self.waited_for[id(work)] = (work, op)
+            return number
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo has none for some collectives: they end when their caller continues
+            self._without_future.add(name)
+            self.waited_for[id(work)] = (work, op)
+            return number
+        if type(start) is int:
+            self._callbacks.hold(number, work)
+        self._callbacks.add(future, session.attempt_hook, name, session.ended, op)
+        return number
 
     def waited(self, name: str, group: int, start: Instant) -> None:
         """Record that a compute has waited since `start` for a collective it started inside."""
-        self.session.record(Category.WAIT, name, start, self.session.instant(), peer=group)
+        self.session.ended(self.session.under_way(_WAIT, name, start, group, 0, 0))
 
     def _forget_unfinished(self) -> None:
         self.session.unfinished += len(self.waited_for)
         self.waited_for.clear()
         self.inside.clear()
+
+
+def _is_coalesced(work: Any) -> bool:
+    op_type = getattr(work, "_get_op_type", None)
+    return op_type is not None and op_type() == _COALESCED
 
 
 def _first_tensor(args: Any) -> torch.Tensor | None:
@@ -142,14 +141,9 @@ def _first_tensor(args: Any) -> torch.Tensor | None:
     return None
 
 
-def _bytes(args: tuple[Any, ...]) -> int:
-    """Size of the first tensor argument(s), bytes."""
-    first = args[0] if args else None
-    if type(first) is list and len(first) == 1:  # nearly always
-        first = first[0]
-    if isinstance(first, torch.Tensor):
-        size: int = first.nbytes
+def _bytes(argument: Any) -> int:
+    """Size of the tensors in it, bytes."""
+    if isinstance(argument, torch.Tensor):
+        size: int = argument.nbytes
         return size
-    if isinstance(first, (list, tuple)):
-        return sum(_bytes((item,)) for item in first)
-    return 0
+    return sum(map(_bytes, argument)) if isinstance(argument, (list, tuple)) else 0

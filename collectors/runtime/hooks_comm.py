@@ -56,7 +56,7 @@ class CollectiveHooks:
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         session, begins, started = self.session, self.collectives.begins, self.collectives.started
-        off, reducer = session.off, self._reducer if name == REDUCERS else None
+        off, inside, reducer = session.off, self.collectives.inside, self._reducer if name == REDUCERS else None
 
         @functools.wraps(original)
         def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,11 +77,11 @@ class CollectiveHooks:
                 work = original(group, *args, **kwargs)
             if start is not None:
                 try:
-                    started(name, group, args, start, work)
+                    number = started(name, group, args, start, work)
+                    if work is not None and (session.busy or session.optimizing):
+                        inside[id(work)] = (name, number)  # by id: keeping the work would keep its tensors
                 except Exception as error:
                     session.failed(name, error)
-                if work is not None and (session.busy or session.optimizing):
-                    session.attempt_hook(name, self.collectives.note_inside, name, group, work)
             return work
 
         return collective
@@ -108,7 +108,7 @@ class CollectiveHooks:
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
         waited_for, inside, session = self.collectives.waited_for, self.collectives.inside, self.session
-        ended = session.collective_ended
+        ended, waited = session.ended, self.collectives.waited
 
         @functools.wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,15 +117,15 @@ class CollectiveHooks:
             if nested is not None and (session.busy or session.optimizing) and session.in_main_thread():
                 start = session.attempt_hook("wait", session.instant)
             result = original(work, *args, **kwargs)
-            if nested is not None and start is not None:
-                session.attempt_hook("wait", self.collectives.waited, *nested, start)
-            if waited_for:
-                pending = waited_for.pop(id(work), None)
-                if pending is not None:
-                    try:
-                        ended(*pending[1])
-                    except Exception as error:
-                        session.failed("wait", error)
+            try:
+                if nested is not None and start is not None:
+                    waited(*nested, start)
+                if waited_for:
+                    pending = waited_for.pop(id(work), None)
+                    if pending is not None:
+                        ended(pending[1])
+            except Exception as error:
+                session.failed("wait", error)
             return result
 
         return wait

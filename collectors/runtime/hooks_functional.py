@@ -12,6 +12,9 @@ import torch
 from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.wire_format import Category
+
+_COLLECTIVE = int(Category.COLLECTIVE)
 
 #: Functional collectives of one tensor, new and old names: `wait_tensor` waits for their results.
 FUNCTIONAL = (
@@ -79,14 +82,14 @@ class FunctionalHooks:
                 self._groups[group] = number
         waiting = getattr(result, "elem", None)
         size = (result if waiting is None else waiting).nbytes
-        begun = (name, start, number, self.session.step, size, 0)
+        op = self.session.under_way(_COLLECTIVE, name, start, number, size, 0)
         if waiting is None:
-            self.session.collective_ended(*begun)
+            self.session.ended(op)
         else:  # by its data: the script may wait for a view of it
-            self.collectives.waited_for[waiting.data_ptr()] = (waiting, begun)
+            self.collectives.waited_for[waiting.data_ptr()] = (waiting, op)
 
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, waited_for, ended = self.session, self.collectives.waited_for, self.session.collective_ended
+        session, waited_for, ended = self.session, self.collectives.waited_for, self.session.ended
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
@@ -95,7 +98,7 @@ class FunctionalHooks:
                 try:
                     pending = waited_for.pop(tensor.data_ptr(), None)
                     if pending is not None:
-                        ended(*pending[1])
+                        ended(pending[1])
                 except Exception as error:
                     session.failed("wait_tensor", error)
             return result

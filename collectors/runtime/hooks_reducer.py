@@ -21,6 +21,7 @@ from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import now_ns
+from tracekit.collectors.runtime.wire_format import Category
 
 #: The collective that DistributedDataParallel's reducer starts from C++.
 REDUCERS = "allreduce"
@@ -137,7 +138,7 @@ class HostReduction:
 
     def _reduced(self, start: int) -> None:
         number = self._collectives.group_number(self._group)
-        self.session.collective_ended(REDUCERS, start, number, self.session.step, self._bytes, 0)
+        self.session.ended(self.session.under_way(Category.COLLECTIVE, REDUCERS, start, number, self._bytes, 0))
 
 
 def below_autograd(operator: Any) -> Callable[..., Any]:

@@ -13,12 +13,16 @@ import itertools
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tracekit.collectors.runtime.wire_format import ENV_RINGS, RECORD
 
 Record = tuple[int, int, int, int, int, int, int, int, int, int]
+#: As `Record`, without its end.
+RecordUntilNow = tuple[int, int, int, int, int, int, int, int, int]
 
 #: magic, rank, attempt, process id, records the writer has written.
 _HEAD = struct.Struct("<8siiqq")
@@ -50,24 +54,26 @@ class LeftOver:
     records: bytes
 
 
-class Ring:
-    """A bounded queue of records with many writers and one reader.
+class PlainRing:
+    """A bounded queue of records with many writers and one reader, in `size` bytes of a file or of this process.
 
-    `dropped`: records lost because the ring was full or a number did not fit its field.
+    `handle`, `offset`: an open file and the place in it; a handle of -1 is memory of this process alone. `added`,
+    `drained`: how many records were taken in and are on disk. `dropped`: records lost because the ring was full or a
+    number did not fit its field. Raises OSError or ValueError if there is no such memory.
     """
 
-    def __init__(self, memory: mmap.mmap | bytearray, capacity: int) -> None:
+    def __init__(self, handle: int, offset: int, size: int, capacity: int) -> None:
         self.limit = capacity
         self.dropped = 0
         self.drained = 0
-        self._memory = memory
+        self._memory = mmap.mmap(handle, size, offset=offset)
         self._slots = capacity + _SPARE
         self._next_number = itertools.count(1).__next__
-        self._added = 0
+        self.added = 0
 
     def add(self, record: Record) -> None:
         """Keep one record, or drop and count it if the ring is full. Never blocks."""
-        if self._added - self.drained >= self.limit:
+        if self.added - self.drained >= self.limit:
             self.dropped += 1
             return
         number = self._next_number()  # atomic: no two threads get the same
@@ -77,12 +83,16 @@ class Ring:
         except struct.error:  # a number too large for its field: readers skip the placeholder
             self.dropped += 1
             _pack(self._memory, at, *_NOTHING, number)
-        self._added = number
+        self.added = number
+
+    def add_until_now(self, record: RecordUntilNow) -> None:
+        """As `add`, for a record without its end, which is now."""
+        self.add((*record[:8], time.monotonic_ns(), record[8]))
 
     def take(self, most: int) -> bytes:
         """The oldest whole records, at most `most`, as bytes; call `drain` once they are written."""
         first = self.drained % self._slots
-        most = min(most, self._added - self.drained, self._slots - first, _AT_ONCE)
+        most = min(most, self.added - self.drained, self._slots - first, _AT_ONCE)
         start = _FIRST_AT + first * RECORD.size
         content = bytes(self._memory[start : start + most * RECORD.size])
         # No Python loop: the training thread needs the GIL.
@@ -97,6 +107,15 @@ class Ring:
         """Free the space of the oldest `count` records, which are on disk."""
         self.drained += count
         _DRAINED.pack_into(self._memory, _DRAINED_AT, self.drained)
+
+
+if TYPE_CHECKING:
+    Ring = PlainRing
+else:
+    try:
+        from tracekit.collectors.runtime._ring import Ring
+    except ImportError:  # installed without a compiler, or for another system
+        Ring = PlainRing
 
 
 class RingStore:
@@ -132,9 +151,9 @@ class RingStore:
 def open_ring(rank: int, attempt: int, capacity: int) -> Ring:
     """A ring in the launcher's memory, or in this process if that is not accessible."""
     try:
-        return Ring(_claim(os.environ[ENV_RINGS], rank, attempt, ring_bytes(capacity)), capacity)
+        return _claim(os.environ[ENV_RINGS], rank, attempt, capacity)
     except (KeyError, OSError, ValueError):  # another container or user, or more than `PLACES` ranks
-        return Ring(bytearray(ring_bytes(capacity)), capacity)
+        return Ring(-1, 0, ring_bytes(capacity), capacity)
 
 
 def ring_bytes(capacity: int) -> int:
@@ -143,8 +162,9 @@ def ring_bytes(capacity: int) -> int:
     return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
-def _claim(path: str, rank: int, attempt: int, size: int) -> mmap.mmap:
+def _claim(path: str, rank: int, attempt: int, capacity: int) -> Ring:
     """Take the first free place. Raises OSError or ValueError if there is none or `path` is no ring memory."""
+    size = ring_bytes(capacity)
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(handle).st_size != PLACES * size:
@@ -153,7 +173,7 @@ def _claim(path: str, rank: int, attempt: int, size: int) -> mmap.mmap:
         for place in range(PLACES):
             if os.pread(handle, len(_MAGIC), place * size) != _MAGIC:
                 os.pwrite(handle, _HEAD.pack(_MAGIC, rank, attempt, os.getpid(), 0), place * size)
-                return mmap.mmap(handle, size, offset=place * size)
+                return Ring(handle, place * size, size, capacity)
         raise ValueError(f"{path}: all {PLACES} places are taken")
     finally:
         os.close(handle)  # releases the lock; the mapping stays

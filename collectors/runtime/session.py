@@ -24,7 +24,9 @@ from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, Runtim
 from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns
-_COMPUTE, _COLLECTIVE, _OPTIMIZER = Category.COMPUTE, Category.COLLECTIVE, Category.OPTIMIZER
+_COMPUTE, _OPTIMIZER = Category.COMPUTE, Category.OPTIMIZER
+#: An op under way: its record without the end.
+UnderWay = tuple[int, int, int, int, int, int, int, Instant, int]
 #: Limit on names, so that a script with a new name for each span does not fill the memory; the rest share one.
 MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
@@ -225,16 +227,20 @@ class Session(Guard):
             self._compute_ns += host_ns(end) - host_ns(start)
             self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
 
-    def collective_ended(self, name: str, start: Instant, group: int, step: int, size: int, flags: int) -> None:
-        """Keep one collective of `size` bytes over the process group with that number; it ends now."""
-        end = now_ns() if type(start) is int else self.instant()
+    def under_way(self, category: int, name: str, start: Instant, group: int, size: int, flags: int) -> UnderWay:
+        """A collective of `size` bytes over the process group with that number, or a wait for one; see `ended`."""
         number = self._names.get(name)
         if number is None:
             number = self.name(name)
+        return (category, flags, number, self.step, NONE, NONE, group, start, size)
+
+    def ended(self, op: UnderWay) -> None:
+        """Keep an op that was under way; it ends now."""
         if self.device is None:
-            self.recorder.add((_COLLECTIVE, flags, number, step, NONE, NONE, group, start, end, size))
+            self.recorder.add_until_now(op)
         else:
-            self.device.keep((_COLLECTIVE, flags, number, step, NONE, NONE, group), start, end, size)
+            start = op[7]
+            self.device.keep(op[:7], start, now_ns() if type(start) is int else self.instant(), op[8])
 
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
         """Hold back a forward until it is known whether its loss follows directly."""

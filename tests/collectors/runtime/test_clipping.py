@@ -9,15 +9,18 @@ OPTIMIZER = object()
 
 
 class Sink:
-    """A recorder that keeps what it is told."""
+    """A recorder that keeps what it is told; `now_ns` is its clock."""
 
     off = None
 
-    def __init__(self):
-        self.records, self.names = [], {}
+    def __init__(self, now_ns):
+        self.now_ns, self.records, self.names = now_ns, [], {}
 
     def add(self, record):
         self.records.append(record)
+
+    def add_until_now(self, op):
+        self.add((*op[:8], self.now_ns(), op[8]))
 
     def fact(self, kind, value):
         if kind == "name":
@@ -32,7 +35,7 @@ class Loop:
         from tracekit.collectors.runtime import session as session_module
         from tracekit.collectors.runtime.hooks_host import HostHooks
 
-        self.now_ns, self.sink = 10**9, Sink()
+        self.now_ns, self.sink = 10**9, Sink(lambda: self.now_ns)
         monkeypatch.setattr(session_module, "now_ns", lambda: self.now_ns)
         self.session = session_module.Session(self.sink, RuntimeOptions(), rank=0, world_size=1, attempt=0)
         self.hooks = HostHooks(self.session)

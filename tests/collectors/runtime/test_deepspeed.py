@@ -17,7 +17,7 @@ class Job:
         from tracekit.collectors.runtime.hooks_deepspeed import DeepSpeedHooks
         from tracekit.collectors.runtime.hooks_host import HostHooks
 
-        self.now_ns, self.sink, self.microbatches = 10**9, Sink(), 0
+        self.now_ns, self.sink, self.microbatches = 10**9, Sink(lambda: self.now_ns), 0
         monkeypatch.setattr(session_module, "now_ns", lambda: self.now_ns)
         self.session = session_module.Session(self.sink, RuntimeOptions(), rank=0, world_size=1, attempt=0)
         self.host, loop = HostHooks(self.session), LoopHooks(self.session)

@@ -1,4 +1,7 @@
-"""The ring of a rank: bounded, whole records only, and still there when the process is not."""
+"""The ring of a rank: bounded, whole records only, and still there when the process is not.
+
+Compiled and plain, it behaves the same; the rest of the tests of recordings use what is installed, the compiled one.
+"""
 
 import itertools
 import json
@@ -6,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -17,8 +21,9 @@ from tests.properties import examples
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_left_over
+from tracekit.collectors.runtime import ring as rings
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.ring import PLACES, Ring, RingStore, open_ring, ring_bytes
+from tracekit.collectors.runtime.ring import PLACES, PlainRing, Ring, RingStore, open_ring, ring_bytes
 from tracekit.collectors.runtime.wire_format import ENV_RINGS, RECORD, Category, RuntimeOptions
 
 
@@ -32,11 +37,28 @@ def steps(content: bytes) -> list[int]:
     return np.frombuffer(content, RECORD_DTYPE)["step"].tolist()
 
 
+@pytest.fixture(params=[PlainRing, Ring], ids=["plain", "compiled"])
+def kind(request, monkeypatch):
+    """Each kind of ring in turn, also where `open_ring` makes one."""
+    monkeypatch.setattr(rings, "Ring", request.param)
+    return request.param
+
+
+def ring_of(kind, capacity):
+    """A ring in memory of this process."""
+    return kind(-1, 0, ring_bytes(capacity), capacity)
+
+
+def test_the_ring_is_compiled_where_there_is_a_compiler():
+    assert Ring is not PlainRing
+
+
+@pytest.mark.parametrize("kind", [PlainRing, Ring])
 @examples(25)
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-def test_a_ring_is_a_bounded_queue(actions):
+@given(actions=st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_a_ring_is_a_bounded_queue(kind, actions):
     """Whatever the order of adding and draining: oldest first, none twice, none lost but those counted."""
-    ring = Ring(bytearray(ring_bytes(7)), 7)
+    ring = ring_of(kind, 7)
     model, dropped, numbers = [], 0, itertools.count()
     for add, count in actions:
         if add:
@@ -56,7 +78,61 @@ def test_a_ring_is_a_bounded_queue(actions):
     assert ring.dropped == dropped
 
 
-def test_a_number_too_large_for_its_field_costs_that_record(tmp_path):
+#: The smallest and the largest number of each field.
+RANGES = [
+    *((0, 2**bits - 1) for bits in (8, 8, 16)),
+    *[(-(2**31), 2**31 - 1)] * 4,
+    *[(-(2**63), 2**63 - 1)] * 3,
+]
+#: Most fit, and some do not by one.
+FIELDS = st.tuples(*(st.one_of(st.integers(a, b), st.sampled_from([a - 1, a, b, b + 1])) for a, b in RANGES))
+
+
+@examples(50)
+@given(st.lists(FIELDS, max_size=20))
+def test_a_compiled_ring_writes_the_bytes_of_a_plain_one(records):
+    """Of numbers that fit their fields; of one that does not, both drop the record, a plain one for a placeholder."""
+    contents = []
+    for kind in (PlainRing, Ring):
+        ring = ring_of(kind, 100)
+        for one in records:
+            ring.add(one)
+        unpacked = [one[:-1] for one in RECORD.iter_unpack(taken(ring))]
+        contents.append(([one for one in unpacked if any(one)], ring.dropped))
+    fit = [
+        one for one in records if all(least <= value <= most for value, (least, most) in zip(one, RANGES, strict=True))
+    ]
+    expected = ([one for one in fit if any(one)], len(records) - len(fit))
+    assert contents == [expected, expected]
+
+
+def test_a_record_without_its_end_ends_now(kind):
+    ring = ring_of(kind, 4)
+    before_ns = time.monotonic_ns()
+    ring.add_until_now((3, 16, 5, 2, -1, -1, 7, before_ns, 640))
+    ((*head, end_ns, size, number),) = RECORD.iter_unpack(ring.take(4))
+    assert (head, size, number) == ([3, 16, 5, 2, -1, -1, 7, before_ns], 640, 1)
+    assert before_ns <= end_ns <= time.monotonic_ns()
+
+
+def test_a_record_of_anything_else_is_dropped(kind):
+    ring = ring_of(kind, 4)
+    ring.add((6, 0, 0, 1.5, -1, -1, -1, 0, 1, 0))
+    ring.add(record(7))
+    assert ring.dropped == 1
+    assert [one[0:4] for one in RECORD.iter_unpack(taken(ring)) if one[0]] == [record(7)[:4]]
+
+
+@pytest.mark.parametrize(
+    ("handle", "offset", "size", "error"),
+    [(-1, 0, 100, ValueError), (99_999, 0, 8192, OSError), (-1, 0, -1, ValueError)],
+)
+def test_memory_that_is_too_small_or_not_there_is_an_error(handle, offset, size, error):
+    with pytest.raises(error):
+        Ring(handle, offset, size, 4)
+
+
+def test_a_number_too_large_for_its_field_costs_that_record(kind, tmp_path):
     """It is dropped and counted; the ring goes on behind it."""
     (tmp_path / "attempt-000").mkdir()
     recorder = Recorder(tmp_path / "attempt-000", 0, 0, RuntimeOptions())
@@ -69,9 +145,9 @@ def test_a_number_too_large_for_its_field_costs_that_record(tmp_path):
     assert read_attempt(tmp_path, 0).ranks[0].records["step"].tolist() == [1, 3]
 
 
-def test_threads_lose_nothing():
+def test_threads_lose_nothing(kind):
     """Four threads add while a fifth drains: each record once, those of a thread in their order."""
-    ring = Ring(bytearray(ring_bytes(1000)), 1000)
+    ring = ring_of(kind, 1000)
     threads = [
         threading.Thread(target=lambda base=base: [ring.add(record(base + at)) for at in range(5000)])
         for base in (10_000, 20_000, 30_000, 40_000)
@@ -95,9 +171,10 @@ def test_threads_lose_nothing():
 WORKER = """
 import os, sys
 from tracekit.collectors.runtime.recorder import Recorder
-from tracekit.collectors.runtime.ring import open_ring
+from tracekit.collectors.runtime import ring as rings
+rings.Ring = rings.{name}
 rank = int(sys.argv[1])
-ring = open_ring(rank, 2, 10)
+ring = rings.open_ring(rank, 2, 10)
 for step in range(14):
     ring.add((6, 0, 0, 100 * rank + step, -1, -1, -1, 0, 1, 0))
     if step == 6:
@@ -106,12 +183,13 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_the_launcher_finds_what_a_killed_rank_had_not_written(tmp_path):
+@pytest.mark.parametrize("name", ["PlainRing", "Ring"])
+def test_the_launcher_finds_what_a_killed_rank_had_not_written(name, tmp_path):
     """Two processes of which nothing is left: what they had drained is not found again, and becomes a segment."""
     store = RingStore(10)
     try:
         for rank in (0, 1):
-            code = WORKER.format(size=RECORD.size)
+            code = WORKER.format(size=RECORD.size, name=name)
             variables = environment(**{ENV_RINGS: store.path})
             assert subprocess.run([sys.executable, "-c", code, str(rank)], env=variables).returncode == -9
         left = list(store.left_over())
@@ -130,7 +208,7 @@ def test_the_launcher_finds_what_a_killed_rank_had_not_written(tmp_path):
     assert recording.ranks[1].records["step"].tolist() == list(range(105, 114))
 
 
-def test_without_the_launchers_memory_a_rank_uses_its_own(tmp_path, monkeypatch):
+def test_without_the_launchers_memory_a_rank_uses_its_own(kind, tmp_path, monkeypatch):
     """No launcher, another launcher's memory, no place left: recording goes on, nothing outlives the process."""
     monkeypatch.delenv(ENV_RINGS, raising=False)
     assert filled(open_ring(0, 0, 4)) == [0, 1, 2, 3]
@@ -142,8 +220,9 @@ def test_without_the_launchers_memory_a_rank_uses_its_own(tmp_path, monkeypatch)
     assert other.read_bytes() == b"x"
     store = RingStore(4)
     monkeypatch.setenv(ENV_RINGS, store.path)
-    rings = [open_ring(rank, 0, 4) for rank in range(PLACES + 1)]
-    for ring in rings:
+    opened = [open_ring(rank, 0, 4) for rank in range(PLACES + 1)]
+    for ring in opened:
+        assert type(ring) is kind
         assert filled(ring) == [0, 1, 2, 3]
     assert [one.rank for one in store.left_over()] == list(range(PLACES))
     store.close()
@@ -157,3 +236,12 @@ def filled(ring: Ring) -> list[int]:
         ring.add(record(step))
     assert ring.dropped == 2
     return steps(ring.take(10))
+
+
+def taken(ring: Ring) -> bytes:
+    """All that is in the ring."""
+    content = b""
+    while batch := ring.take(1000):
+        ring.drain(len(batch) // RECORD.size)
+        content += batch
+    return content
