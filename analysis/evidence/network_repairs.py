@@ -48,6 +48,8 @@ def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1
     rings: Change = Scale(evidence.collectives, factor[..., None])
     if not traffic.seconds.size:
         return rings
+    if not (factor < 1).any():
+        return Scale(evidence.transfers, np.broadcast_to(transfers, traffic.seconds.shape))
     left = np.maximum(
         traffic.seconds - traffic.shared_with(1 - factor), np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     )
@@ -103,9 +105,7 @@ def card_as_usual(traffic: Traffic, card: SlowCard) -> Change:
     evidence = traffic.evidence
     links = _of_links(traffic, card.flows[:, None, :] & card.steps[:, None])
     rings = _card_rings(traffic, card)
-    changes: list[Change] = [
-        rings_faster(traffic, rings, links) if (rings < 1).any() else Scale(evidence.transfers, links)
-    ]
+    changes = [rings_faster(traffic, rings, links)]
     exchanges = _exchanged(traffic, card)
     if exchanges.any():
         level = _level(traffic.exchanges, card, 1)

@@ -125,7 +125,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         shared = np.zeros(self.seconds.shape)
         if not self.seconds.size or evidence.collectives.empty:
             return shared
-        end, ring_end = self._ends_s, evidence.collectives.gather(self._block_ends_s)
+        end, ring_end = self._ends_s
         ring_begin = ring_end - self.rings[..., None]
 
         def run(slot: int) -> None:
@@ -145,14 +145,10 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return shared
 
     @cached_property
-    def _ends_s(self) -> Floats:
-        """When each transfer ends, seconds after the step began, [slots, ops, steps, dp_ranks]."""
-        return self.evidence.transfers.recvs.gather(self._block_ends_s)
-
-    @property
-    def _block_ends_s(self) -> list[Floats]:
-        """When each op ends, seconds after the step began, [rows, lanes] per block."""
-        return [block.start + block.duration for block in self.evidence.replay.graph.blocks]
+    def _ends_s(self) -> tuple[Floats, Floats]:
+        """When transfers and collectives end, seconds after the step began, [slots or stages, ops, steps, dp_ranks]."""
+        every = [block.start + block.duration for block in self.evidence.replay.graph.blocks]  # [rows, lanes]
+        return self.evidence.transfers.recvs.gather(every), self.evidence.collectives.gather(every)
 
     @cached_property
     def slow(self) -> Bools:
@@ -249,10 +245,11 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """Whether a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
         slot, at = link
         seconds = self.seconds[slot][:, steps, at]
-        begin, free = self._ends_s[slot][:, steps, at] - seconds, np.isfinite(seconds)
+        ends_s, _ = self._ends_s
+        begin, free = ends_s[slot][:, steps, at] - seconds, np.isfinite(seconds)
         for of, dp_index in np.argwhere(others):
             long = self.seconds[of][:, steps, dp_index]
-            end = np.where(long > self.limit_s, self._ends_s[of][:, steps, dp_index], np.nan)
+            end = np.where(long > self.limit_s, ends_s[of][:, steps, dp_index], np.nan)
             under_way = (end - long < begin[:, None] + self.usual_s) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
         return int(free.sum()) >= FEWEST_FREE and float(np.median(seconds[free])) <= self.limit_s
