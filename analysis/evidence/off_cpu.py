@@ -84,23 +84,24 @@ def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) ->
     # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
-    several = (beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)).sum(axis=1) >= FEWEST_STOPS
-    hit: Bools = (beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s) & several
+    # Stops hit host code, too. What is off the CPU there alone may wait for a file.
+    on = np.maximum(off_s - usual_s, 0.0) > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)
+    hit: Bools = (beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s) & (on.sum(axis=1) >= FEWEST_STOPS)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
     for member in np.flatnonzero(hit):
-        hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member])
+        hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
     return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
 
 
-def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats) -> bool:
+def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats, on: Bools) -> bool:
     """Whether a member is off the CPU for equally long in each step of a stretch, as if its code slept, [steps] each.
 
     Stops happen at any time, so some steps have none of them and others one or several, now in one kind of compute and
-    now in another. `first_s`: by how much those of the first kind are longer than in quiet steps.
+    now in another. `first_s`: by how much those of the first kind are longer than in quiet steps. `on`: the steps in
+    question.
     """
-    on = beyond_s > LEAST_OF_LONGEST * beyond_s.max()
     low, middle, high = np.quantile(off_s[on], (0.1, 0.5, 0.9))
     runs = int((np.diff(on.astype(np.int8), prepend=0) > 0).sum())
     by_chance = on.sum() * (len(on) - on.sum() + 1) / len(on)
-    least, most = np.quantile(np.minimum(first_s[on] / beyond_s[on], 1.0), (0.1, 0.9))
+    least, most = np.quantile(np.minimum(first_s[on] / safe(beyond_s[on]), 1.0), (0.1, 0.9))
     return bool(high - low < ALIKE * middle and runs <= max(1.0, by_chance / 2) and most - least < ALIKE)

@@ -17,6 +17,8 @@ from tracekit.schema import LASTED, OFF_CPU
 #: Assume that at least this share of a rank's steps are quiet: the rank neither stops nor runs longer than usual in
 #: other ops.
 QUIET_SHARE = 0.25
+#: What a thread runs in other ops may vary by this many times the distance between a quiet step and the middle one.
+VARIATIONS = 3.0
 #: Ops in which the thread has no reason to wait.
 _OWN = (
     OpKind.FORWARD_COMPUTE,
@@ -42,12 +44,15 @@ def with_off_cpu(
     active_us = pl.col("peer") + pl.col("chunk").cast(pl.Int64)
     counted = steps.group_by("step", "rank").agg(active_s=active_us.sum() / 1e6)
     off = pl.col("own_s") - pl.col("active_s")
-    # The thread also runs in other ops, such as data loading: usually for this long (negative).
+    # The thread also runs in other ops, such as data loading: usually for this long (negative). By how much that varies
+    # is no time off the CPU, unless the thread was active in the whole step for less time than its own ops lasted.
     elsewhere = off.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0)
+    varies = VARIATIONS * (off.median().over("rank", "position") - elsewhere)
+    uncertain = (off <= 0) & (off - elsewhere <= varies)
     known = (
         _own_s(ops, _together_s(records, groups), members)
         .join(counted, left_on=["step", "member"], right_on=["step", "rank"], how="left")
-        .with_columns((off - elsewhere).clip(0).alias(OFF_CPU))
+        .with_columns(pl.when(uncertain).then(0.0).otherwise((off - elsewhere).clip(0)).alias(OFF_CPU))
         .sort("step", "rank", "position")
         .group_by("step", "rank", maintain_order=True)
         .agg(pl.col(OFF_CPU))

@@ -29,14 +29,18 @@ def lane(host_s: float, forward_s: float, backward_s: float, last_s: float):
     )
 
 
-def causes(in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED, in_backward=(), always_s=0.0):
+def causes(
+    in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED, in_backward=(), host_only=(), always_s=0.0
+):
     """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them.
 
-    `in_backward`: those of them in which it is the backward that takes longer, and not the forward.
+    `in_backward`: those of them in which it is the backward that takes longer, and not the forward. `host_only`: steps
+    in which that is the host code instead.
     """
-    parts = []
+    parts, every = [], (in_host, in_forward)
     for step in range(STEPS):
         hit = step in steps
+        in_host, in_forward = every[::-1] if step in host_only else every
         last_s = HOST_S + FORWARD_S + BACKWARD_S + hit * (in_host + in_forward)
         lanes = {
             0: lane(HOST_S, FORWARD_S, BACKWARD_S, last_s),
@@ -61,6 +65,17 @@ def test_a_worker_whose_computes_last_longer_while_it_is_off_the_cpu_is_stopped(
     before_s = HOST_S + FORWARD_S + STOP_S + BACKWARD_S
     assert cause.saved_s == pytest.approx(STOP_S * len(STOPPED) / STEPS * before_s / (before_s + 0.01))
     assert cause.effect.startswith("the process is stopped for 60.0 ms in 4 of 20 steps")
+
+
+def test_stops_that_hit_host_code_count_beside_those_that_hit_computes():
+    """Two of each: two alone would be too few, and those in host code alone could be waits for a file."""
+    found = causes(in_forward=0.1, off_cpu=(0.0, 0.1), host_only=(8, 15))
+    assert [cause.where for cause in found if cause.kind is CauseKind.PROCESS_PAUSES] == [RANK_1]
+
+
+def test_two_stops_are_too_few():
+    found = causes(in_forward=0.1, off_cpu=(0.0, 0.1), steps=(8, 15))
+    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
 
 
 def test_what_a_thread_waits_for_between_its_computes_is_host_code():
