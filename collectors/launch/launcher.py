@@ -203,7 +203,11 @@ class _ClockKeeper:
                 self._server = EchoServer()
                 json.dump({"host": self._host, "port": self._server.port}, file)
         except FileExistsError:
-            self._server = None
+            pass
+        except (
+            OSError
+        ):  # the command removed the folder at once, or its disk is full: no other launcher finds this clock
+            self._server = self._server or EchoServer()
         return self
 
     def __exit__(self, *exception: object) -> None:
