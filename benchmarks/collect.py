@@ -330,7 +330,7 @@ def _taken_us(hooks, function, *, bare: bool = False) -> float:
 
     for hook in hooks:
         inner = stamped(getattr(hook.owner, hook.name), -1)
-        hook.install()
+        hook.install()  # keeps the original for `remove`
         setattr(hook.owner, hook.name, stamped(inner if bare else hook.wrap(inner), 1))
     times = []
     try:

@@ -84,9 +84,12 @@ def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) ->
     # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
-    # Stops hit host code, too. What is off the CPU there alone may wait for a file.
-    on = np.maximum(off_s - usual_s, 0.0) > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)
-    hit: Bools = (beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s) & (on.sum(axis=1) >= FEWEST_STOPS)
+    # Stops hit host code, too. But a thread that waits for a file does so there alone, however long its computes are.
+    off_beyond_s = np.maximum(off_s - usual_s, 0.0)
+    on = off_beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)
+    in_computes = (on & (beyond_s >= ALIKE * off_beyond_s)).any(axis=1)
+    costly = beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s
+    hit: Bools = costly & in_computes & (on.sum(axis=1) >= FEWEST_STOPS)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])

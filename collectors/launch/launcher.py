@@ -204,9 +204,8 @@ class _ClockKeeper:
                 json.dump({"host": self._host, "port": self._server.port}, file)
         except FileExistsError:
             pass
-        except (
-            OSError
-        ):  # the command removed the folder at once, or its disk is full: no other launcher finds this clock
+        except OSError:
+            # The command removed the folder at once, or the disk is full: no other launcher will find this clock.
             self._server = self._server or EchoServer()
         return self
 

@@ -83,6 +83,12 @@ def test_what_a_thread_waits_for_between_its_computes_is_host_code():
     assert (cause.kind, cause.where) == (CauseKind.SLOW_HOST_CODE, RANK_1)
 
 
+def test_waits_in_host_code_are_no_stops_where_computes_happen_to_be_a_little_longer():
+    """60 ms in every other step, in which the forward takes 16 ms longer, too."""
+    found = causes(in_host=STOP_S, in_forward=0.016, steps=range(0, STEPS, 2))
+    assert not any("neither runs nor waits" in cause.effect for cause in found)
+
+
 def test_computes_that_last_longer_on_the_cpu_are_no_stops():
     found = causes(in_forward=STOP_S, off_cpu=(0.0, 0.0))
     assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
