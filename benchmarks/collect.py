@@ -1,12 +1,14 @@
 """What recording costs: each hook around a function that does nothing, with the recorder writing to disk.
 
-Collectives are real ones of a gloo group of one rank. What the hooks of their calls take is timed where they stand,
-among the calls of torch, whose work leaves little of theirs in the caches; the buckets of DistributedDataParallel,
-which no call of Python starts, in alternating blocks with and without hooks.
+Collectives are real ones of gloo, between two processes: a thread that wakes from a wait finds little of the hooks in
+its caches. What the hooks of their calls take is timed where they stand, among the calls of torch. The buckets of
+DistributedDataParallel, which no call of Python starts, are timed in a group of one rank, in alternating blocks with
+and without hooks.
 """
 
 import functools
 import gc
+import multiprocessing
 import tempfile
 import time
 from importlib.util import find_spec
@@ -52,7 +54,12 @@ def section() -> str:
     with tempfile.TemporaryDirectory() as folder:
         costs, size = _hook_costs(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
-        threads = _collective_costs(Path(folder))
+        other = multiprocessing.get_context("spawn").Process(target=_collective_costs, args=(Path(folder), 1))
+        other.start()
+        threads: dict[str, tuple[float, ...]] = {name: (us,) for name, us in _collective_costs(Path(folder), 0).items()}
+        other.join()
+    with tempfile.TemporaryDirectory() as folder:
+        threads |= _bucket_costs(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         idle = _idle_costs(Path(folder))
     rows += [[name, f"{cost:.2f} us", ""] for name, cost in costs.items()]
@@ -174,7 +181,7 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
 
 def _written(recorder) -> None:
     """Wait for the writer: else the ring is full before the last hook's turn."""
-    while recorder._ring.drained < recorder._ring.added:
+    while recorder.ring.drained < recorder.ring.added:
         time.sleep(0.01)
 
 
@@ -224,8 +231,8 @@ def _idle_costs(folder: Path) -> dict[str, float]:
     return costs
 
 
-def _collective_costs(folder: Path) -> dict[str, tuple[float, ...]]:
-    """Collective -> microseconds added per op, on the thread that launches it and, if measured, on all threads."""
+def _collective_costs(folder: Path, rank: int) -> dict[str, float]:
+    """Collective -> microseconds of its hooks on the thread that launches it. Both ranks do the same at a time."""
     import torch
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
@@ -233,23 +240,15 @@ def _collective_costs(folder: Path) -> dict[str, tuple[float, ...]]:
     from tracekit.collectors.runtime.collectives import Collectives
     from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
     from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
-    from tracekit.collectors.runtime.hooks_reducer import Kernel, ReducerHooks, below_autograd
-    from tracekit.collectors.runtime.recorder import Recorder
-    from tracekit.collectors.runtime.session import Session
-    from tracekit.collectors.runtime.wire_format import RuntimeOptions
+    from tracekit.collectors.runtime.hooks_reducer import ReducerHooks
 
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    options = RuntimeOptions()
-    recorder = Recorder(folder, 0, 0, options)
-    session = Session(recorder, options, rank=0, world_size=1, attempt=0)
-    session.start()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(str(folder / "store"), 2))
+    session = _session(folder, rank, 2)
     collectives = Collectives(session)
-    reducer = ReducerHooks(collectives)
-    CollectiveHooks(collectives, reducer).install()
+    CollectiveHooks(collectives, ReducerHooks(collectives)).install()
     FunctionalHooks(collectives).install(functional)
-    reducer.install()
-    tensor, group, bucket = torch.ones(16), dist.group.WORLD, "bucket of DistributedDataParallel, by a kernel"
-    backward, buckets = _buckets()
+    tensor, group = torch.ones(16), dist.group.WORLD
 
     def waited_for():
         dist.all_reduce(tensor, async_op=True).wait()
@@ -270,8 +269,43 @@ def _collective_costs(folder: Path) -> dict[str, tuple[float, ...]]:
     costs = {}
     for busy, where in enumerate(("", ", inside a compute")):
         session.busy = busy
-        costs |= {f"{name}{where}": (_own_us(hooks, function),) for name, function in measured.items()}
-    session.busy = 0
+        costs |= {f"{name}{where}": _own_us(hooks, function) for name, function in measured.items()}
+    session.close()
+    dist.destroy_process_group()
+    return costs
+
+
+def _session(folder: Path, rank: int, world_size: int):
+    """A session that records into `folder`."""
+    from tracekit.collectors.runtime.recorder import Recorder
+    from tracekit.collectors.runtime.session import Session
+    from tracekit.collectors.runtime.wire_format import RuntimeOptions
+
+    options = RuntimeOptions()
+    session = Session(Recorder(folder, rank, 0, options), options, rank=rank, world_size=world_size, attempt=0)
+    session.start()
+    return session
+
+
+def _bucket_costs(folder: Path) -> dict[str, tuple[float, float]]:
+    """What -> microseconds added, on the thread that launches it and on all threads."""
+    import torch
+    import torch.distributed as dist
+
+    from tracekit.collectors.runtime.collectives import Collectives
+    from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
+    from tracekit.collectors.runtime.hooks_reducer import Kernel, ReducerHooks, below_autograd
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    session = _session(folder, 0, 1)
+    collectives = Collectives(session)
+    reducer = ReducerHooks(collectives)
+    CollectiveHooks(collectives, reducer).install()
+    reducer.install()
+    bucket = "bucket of DistributedDataParallel, by a kernel"
+    backward, buckets = _buckets()
+    session.patches.remove()
+    costs = {}
     costs["all buckets of DistributedDataParallel, once a backward"] = _added_us(session._switch, backward)
     reducer.hook()
     costs[bucket] = _each(_added_us(session._switch, backward), buckets)

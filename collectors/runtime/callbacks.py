@@ -15,6 +15,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from tracekit.collectors.runtime.state import State
+
 #: Threads of a gloo process group: this many works can end at once.
 GLOO_THREADS = 2
 #: How long to wait for callbacks at the end, and how often to check, seconds. Callbacks of finished collectives take a
@@ -23,9 +25,10 @@ TIMEOUT_S, POLL_S = 2.0, 0.0005
 
 
 class Callbacks:
-    """The callbacks of one rank."""
+    """The callbacks of one rank. `state`: counts those that are compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: State) -> None:
+        self._state = state
         self._alive: dict[int, None] = {}
         # Keeps gloo's threads from being the last owners of their latest works.
         self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
@@ -41,7 +44,7 @@ class Callbacks:
     def wait_for_all(self) -> None:
         """Let gloo's threads finish the callbacks while they can still acquire the GIL."""
         deadline = time.monotonic() + TIMEOUT_S
-        while self._alive and time.monotonic() < deadline:
+        while (self._alive or self._state.callbacks) and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
 

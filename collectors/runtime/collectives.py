@@ -35,7 +35,7 @@ class Collectives:
         self.inside: dict[int, tuple[str, int]] = {}
         self._groups: dict[str, int] = {}
         self._without_future: set[str] = set()
-        self._callbacks = Callbacks()
+        self._callbacks = Callbacks(session)
         session.step_listeners.append(self._forget_unfinished)
         session.before_the_end.append(self._callbacks.wait_for_all)
 
@@ -54,6 +54,11 @@ class Collectives:
                 },
             )
         return number
+
+    def functional_group(self, module: Any, group: Any) -> int:
+        """The number of what a functional collective of `module` calls a group: a name, a group, ranks, a mesh."""
+        name = module._resolve_group_name(group)  # noqa: SLF001
+        return self.group_number(dist.distributed_c10d._resolve_process_group(name))  # noqa: SLF001
 
     def launched(self, args: tuple[Any, ...]) -> Instant | None:
         """The current time on the clock of the first tensor; None while a graph is captured.
@@ -93,7 +98,7 @@ class Collectives:
         first = args[0] if args else None
         if type(first) is list and len(first) == 1:  # nearly always
             first = first[0]
-        size = first.nbytes if isinstance(first, torch.Tensor) else _bytes(first)
+        size = first.nbytes if isinstance(first, torch.Tensor) else self.bytes_of(first)
         op = session.under_way(_COLLECTIVE, name, start, number, size, _BLOCKING if blocks else 0)
         if work is None:  # it runs on the current stream
             session.ended(op)
@@ -113,6 +118,13 @@ class Collectives:
             self._callbacks.hold(number, work)
         self._callbacks.add(future, session.attempt_hook, name, session.ended, op)
         return number
+
+    def bytes_of(self, argument: Any) -> int:
+        """Size of the tensors in an argument of a collective, bytes."""
+        if isinstance(argument, torch.Tensor):
+            size: int = argument.nbytes
+            return size
+        return sum(map(self.bytes_of, argument)) if isinstance(argument, (list, tuple)) else 0
 
     def waited(self, name: str, group: int, start: Instant) -> None:
         """Record that a compute has waited since `start` for a collective it started inside."""
@@ -139,11 +151,3 @@ def _first_tensor(args: Any) -> torch.Tensor | None:
             if found is not None:
                 return found
     return None
-
-
-def _bytes(argument: Any) -> int:
-    """Size of the tensors in it, bytes."""
-    if isinstance(argument, torch.Tensor):
-        size: int = argument.nbytes
-        return size
-    return sum(map(_bytes, argument)) if isinstance(argument, (list, tuple)) else 0

@@ -9,9 +9,10 @@ from typing import Any
 import torch.distributed as dist
 
 from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import is_compiling
+from tracekit.collectors.runtime.compiling import COMPILES, compiler_says, is_traced
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
+from tracekit.collectors.runtime.plain_hooks import hooks_of
 from tracekit.collectors.runtime.wire_format import Category
 
 #: Bound methods of `ProcessGroup` that start a collective; old and new names of one collective are grouped.
@@ -43,6 +44,7 @@ class CollectiveHooks:
     def __init__(self, collectives: Collectives, reducer: ReducerHooks) -> None:
         self.session = collectives.session
         self.collectives, self._reducer = collectives, reducer
+        self._hooks = hooks_of(collectives)
 
     def install(self) -> None:
         """Hook the methods of process groups and works."""
@@ -55,34 +57,17 @@ class CollectiveHooks:
         self.session.patch(dist.Work, "wait", self._wait, lacks="the waits inside computes")
 
     def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, begins, started = self.session, self.collectives.begins, self.collectives.started
-        off, inside, reducer = session.off, self.collectives.inside, self._reducer if name == REDUCERS else None
+        session, recorded = self.session, self._hooks.collective(name, original)
+        reducer = self._reducer if name == REDUCERS else None
 
         @functools.wraps(original)
-        def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if not session.recording or is_compiling():
-                return original(group, *args, **kwargs)
-            start = None
-            try:
-                if name in off:
-                    session.skip(name)
-                else:
-                    start = begins(args)
-            except Exception as error:
-                session.failed(name, error)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not session.recording or is_traced() or compiler_says(COMPILES):
+                return original(*args, **kwargs)
             if reducer is not None and reducer.hooked:
                 with BelowAutograd():  # bypass the reducer's kernel: this call is recorded here, at half the cost
-                    work = original(group, *args, **kwargs)
-            else:
-                work = original(group, *args, **kwargs)
-            if start is not None:
-                try:
-                    number = started(name, group, args, start, work)
-                    if work is not None and (session.busy or session.optimizing):
-                        inside[id(work)] = (name, number)  # by id: keeping the work would keep its tensors
-                except Exception as error:
-                    session.failed(name, error)
-            return work
+                    return recorded(*args, **kwargs)
+            return recorded(*args, **kwargs)
 
         return collective
 
@@ -107,26 +92,11 @@ class CollectiveHooks:
         self.session.record(Category.COLLECTIVE, f"p2p-{name}", start, end, peer=self.collectives.group_number(group))
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        waited_for, inside, session = self.collectives.waited_for, self.collectives.inside, self.session
-        ended, waited = session.ended, self.collectives.waited
+        waited = self._hooks.wait("wait", original)
 
         @functools.wraps(original)
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            nested = inside.pop(id(work), None) if inside else None
-            start = None
-            if nested is not None and (session.busy or session.optimizing) and session.in_main_thread():
-                start = session.attempt_hook("wait", session.instant)
-            result = original(work, *args, **kwargs)
-            try:
-                if nested is not None and start is not None:
-                    waited(*nested, start)
-                if waited_for:
-                    pending = waited_for.pop(id(work), None)
-                    if pending is not None:
-                        ended(pending[1])
-            except Exception as error:
-                session.failed("wait", error)
-            return result
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            return waited(*args, **kwargs)
 
         return wait
 

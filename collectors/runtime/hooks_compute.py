@@ -17,8 +17,8 @@ from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.evaluation import in_training_mode
 from tracekit.collectors.runtime.patches import Patch, Wrap
-from tracekit.collectors.runtime.session import Session
-from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
+from tracekit.collectors.runtime.session import Session, now_ns
+from tracekit.collectors.runtime.wire_format import NONE, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
 LOSS = "loss"
@@ -36,7 +36,7 @@ P2P_SOURCES = {
     "get_bwd_send_ops": "backward-send",
 }
 _TAG = "_tracekit_tag"
-_P2P, _LAST_BACKWARD = Category.P2P, Flag.LAST_BACKWARD
+_LAST_BACKWARD = int(Flag.LAST_BACKWARD)
 
 
 class PipelineHooks:
@@ -126,23 +126,24 @@ class PipelineHooks:
         return compute_loss
 
     def _tag(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self.session
-
-        def tag(stage: Any, ops: Any, chunk_id: int) -> None:
-            for op in ops:
-                setattr(op, _TAG, (kind, chunk_id, stage.stage_index))
+        session, evaluation, off = self.session, self.session.evaluation, self.session.off
 
         @functools.wraps(original)
         def make_ops(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
             ops = original(stage, chunk_id, *args, **kwargs)
-            if session.recording and not session.evaluation.under_way:
-                session.attempt_hook(kind, tag, stage, ops, chunk_id)
+            if session.recording and not evaluation.under_way and kind not in off:
+                try:
+                    tag = (kind, chunk_id, stage.stage_index)
+                    for op in ops:
+                        setattr(op, _TAG, tag)
+                except Exception as error:
+                    session.failed(kind, error)
             return ops
 
         return make_ops
 
     def _batch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self.session
+        session, posted = self.session, self._posted
 
         @functools.wraps(original)
         def batch_p2p(ops: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -155,34 +156,42 @@ class PipelineHooks:
             finally:
                 session.busy -= 1
             if start is not None:
-                session.attempt_hook("p2p", self._posted, ops, works, start)
+                try:
+                    posted(ops, works, start)
+                except Exception as error:
+                    session.failed("p2p", error)
             return works
 
         return batch_p2p
 
     def _posted(self, ops: list[Any], works: list[Any], start: Instant) -> None:
         """Remember the work of each op; a backend that coalesces returns one work for all."""
-        coalesced, waiting = len(works) != len(ops), self._waiting
+        waiting = self._waiting
+        if len(works) == len(ops):
+            for op, work in zip(ops, works):
+                tag = getattr(op, _TAG, None)
+                if tag is not None:
+                    waiting[id(work)] = (work, *tag, op.peer, start)
+            return
         for at, op in enumerate(ops):
             tag = getattr(op, _TAG, None)
-            if tag is None:
-                continue
-            work = works[-1] if coalesced else works[at]
-            key = id(work) * len(ops) + at if coalesced else id(work)
-            waiting[key] = (work, *tag, op.peer, start)
+            if tag is not None:
+                waiting[id(works[-1]) * len(ops) + at] = (works[-1], *tag, op.peer, start)
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self.session
+        session, waited = self.session, self._waited
 
         @functools.wraps(original)
         def wait_batch_p2p(works: list[Any]) -> Any:
-            if not session.recording or not works:
+            if not session.recording or not works or "p2p" in session.off:
                 return original(works)
             waits = session.instant()
             for work in works:
                 original([work])
-                ended = session.attempt_hook("p2p", self._waited, work, waits)
-                waits = waits if ended is None else ended
+                try:
+                    waits = waited(work, waits)
+                except Exception as error:
+                    session.failed("p2p", error)
             return None
 
         return wait_batch_p2p
@@ -193,11 +202,11 @@ class PipelineHooks:
         On a GPU the waiter is the stream on which `wait` was called.
         """
         session = self.session
-        end = session.instant_like(waits)
+        end = now_ns() if type(waits) is int else session.instant()
         posted = self._waiting.pop(id(work), None)
         entries = (posted,) if posted is not None else self._take_coalesced(work)
         for _, kind, microbatch, stage_index, peer, start in entries:
-            session.record(_P2P, kind, start, end, microbatch=microbatch, chunk=stage_index, peer=peer, extra=waits)
+            session.record_transfer(kind, start, end, microbatch, stage_index, peer, waits)
         return end
 
     def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, Instant]]:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import is_compiling
-from tracekit.collectors.runtime.device import Instant
-from tracekit.collectors.runtime.wire_format import Category
-
-_COLLECTIVE = int(Category.COLLECTIVE)
+from tracekit.collectors.runtime.compiling import COMPILES, compiler_says, is_traced
+from tracekit.collectors.runtime.plain_hooks import hooks_of
 
 #: Functional collectives of one tensor, new and old names: `wait_tensor` waits for their results.
 FUNCTIONAL = (
@@ -30,8 +25,8 @@ class FunctionalHooks:
     """Hooks of `torch.distributed._functional_collectives`; one instance per session."""
 
     def __init__(self, collectives: Collectives) -> None:
-        self.session, self.collectives = collectives.session, collectives
-        self._groups: dict[Hashable, int] = {}
+        self.session = collectives.session
+        self._hooks = hooks_of(collectives)
 
     def install(self, module: Any) -> None:
         """Hook the functions that scripts call.
@@ -45,62 +40,23 @@ class FunctionalHooks:
         self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
 
     def _hook(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, begins, started, off = self.session, self.collectives.begins, self._started, self.session.off
+        session = self.session
         group_at = list(inspect.signature(original).parameters).index("group")
+        recorded = self._hooks.functional(name, original, module, group_at)
 
         @functools.wraps(original)
         def functional(*args: Any, **kwargs: Any) -> Any:
-            if not session.recording or is_compiling():
+            if not session.recording or is_traced() or compiler_says(COMPILES):
                 return original(*args, **kwargs)
-            start = None
-            try:
-                if name in off:
-                    session.skip(name)
-                else:
-                    start = begins(args)
-            except Exception as error:
-                session.failed(name, error)
-            result = original(*args, **kwargs)
-            if start is not None:
-                group = kwargs["group"] if "group" in kwargs else args[group_at]
-                try:
-                    started(name, module, group, start, result)
-                except Exception as error:
-                    session.failed(name, error)
-            return result
+            return recorded(*args, **kwargs)
 
         return functional
 
-    def _started(self, name: str, module: Any, group: Any, start: Instant, result: Any) -> None:
-        try:
-            number = self._groups[group]
-        except (KeyError, TypeError):  # TypeError: a list of ranks
-            name_of_group = module._resolve_group_name(group)  # noqa: SLF001
-            resolve = torch.distributed.distributed_c10d._resolve_process_group  # noqa: SLF001
-            number = self.collectives.group_number(resolve(name_of_group))
-            if isinstance(group, Hashable):
-                self._groups[group] = number
-        waiting = getattr(result, "elem", None)
-        size = (result if waiting is None else waiting).nbytes
-        op = self.session.under_way(_COLLECTIVE, name, start, number, size, 0)
-        if waiting is None:
-            self.session.ended(op)
-        else:  # by its data: the script may wait for a view of it
-            self.collectives.waited_for[waiting.data_ptr()] = (waiting, op)
-
     def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, waited_for, ended = self.session, self.collectives.waited_for, self.session.ended
+        waited = self._hooks.wait_tensor("wait_tensor", original)
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
-            result = original(tensor)
-            if waited_for and not is_compiling():
-                try:
-                    pending = waited_for.pop(tensor.data_ptr(), None)
-                    if pending is not None:
-                        ended(pending[1])
-                except Exception as error:
-                    session.failed("wait_tensor", error)
-            return result
+            return original(tensor) if is_traced() or compiler_says(COMPILES) else waited(tensor)
 
         return wait_tensor

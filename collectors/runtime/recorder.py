@@ -69,9 +69,9 @@ class Recorder:
             self._per_segment = _segment_records(options.keep_bytes)
         self._sealed: deque[Path] = deque()
         self.between: Callable[[], None] | None = None
-        self._ring = open_ring(rank, attempt, options.ring_capacity)
-        self.add: Callable[[Record], None] = self._ring.add
-        self.add_until_now: Callable[[RecordUntilNow], None] = self._ring.add_until_now
+        self.ring = open_ring(rank, attempt, options.ring_capacity)
+        self.add: Callable[[Record], None] = self.ring.add
+        self.add_until_now: Callable[[RecordUntilNow], None] = self.ring.add_until_now
         self._facts: deque[str] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -96,7 +96,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Records lost to a full ring."""
-        return self._ring.dropped
+        return self.ring.dropped
 
     def fact(self, kind: str, value: Any) -> None:
         """Write one fact (JSON data)."""
@@ -126,7 +126,7 @@ class Recorder:
     def abandon(self) -> None:
         """Stop recording in a forked child: the writer thread and the files belong to the parent."""
         self.off = "forked"
-        self._ring.limit = 0
+        self.ring.limit = 0
         self._facts.clear()
 
     def _run(self) -> None:
@@ -150,11 +150,11 @@ class Recorder:
                     file.close()
 
     def _drain(self) -> None:
-        while batch := self._ring.take(self._per_segment - self._in_segment):
+        while batch := self.ring.take(self._per_segment - self._in_segment):
             count = len(batch) // RECORD.size
             self._write_facts()  # before the records that refer to them
             _write_whole(self._open_segment(), batch)
-            self._ring.drain(count)
+            self.ring.drain(count)
             self._in_segment += count
             self.written += count
             self._tell_drops()
@@ -202,7 +202,7 @@ class Recorder:
 
     def _switch_off(self, error: Exception) -> None:
         self.off = f"{type(error).__name__}: {error}"
-        self._ring.limit = 0
+        self.ring.limit = 0
         sys.stderr.write(
             f"tracekit: rank {self._rank} stopped recording, training continues ({self.off});"
             " check space and permissions of the --segments folder\n"

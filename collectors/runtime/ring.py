@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     Ring = PlainRing
 else:
     try:
-        from tracekit.collectors.runtime._ring import Ring
+        from tracekit.collectors.runtime._native import Ring
     except ImportError:  # installed without a compiler, or for another system
         Ring = PlainRing
 

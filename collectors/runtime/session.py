@@ -20,11 +20,12 @@ from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.guard import Guard
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.run_queue import RunQueue
+from tracekit.collectors.runtime.state import State
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
 from tracekit.model import OpKind
 
 now_ns = time.monotonic_ns
-_COMPUTE, _OPTIMIZER = Category.COMPUTE, Category.OPTIMIZER
+_COMPUTE, _OPTIMIZER, _P2P = Category.COMPUTE, Category.OPTIMIZER, Category.P2P
 #: An op under way: its record without the end.
 UnderWay = tuple[int, int, int, int, int, int, int, Instant, int]
 #: Limit on names, so that a script with a new name for each span does not fill the memory; the rest share one.
@@ -37,7 +38,7 @@ MOST_US = 2**31 - 1
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
 
 
-class Session(Guard):
+class Session(Guard, State):
     """One rank in one attempt.
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
@@ -78,7 +79,7 @@ class Session(Guard):
         self._stepped: set[int] = set()
         self._optimizers_per_step = 1
         self._clipping: tuple[int, Instant] | None = None
-        self.held: tuple[str, Instant, Instant, int, int, int] | None = None
+        self.held = None
         self._run_queue = RunQueue()
         self._waited_ns = self._run_queue.waited_ns() or 0
         self._ran_ns = time.thread_time_ns()
@@ -226,6 +227,18 @@ class Session(Guard):
         else:
             self._compute_ns += host_ns(end) - host_ns(start)
             self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
+
+    def record_transfer(
+        self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int, peer: int, waits: Instant
+    ) -> None:
+        """Keep one transfer between stages, waited for since `waits`."""
+        number = self._names.get(name)
+        if number is None:
+            number = self.name(name)
+        if self.device is None:
+            self.recorder.add((_P2P, 0, number, self.step, microbatch, chunk, peer, start, end, waits))
+        else:
+            self.device.keep((_P2P, 0, number, self.step, microbatch, chunk, peer), start, end, waits)
 
     def under_way(self, category: int, name: str, start: Instant, group: int, size: int, flags: int) -> UnderWay:
         """A collective of `size` bytes over the process group with that number, or a wait for one; see `ended`."""

@@ -19,7 +19,7 @@ from tracekit.collectors.importers.registry import read_any
 ROOT = Path(__file__).parents[3]
 #: Source folder -> the package that it is.
 FOLDERS = {"tracekit": "tracekit", "collectors": "tracekit/collectors"}
-COMPILED = "tracekit/collectors/runtime/_ring.abi3.so"
+COMPILED = "tracekit/collectors/runtime/_native.abi3.so"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_wheel_is_small_needs_nothing_and_is_a_part_of_tracekit(wheel):
     assert about.get_all("Requires-Dist") is None
     assert about["Requires-Python"] == ">=3.9"
     assert wheel.name.partition("-cp39-abi3-")[2]  # one for all versions of Python
-    assert others == {COMPILED}
+    assert others == {COMPILED, "tracekit/collectors/runtime/_native.pyi"}
     for name, content in modules.items():
         folder = next(folder for folder in reversed(FOLDERS) if name.startswith(f"{FOLDERS[folder]}/"))
         assert (ROOT / folder / name[len(FOLDERS[folder]) + 1 :]).read_bytes() == content

@@ -4,41 +4,29 @@
  * The GIL serializes all calls, so a record that is counted is whole. Other processes read the memory only after this
  * one has died.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
+#include "native.h"
 #include <string.h>
-#include <structmember.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-
-#if defined(Py_GIL_DISABLED) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "PlainRing is used here: threads would need locks, or fields another order of bytes"
-#endif
 
 /* As in ring.py. */
 #define DRAINED_AT 24 /* in the head */
 #define SPARE 64
 #define AT_ONCE 4096
 
-/* RECORD of wire_format.py: its fields in order, and the number of the record behind them. */
 enum { U8, U16, I32, I64 };
 static const struct {
     uint8_t at, type;
-} FIELDS[] = {{0, U8},   {1, U8},   {2, U16},  {4, I32},  {8, I32},
-              {12, I32}, {16, I32}, {20, I64}, {28, I64}, {36, I64}};
-#define FIELDS_COUNT ((Py_ssize_t)(sizeof FIELDS / sizeof *FIELDS))
-#define END 8 /* among the fields */
-#define NUMBER_AT 44
-#define RECORD_SIZE 52
+} FIELDS[FIELDS_COUNT] = {{0, U8},   {1, U8},   {2, U16},  {4, I32},  {8, I32},
+                          {12, I32}, {16, I32}, {20, I64}, {28, I64}, {36, I64}};
 
-typedef struct {
+struct Ring {
     PyObject_HEAD
     unsigned char *memory;
     size_t size, first_at;
     long long slots, limit, added, drained, dropped;
-} Ring;
+};
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -76,38 +64,51 @@ static void ring_free(Ring *ring)
     Py_DECREF(type);
 }
 
-/* Write one field to `to`. Returns whether `value` is an integer that fits. */
-static int put(unsigned char *to, int type, PyObject *value)
+int set_field(Fields fields, int field, long long value)
 {
-    long long number = PyLong_AsLongLong(value);
-    if (number == -1 && PyErr_Occurred()) {
-        PyErr_Clear();
-        return 0;
-    }
-    if (type == U8) {
-        *to = (uint8_t)number;
-        return number >= 0 && number <= UINT8_MAX;
-    }
-    if (type == U16) {
-        uint16_t narrow = (uint16_t)number;
+    unsigned char *to = fields + FIELDS[field].at;
+    switch (FIELDS[field].type) {
+    case U8:
+        *to = (uint8_t)value;
+        return value >= 0 && value <= UINT8_MAX;
+    case U16: {
+        uint16_t narrow = (uint16_t)value;
         memcpy(to, &narrow, sizeof narrow);
-        return number >= 0 && number <= UINT16_MAX;
+        return value >= 0 && value <= UINT16_MAX;
     }
-    if (type == I32) {
-        int32_t narrow = (int32_t)number;
+    case I32: {
+        int32_t narrow = (int32_t)value;
         memcpy(to, &narrow, sizeof narrow);
-        return number >= INT32_MIN && number <= INT32_MAX;
+        return value >= INT32_MIN && value <= INT32_MAX;
     }
-    int64_t wide = number;
-    memcpy(to, &wide, sizeof wide);
-    return 1;
+    default: {
+        int64_t wide = value;
+        memcpy(to, &wide, sizeof wide);
+        return 1;
+    }
+    }
 }
 
-static int64_t monotonic_ns(void)
+int64_t monotonic_ns(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void ring_drop(Ring *ring) { ring->dropped++; }
+
+void ring_keep(Ring *ring, const Fields fields)
+{
+    if (ring->added - ring->drained >= ring->limit) {
+        ring->dropped++;
+        return;
+    }
+    unsigned char *place = ring->memory + ring->first_at + (size_t)(ring->added % ring->slots) * RECORD_SIZE;
+    int64_t number = ++ring->added;
+    memcpy(place, fields, NUMBER_AT);
+    __atomic_thread_fence(__ATOMIC_RELEASE); /* the number comes last: it marks the record as whole */
+    memcpy(place + NUMBER_AT, &number, sizeof number);
 }
 
 /* Keep a record of so many fields: all, or all but its end, which is now. */
@@ -118,25 +119,19 @@ static PyObject *keep(Ring *ring, PyObject *record, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "a record is a tuple of integers, one for each field");
         return NULL;
     }
-    if (ring->added - ring->drained >= ring->limit) {
-        ring->dropped++;
-        Py_RETURN_NONE;
-    }
     /* An object with __index__ may run Python, and that another add: no place is taken before the fields are known. */
-    unsigned char fields[NUMBER_AT];
-    memcpy(fields + FIELDS[END].at, &end_ns, sizeof end_ns);
+    Fields fields;
+    set_field(fields, END, end_ns);
     for (Py_ssize_t at = 0; at < count; at++) {
-        Py_ssize_t field = at < END ? at : at + FIELDS_COUNT - count;
-        if (!put(fields + FIELDS[field].at, FIELDS[field].type, PyTuple_GetItem(record, at))) {
-            ring->dropped++;
+        long long value = PyLong_AsLongLong(PyTuple_GetItem(record, at));
+        int known = value != -1 || !PyErr_Occurred();
+        PyErr_Clear();
+        if (!known || !set_field(fields, (int)(at < END ? at : at + FIELDS_COUNT - count), value)) {
+            ring_drop(ring);
             Py_RETURN_NONE;
         }
     }
-    unsigned char *place = ring->memory + ring->first_at + (size_t)(ring->added % ring->slots) * RECORD_SIZE;
-    int64_t number = ++ring->added;
-    memcpy(place, fields, sizeof fields);
-    __atomic_thread_fence(__ATOMIC_RELEASE); /* the number comes last: it marks the record as whole */
-    memcpy(place + NUMBER_AT, &number, sizeof number);
+    ring_keep(ring, fields);
     Py_RETURN_NONE;
 }
 
@@ -189,19 +184,6 @@ static PyType_Slot SLOTS[] = {
     {Py_tp_methods, METHODS},      {Py_tp_members, MEMBERS},
     {Py_tp_doc, "See PlainRing."}, {0, NULL},
 };
-static PyType_Spec SPEC = {"tracekit.collectors.runtime._ring.Ring", sizeof(Ring), 0, Py_TPFLAGS_DEFAULT, SLOTS};
+static PyType_Spec SPEC = {"tracekit.collectors.runtime._native.Ring", sizeof(Ring), 0, Py_TPFLAGS_DEFAULT, SLOTS};
 
-static int fill(PyObject *module)
-{
-    PyObject *type = PyType_FromSpec(&SPEC);
-    if (type == NULL) return -1;
-    if (PyModule_AddObject(module, "Ring", type) == 0) return 0;
-    Py_DECREF(type);
-    return -1;
-}
-
-static PyModuleDef_Slot MODULE_SLOTS[] = {{Py_mod_exec, fill}, {0, NULL}};
-static struct PyModuleDef MODULE = {
-    .m_base = PyModuleDef_HEAD_INIT, .m_name = "_ring", .m_slots = MODULE_SLOTS};
-
-PyMODINIT_FUNC PyInit__ring(void) { return PyModuleDef_Init(&MODULE); }
+int add_ring(PyObject *module) { return add_type(module, "Ring", &SPEC) == NULL ? -1 : 0; }
