@@ -36,7 +36,8 @@ def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
 
 
 def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
-    """Collectives with their kind in the graph, null if it has none; reductions are never `nested`.
+    """Collectives with their kind in the graph, null if it has none; reductions are never `nested`, but may be `inside`
+    a compute.
 
     Gradients are reduced from the step's last backward on; parameters are gathered before the chunk's first forward. A
     reduction among model-parallel ranks between the last backward and the optimizer is the gradient norm. Any other
@@ -111,6 +112,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
     own_name = name + pl.lit("@") + pl.col("group").fill_null("?")
     return _with_gathered_chunks(marked, forwards).with_columns(
         nested=pl.col("nested") & pl.col("kind").is_null(),
+        inside="nested",
         microbatch=pl.lit(None, pl.Int32),
         name=own_name,
     )

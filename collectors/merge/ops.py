@@ -92,7 +92,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     kept = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
     ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *kept]))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
-    apart = pl.col("joins_all") & pl.col("nested") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
+    apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
     ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
     ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])

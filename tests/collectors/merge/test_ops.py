@@ -118,6 +118,33 @@ def test_layers_that_are_scattered_inside_the_last_backward_are_one_reduction():
     assert Job(result.trace).attribution.trust.reasons == ()
 
 
+def test_what_a_backward_waits_for_in_a_reduction_of_its_own_is_counted_once():
+    """Both scatter a layer inside the backward, rank 1 30 ms later than rank 0, and the last one from 60 ms on."""
+
+    def of_rank(number, enters):
+        scatter = {"peer": 0, "flags": Flag.BLOCKING}
+        rows = [
+            compute("forward-compute", 0, 10),
+            compute("backward-compute", 10, 65),
+            (Category.COLLECTIVE, "reduce_scatter_single", enters, 52, scatter),
+            (Category.WAIT, "reduce_scatter_single", enters, 52, {"peer": 0}),
+            (Category.COLLECTIVE, "reduce_scatter_single", 60, 64, scatter),
+            (Category.WAIT, "reduce_scatter_single", 60, 64, {"peer": 0}),
+            (Category.OPTIMIZER, "optimizer", 65, 75, {}),
+        ]
+        return rank(number, rows, mesh={"names": ["dp"], "ranks": [0, 1]}, groups=[GROUP])
+
+    result = merged(of_rank(0, 20), of_rank(1, 50))
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 20), (52, 60)]
+    assert ops_of(result, 1, OpKind.BACKWARD_COMPUTE) == [(10, 50), (52, 60)]
+    assert ops_of(result, 0, OpKind.BACKWARD_COLLECTIVES) == [(20, 52)]
+    assert ops_of(result, 1, OpKind.BACKWARD_COLLECTIVES) == [(50, 52)]
+    for number in (0, 1):
+        assert ops_of(result, number, OpKind.GRADS_REDUCE_SCATTER) == [(60, 64)]
+    trust = Job(result.trace).attribution.trust
+    assert (trust.replay_error, trust.reasons) == (pytest.approx(0), ())
+
+
 def test_what_context_parallel_ranks_wait_for_each_other_is_part_of_the_compute():
     """Their worker is one, so that no lane would meet rank 0 in an op of its own; `waited` says who was late."""
 
