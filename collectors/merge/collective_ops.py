@@ -146,18 +146,18 @@ def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.Da
 
 
 #: The k-th collective of a step, group and name is the same one on all ranks that recorded equally many.
-_ALIKE = ("step", "members", "name")
+ALIKE = ("step", "members", "name")
 
 
 def counted_alike() -> pl.Expr:
     """Whether all ranks of the group began equally many collectives of this name in the step."""
-    return (pl.len().over("rank", *_ALIKE).n_unique().over(_ALIKE) == 1) & pl.col("members").is_not_null()
+    return (pl.len().over("rank", *ALIKE).n_unique().over(ALIKE) == 1) & pl.col("members").is_not_null()
 
 
 def all_there_ns() -> pl.Expr:
     """When the last rank of the group began the collective, which ends the wait for it."""
-    number = pl.col("start_ns").rank("ordinal").over("rank", *_ALIKE)
-    last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*_ALIKE, number))
+    number = pl.col("start_ns").rank("ordinal").over("rank", *ALIKE)
+    last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*ALIKE, number))
     return pl.when(counted_alike()).then(last_ns).otherwise("start_ns")
 
 

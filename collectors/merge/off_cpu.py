@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from tracekit.collectors.merge.collective_ops import ALIKE, all_there_ns, counted_alike
 from tracekit.model import OpKind
 from tracekit.schema import LASTED, OFF_CPU
 
@@ -19,6 +20,8 @@ from tracekit.schema import LASTED, OFF_CPU
 QUIET_SHARE = 0.25
 #: What a thread runs in other ops may vary by this many times the distance between a quiet step and the middle one.
 VARIATIONS = 3.0
+#: By how much a rank leaves a collective behind the first one is common up to this quantile: threads wake up late.
+COMMON_SHARE = 0.9
 #: Ops in which the thread has no reason to wait.
 _OWN = (
     OpKind.FORWARD_COMPUTE,
@@ -66,12 +69,24 @@ def with_off_cpu(
 
 
 def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """How long each rank spent in collectives of its worker: `step`, `member`, `own_s`."""
+    """How long each rank had reason to wait in collectives of its worker: `step`, `member`, `own_s`.
+
+    That is until all ranks have come, the first of them has left, and as much later as is common. A thread that is still
+    inside then has been stopped there. What keeps all ranks inside could be the network: it counts for none of them.
+    """
     within = records.filter(pl.col("category") == "collective").join(
         groups.filter("within_worker"), on=["rank", "peer"]
     )
-    lasted_s = (pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9
-    return within.group_by("step", member="rank").agg(own_s=lasted_s)
+    number = pl.col("start_ns").rank("ordinal").over("rank", *ALIKE)
+    met = within.with_columns(
+        alike=counted_alike(), there_ns=all_there_ns(), first_left_ns=pl.col("end_ns").min().over(*ALIKE, number)
+    )
+    left_ns = pl.when("alike").then(pl.max_horizontal("there_ns", "first_left_ns")).otherwise("end_ns")
+    behind = met.with_columns(left_ns=left_ns).with_columns(behind_ns=pl.col("end_ns") - pl.col("left_ns"))
+    usual_ns = pl.col("behind_ns").quantile(COMMON_SHARE, "lower").over("members", "name")
+    stays_ns = pl.min_horizontal("end_ns", pl.col("left_ns") + usual_ns) - pl.col("start_ns")
+    stays = behind.with_columns(stays_ns=stays_ns)
+    return stays.group_by("step", member="rank").agg(own_s=pl.col("stays_ns").sum() / 1e9)
 
 
 def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Sequence[int]]) -> pl.DataFrame:

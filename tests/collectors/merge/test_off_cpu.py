@@ -14,11 +14,24 @@ def ops(*rows):
 def steps(*rows):
     """(step, rank, waited_us, ran_us)."""
     numbers = pl.DataFrame(rows, ("step", "rank", "peer", "chunk"), orient="row", schema_overrides={"chunk": pl.Int32})
-    return numbers.with_columns(category=pl.lit("step"), start_ns=pl.lit(0), end_ns=pl.lit(0))
+    return numbers.with_columns(category=pl.lit("step"), start_ns=pl.lit(0), end_ns=pl.lit(0), name=pl.lit("step"))
+
+
+def with_collectives(counted, *rows):
+    """Records of steps and of collectives: (step, rank, group, start_ns, end_ns)."""
+    described = [(step, one, group, -1, "collective", begin, end, "reduce") for step, one, group, begin, end in rows]
+    return pl.concat([counted, pl.DataFrame(described, counted.schema, orient="row")])
 
 
 #: Process group 7 has ranks of one worker, 8 does not.
-GROUPS = pl.DataFrame({"rank": [0, 1, 0, 1], "peer": [7, 7, 8, 8], "within_worker": [True, True, False, False]})
+GROUPS = pl.DataFrame(
+    {
+        "rank": [0, 1, 0, 1],
+        "peer": [7, 7, 8, 8],
+        "members": ["0-1"] * 4,
+        "within_worker": [True, True, False, False],
+    }
+)
 
 
 RECORDED = ops(
@@ -49,11 +62,26 @@ def test_ranks_of_a_worker_have_one_each_without_what_they_do_together():
         lasted=pl.Series([[0.060, 0.060], [0.010, 0.020]])
     )
     counted = steps((1, 0, 0, 40_000), (1, 1, 0, 49_000))
-    within = [(1, 0, 7, -1, "collective", 5, 1_000_005), (1, 1, 7, -1, "collective", 0, 31_000_000)]
-    across = [(1, 0, 8, -1, "collective", 0, 500_000_000)]
-    records = pl.concat([counted, pl.DataFrame([*within, *across], counted.schema, orient="row")])
+    within = [(1, 0, 7, 30_000_000, 31_000_000), (1, 1, 7, 0, 31_000_000)]
+    records = with_collectives(counted, *within, (1, 0, 8, 0, 500_000_000))
     assert rounded(with_off_cpu(recorded, records, GROUPS, {0: [0, 1]})) == [[0.029, 0.0], None]
     assert with_off_cpu(recorded, records[1:], GROUPS, {0: [0, 1]}).equals(recorded)
+
+
+def test_a_rank_that_leaves_a_collective_long_after_the_others_was_stopped_in_it():
+    """They work for 50 ms. Rank 0 waits 19 ms in a collective, 10 of them for rank 1, which waits 10: it leaves 1 ms
+    later, as always. In the third step it stays for 30 ms more.
+    """
+    numbers = range(1, 6)
+    counted = steps(*((step, rank, 0, 50_000) for step in numbers for rank in (0, 1)))
+    more_ms = {step: 30 if step == 3 else 0 for step in numbers}
+    rank_0 = [(step, 0, 7, 10_000_000, 29_000_000) for step in numbers]
+    rank_1 = [(step, 1, 7, 20_000_000, (30 + more_ms[step]) * 1_000_000) for step in numbers]
+    recorded = ops(*((step, 0, "forward-compute", 0.069) for step in numbers)).with_columns(
+        lasted=pl.Series([[0.069, 0.060 + more_ms[step] / 1e3] for step in numbers])
+    )
+    found = with_off_cpu(recorded, with_collectives(counted, *rank_0, *rank_1), GROUPS, {0: [0, 1]})
+    assert rounded(found) == [[0.0, 0.030] if step == 3 else [0.0, 0.0] for step in numbers]
 
 
 def test_what_a_thread_always_runs_in_other_ops_does_not_hide_its_stops():
