@@ -15,7 +15,7 @@ from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST
+from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST, without_stops
 from tracekit.analysis.evidence.paused_starts import as_peers
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, needed_nats
@@ -259,6 +259,16 @@ class ProcessPauses(Rule):
             ),
             Figure("usual pause", float(np.median(long)), 0.0, Unit.SECONDS),
         )
+        changes: list[Change] = [
+            Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
+        ]
+        # Who transfers with a stopped worker is in its stage or in its DP rank.
+        others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
+        for ops, taking_part in ((evidence.data_loads, hit), (evidence.communicating, others)):
+            if not ops.empty:
+                took_s = ops.gather(evidence.replay.durations.cost)
+                factor = without_stops(took_s, taking_part, (float(np.median(long)), float(long.max())))
+                changes.append(Scale(ops, factor))
         return Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
@@ -266,7 +276,7 @@ class ProcessPauses(Rule):
             " training thread neither runs nor waits for a processor",
             figures,
             confidence_from(figures[:1]),
-            Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None]),
+            Together(tuple(changes)),
             1 + by_step / evidence.unchanged_s,
             title="The process of a worker is stopped again and again",
         )

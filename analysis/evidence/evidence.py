@@ -236,6 +236,11 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return op_grid(self.replay.graph, (OpKind.EVALUATION,))
 
     @cached_property
+    def communicating(self) -> OpGrid:
+        """All communication of a worker."""
+        return op_grid(self.replay.graph, COMMUNICATION)
+
+    @cached_property
     def computing(self) -> OpGrid:
         """Every op that is not communication; the host causes their launch delays."""
         return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)

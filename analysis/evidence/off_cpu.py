@@ -15,7 +15,7 @@ import polars as pl
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import lower_median, lower_quantile, safe
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, safe
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace
 
@@ -29,6 +29,8 @@ SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
 LARGEST_USUAL_SHARE = 0.25
 #: Stops of at least this share of the longest one are the usual ones.
 LEAST_OF_LONGEST = 0.25
+#: A stop is no longer than the longest one seen, apart from noise.
+LONGEST_OF_SEEN = 1.25
 #: Times are alike if eight of ten are within this share of the middle one, and at one place if the share of one kind of
 #: compute in them varies by less.
 ALIKE = 0.5
@@ -94,6 +96,24 @@ def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) ->
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
     return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
+
+
+def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, float]) -> Floats:
+    """The factor that makes ops as long as they usually are where a stopped process prolonged them.
+
+    A process that is stopped now and then is also stopped while it loads data or transfers it, where a thread has
+    reason to wait: what lasts longer than in the middle step by about one of the stops seen elsewhere was one.
+
+    `seconds`: [stages, ops, steps, dp_ranks], NaN where absent. `taking_part`: workers that are stopped or wait for one
+    that is, [stages, dp_ranks]. `stop_s`: the usual stop and the longest one.
+    """
+    usual_s, longest_s = stop_s
+    usually_s = median(seconds, (2,))[:, :, None]
+    beyond_s = seconds - usually_s
+    by_a_stop = (beyond_s > ALIKE * usual_s) & (beyond_s < LONGEST_OF_SEEN * longest_s)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor: Floats = np.where(taking_part[:, None, None] & by_a_stop, usually_s / seconds, 1.0)
+    return factor
 
 
 def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats, on: Bools) -> bool:

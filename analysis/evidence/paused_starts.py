@@ -14,15 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, keeps_delay, scaled
+from tracekit.analysis.evidence.off_cpu import LONGEST_OF_SEEN
 from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Pauses
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind
-
-#: The rest of a pause is no longer than the longest pause seen, apart from noise.
-LONGEST_OF_SEEN = 1.25
 
 
 class PausedStarts(Struct, frozen=True, eq=False):

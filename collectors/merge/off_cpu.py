@@ -71,8 +71,8 @@ def with_off_cpu(
 def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """How long each rank had reason to wait in collectives of its worker: `step`, `member`, `own_s`.
 
-    That is until all ranks have come, the first of them has left, and as much later as is common. A thread that is still
-    inside then has been stopped there. What keeps all ranks inside could be the network: it counts for none of them.
+    That is until all ranks have come and the first of them has left, and as much longer as is common. A thread that is
+    still inside then was stopped there. What keeps all ranks inside could be the network: it counts for none of them.
     """
     within = records.filter(pl.col("category") == "collective").join(
         groups.filter("within_worker"), on=["rank", "peer"]

@@ -18,37 +18,48 @@ FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06
 RANK_1 = Where(workers=(Worker(1, 0),))
 
 
-def lane(host_s: float, forward_s: float, backward_s: float, last_s: float):
+def lane(host_s: float, forward_s: float, backward_s: float, last_s: float, reduces_s: float = 0.01):
     done = host_s + forward_s + backward_s
     return (
         (0, "host-delay", 0, None, 0.0, host_s),
         (0, "forward-compute", 0, 0, host_s, host_s + forward_s),
         (0, "backward-compute", 0, 0, host_s + forward_s, done),
-        (0, "all-reduce", 0, None, done, last_s + 0.01),
-        (0, "optimizer", 0, None, last_s + 0.01, last_s + 0.02),
+        (0, "all-reduce", 0, None, done, last_s + reduces_s),
+        (0, "optimizer", 0, None, last_s + reduces_s, last_s + reduces_s + 0.01),
     )
 
 
 def causes(
-    in_host=0.0, in_forward=0.0, *, off_cpu=(0.0, STOP_S), steps=STOPPED, in_backward=(), host_only=(), always_s=0.0
+    in_host=0.0,
+    in_forward=0.0,
+    *,
+    off_cpu=(0.0, STOP_S),
+    steps=STOPPED,
+    in_backward=(),
+    host_only=(),
+    always_s=0.0,
+    in_reduction=0.0,
 ):
     """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them.
 
     `in_backward`: those of them in which it is the backward that takes longer, and not the forward. `host_only`: steps
-    in which that is the host code instead.
+    in which that is the host code instead. `in_reduction`: by how much the reduction of both lasts longer in steps 5
+    and 11.
     """
     parts, every = [], (in_host, in_forward)
     for step in range(STEPS):
         hit = step in steps
         in_host, in_forward = every[::-1] if step in host_only else every
         last_s = HOST_S + FORWARD_S + BACKWARD_S + hit * (in_host + in_forward)
+        reduces_s = 0.01 + (step in (5, 11)) * in_reduction
         lanes = {
-            0: lane(HOST_S, FORWARD_S, BACKWARD_S, last_s),
+            0: lane(HOST_S, FORWARD_S, BACKWARD_S, last_s, reduces_s),
             1: lane(
                 HOST_S + hit * in_host,
                 FORWARD_S + (hit and step not in in_backward) * in_forward,
                 BACKWARD_S + (hit and step in in_backward) * in_forward,
                 last_s,
+                reduces_s,
             ),
         }
         counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[always_s + hit * seconds] for seconds in off_cpu]})
@@ -65,6 +76,14 @@ def test_a_worker_whose_computes_last_longer_while_it_is_off_the_cpu_is_stopped(
     before_s = HOST_S + FORWARD_S + STOP_S + BACKWARD_S
     assert cause.saved_s == pytest.approx(STOP_S * len(STOPPED) / STEPS * before_s / (before_s + 0.01))
     assert cause.effect.startswith("the process is stopped for 60.0 ms in 4 of 20 steps")
+
+
+@pytest.mark.parametrize(("in_reduction", "counts"), [(0.05, True), (0.02, False), (0.09, False)])
+def test_reductions_that_last_longer_by_about_a_stop_are_priced_with_the_stops(in_reduction, counts):
+    """Two reductions last 50 ms longer, as if rank 1 had been stopped in them; 20 ms are no stop, nor are 90."""
+    (alone,) = causes(in_forward=STOP_S)
+    cause = next(one for one in causes(in_forward=STOP_S, in_reduction=in_reduction) if one.kind == alone.kind)
+    assert cause.saved_s == pytest.approx(alone.saved_s + counts * in_reduction * 2 / STEPS)
 
 
 def test_stops_that_hit_host_code_count_beside_those_that_hit_computes():
