@@ -211,7 +211,7 @@ static Group *group_of(Hooks *hooks, PyObject *group)
 {
     Group *place, *known = known_group(hooks, group, &place);
     if (known != NULL) return known;
-    PyObject *number = PyObject_CallMethod(hooks->collectives, "group_number", "O", group);
+    PyObject *number = PyObject_CallMethod(hooks->collectives, "group_number", "(O)", group);
     if (number == NULL) return NULL;
     Group added = {.group = group, .reference = PyWeakref_NewRef(group, NULL), .number = PyLong_AsLongLong(number)};
     Py_DECREF(number);
@@ -377,7 +377,7 @@ static long long size_of(Hooks *hooks, PyObject *first)
     if (PyList_Check(first) && PyList_Size(first) == 1) first = PyList_GetItem(first, 0);
     PyObject *size = Py_TYPE(first) == (PyTypeObject *)hooks->tensor
                          ? PyObject_GetAttr(first, NBYTES)
-                         : PyObject_CallMethod(hooks->collectives, "bytes_of", "O", first);
+                         : PyObject_CallMethod(hooks->collectives, "bytes_of", "(O)", first);
     if (size == NULL) return -1;
     long long bytes = PyLong_AsLongLong(size);
     Py_DECREF(size);

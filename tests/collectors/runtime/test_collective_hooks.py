@@ -151,7 +151,8 @@ def test_a_collective_without_a_work_is_over_when_its_call_returns(rig):
 def test_the_size_is_that_of_all_tensors(rig, sizes, size):
     rig.launch(None, tensors(*sizes), CONTINUES)
     rig.launch(None, [tensors(*sizes)], CONTINUES)
-    assert [one[3] for one in rig.described] == [size, size]
+    rig.launch(None, tuple(tensors(*sizes)), CONTINUES)
+    assert [one[3] for one in rig.described] == [size] * 3
 
 
 def test_the_size_of_other_arguments(rig):
