@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, Scale, Together
+from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST, without_stops
@@ -264,11 +264,13 @@ class ProcessPauses(Rule):
         ]
         # Who transfers with a stopped worker is in its stage or in its DP rank.
         others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
+        usual_and_longest_s = float(np.median(long)), float(long.max())
         for ops, taking_part in ((evidence.data_loads, hit), (evidence.communicating, others)):
             if not ops.empty:
                 took_s = ops.gather(evidence.replay.durations.cost)
-                factor = without_stops(took_s, taking_part, (float(np.median(long)), float(long.max())))
-                changes.append(Scale(ops, factor))
+                changes.append(Scale(ops, without_stops(took_s, taking_part, usual_and_longest_s)))
+        late_s = evidence.all_ops.gather(evidence.replay.durations.launch_delay)
+        changes.append(ScaleDelays(evidence.all_ops, without_stops(late_s, hit, usual_and_longest_s)))
         return Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),

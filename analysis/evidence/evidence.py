@@ -236,6 +236,11 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return op_grid(self.replay.graph, (OpKind.EVALUATION,))
 
     @cached_property
+    def all_ops(self) -> OpGrid:
+        """All ops of a worker."""
+        return op_grid(self.replay.graph, tuple(OpKind))
+
+    @cached_property
     def communicating(self) -> OpGrid:
         """All communication of a worker."""
         return op_grid(self.replay.graph, COMMUNICATION)

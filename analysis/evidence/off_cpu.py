@@ -99,10 +99,11 @@ def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) ->
 
 
 def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, float]) -> Floats:
-    """The factor that makes ops as long as they usually are where a stopped process prolonged them.
+    """The factor that makes ops as long, or as late, as they usually are where a process was stopped.
 
     A process that is stopped now and then is also stopped while it loads data or transfers it, where a thread has
-    reason to wait: what lasts longer than in the middle step by about one of the stops seen elsewhere was one.
+    reason to wait, and between its ops: what lasts longer than in the middle step by about one of the stops seen
+    elsewhere was one.
 
     `seconds`: [stages, ops, steps, dp_ranks], NaN where absent. `taking_part`: workers that are stopped or wait for one
     that is, [stages, dp_ranks]. `stop_s`: the usual stop and the longest one.
@@ -112,7 +113,7 @@ def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, floa
     beyond_s = seconds - usually_s
     by_a_stop = (beyond_s > ALIKE * usual_s) & (beyond_s < LONGEST_OF_SEEN * longest_s)
     with np.errstate(invalid="ignore", divide="ignore"):
-        factor: Floats = np.where(taking_part[:, None, None] & by_a_stop, usually_s / seconds, 1.0)
+        factor: Floats = np.where(taking_part[:, None, None] & by_a_stop, np.maximum(usually_s, 0.0) / seconds, 1.0)
     return factor
 
 

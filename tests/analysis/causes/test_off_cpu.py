@@ -9,6 +9,7 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Where
+from tracekit.job import Job
 from tracekit.model import Layout, Worker
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace
@@ -18,18 +19,25 @@ FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06
 RANK_1 = Where(workers=(Worker(1, 0),))
 
 
-def lane(host_s: float, forward_s: float, backward_s: float, last_s: float, reduces_s: float = 0.01):
+def lane(
+    host_s: float, forward_s: float, backward_s: float, last_s: float, reduces_s: float = 0.01, late_s: float = 0.0
+):
     done = host_s + forward_s + backward_s
     return (
         (0, "host-delay", 0, None, 0.0, host_s),
         (0, "forward-compute", 0, 0, host_s, host_s + forward_s),
         (0, "backward-compute", 0, 0, host_s + forward_s, done),
         (0, "all-reduce", 0, None, done, last_s + reduces_s),
-        (0, "optimizer", 0, None, last_s + reduces_s, last_s + reduces_s + 0.01),
+        (0, "optimizer", 0, None, last_s + reduces_s + late_s, last_s + reduces_s + late_s + 0.01),
     )
 
 
-def causes(
+def causes(*args, **kwargs):
+    """What is found in `stopped_now_and_then`."""
+    return found_in(stopped_now_and_then(*args, **kwargs))
+
+
+def stopped_now_and_then(
     in_host=0.0,
     in_forward=0.0,
     *,
@@ -39,12 +47,13 @@ def causes(
     host_only=(),
     always_s=0.0,
     in_reduction=0.0,
+    late_s=0.0,
 ):
-    """What is found if rank 1 takes so much longer in some steps, and the kernel says that of each rank for them.
+    """Rank 1 takes so much longer in some steps, and the kernel says that of each rank for them.
 
     `in_backward`: those of them in which it is the backward that takes longer, and not the forward. `host_only`: steps
     in which that is the host code instead. `in_reduction`: by how much the reduction of both lasts longer in steps 5
-    and 11.
+    and 11. `late_s`: how much later rank 1's optimizer begins in step 12.
     """
     parts, every = [], (in_host, in_forward)
     for step in range(STEPS):
@@ -60,13 +69,14 @@ def causes(
                 BACKWARD_S + (hit and step in in_backward) * in_forward,
                 last_s,
                 reduces_s,
+                (step == 12) * late_s,
             ),
         }
         counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[always_s + hit * seconds] for seconds in off_cpu]})
         ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
         first = pl.int_range(pl.len()).over("dp_rank") == 0
         parts.append(ops.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU)))
-    return found_in(Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1, world_size=2), name="by hand"))
+    return Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1, world_size=2), name="by hand")
 
 
 def test_a_worker_whose_computes_last_longer_while_it_is_off_the_cpu_is_stopped():
@@ -84,6 +94,15 @@ def test_reductions_that_last_longer_by_about_a_stop_are_priced_with_the_stops(i
     (alone,) = causes(in_forward=STOP_S)
     cause = next(one for one in causes(in_forward=STOP_S, in_reduction=in_reduction) if one.kind == alone.kind)
     assert cause.saved_s == pytest.approx(alone.saved_s + counts * in_reduction * 2 / STEPS)
+
+
+@pytest.mark.parametrize(("late_s", "explained"), [(0.05, True), (0.02, False)])
+def test_an_op_that_is_late_by_about_a_stop_is_explained_by_the_stops(late_s, explained):
+    """The process was stopped between two ops: 50 ms once in twenty steps; 20 ms are no stop."""
+    trust = Job(stopped_now_and_then(in_forward=STOP_S, late_s=late_s)).report.trust
+    original_s = HOST_S + FORWARD_S + BACKWARD_S + STOP_S * len(STOPPED) / STEPS + 0.02
+    assert trust.discrepancy == pytest.approx(late_s / STEPS / original_s)
+    assert trust.unexplained == pytest.approx(0.0 if explained else trust.discrepancy)
 
 
 def test_stops_that_hit_host_code_count_beside_those_that_hit_computes():
