@@ -27,7 +27,6 @@ from tracekit.analysis.evidence.changes import (
     Together,
     step_times_with,
 )
-from tracekit.analysis.evidence.data_waits import SMALLEST_DATA_DELAY_S
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools, Floats
@@ -78,7 +77,7 @@ class LateData(Rule):
             return
         waited = [np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in found.waits]
         worst = np.sum(waited, axis=0).max(axis=(0, 2))
-        figures = (Figure(self._figure(evidence), float(worst.mean()), SMALLEST_DATA_DELAY_S, Unit.SECONDS),)
+        figures = (Figure(self._figure(evidence), float(worst.mean()), found.least_s, Unit.SECONDS),)
         scale = Scale if found.recorded else ScaleDelays
         change = Together(
             tuple(

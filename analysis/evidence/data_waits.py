@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Waiting for data at least this long, seconds, means late data.
 SMALLEST_DATA_DELAY_S = 5e-3
+#: In short steps, so does recorded loading that takes this share of the step.
+SMALLEST_DATA_SHARE = 0.05
 #: A first op waits for data if its delay is at least this many times the worker's usual launch delay.
 HOST_FACTOR = 2.0
 
@@ -36,10 +38,13 @@ class DataWait(Struct, frozen=True, eq=False):
 
 
 class DataWaits(Struct, frozen=True, eq=False):
-    """All data waits of a job. `recorded`: True if loading itself was recorded; `usual_s`: the usual delay."""
+    """All data waits of a job. `recorded`: True if loading itself was recorded; `usual_s`: the usual delay; `least_s`:
+    one that may be late.
+    """
 
     recorded: bool
     usual_s: float
+    least_s: float
     waits: tuple[DataWait, ...]
 
     @classmethod
@@ -48,13 +53,17 @@ class DataWaits(Struct, frozen=True, eq=False):
         recorded = not evidence.data_loads.empty
         if recorded:
             sources = [(evidence.data_loads, evidence.data_loads.gather(evidence.replay.durations.cost))]
-            usual_s, least_s = 0.0, np.array(SMALLEST_DATA_DELAY_S)
+            smallest_s = min(SMALLEST_DATA_DELAY_S, SMALLEST_DATA_SHARE * evidence.unchanged_s)
+            usual_s, least_s = 0.0, np.array(smallest_s)
         elif evidence.first_forwards.empty:
-            return cls(recorded, 0.0, ())
+            return cls(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
         else:
             sources, usual_s = list(_beginnings(evidence)), _typical_delay(evidence)
-            least_s = np.maximum(max(SMALLEST_DATA_DELAY_S, 10 * usual_s), HOST_FACTOR * _own_delay(evidence))
-        return cls(recorded, usual_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources))
+            smallest_s = SMALLEST_DATA_DELAY_S
+            least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(evidence))
+        return cls(
+            recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
+        )
 
 
 def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
