@@ -1,11 +1,11 @@
 /*
- * Hooks of collectives on the host, as PlainHooks in collectives.py, which describes them and is used on a GPU, or where
- * this file was not compiled: a training thread that wakes from a wait finds little of Python's in its caches.
+ * Hooks of collectives on the host, as PlainHooks in plain_hooks.py, which describes them and is used on a GPU, or where
+ * this file was not compiled: a training thread that wakes from a wait finds little of Python in its caches.
  */
 #include "native.h"
 #include <string.h>
 
-/* As Category and NONE in wire_format.py. */
+/* As Category, Flag and NONE in wire_format.py. */
 #define NONE (-1)
 enum { COLLECTIVE_OP = 3, WAIT_OP = 10, BLOCKING = 16 };
 
@@ -117,7 +117,7 @@ static PyType_Spec UNDER_WAY_SPEC = {"tracekit.collectors.runtime._native.UnderW
 typedef struct {
     PyObject *group; /* its address only */
     PyObject *reference;
-    PyObject *latest[2];
+    PyObject *latest[2]; /* GLOO_THREADS of callbacks.py */
     long long number;
 } Group;
 
@@ -326,8 +326,8 @@ static int set_step(const State *state, Fields fields)
     return !too_large && set_field(fields, STEP, step);
 }
 
-/* Set the fields of an op of the current step. Returns 1, 0 if one does not fit, -1 with an error. */
-static int describe(Hook *hook, int category, int flags, long long group, int64_t start, long long size, Fields fields)
+/* Set the fields of a collective of the current step. Returns 1, 0 if one does not fit, -1 with an error. */
+static int describe(Hook *hook, int flags, long long group, int64_t start, long long size, Fields fields)
 {
     State *state = hook->hooks->state;
     if (hook->number < 0) {
@@ -336,7 +336,7 @@ static int describe(Hook *hook, int category, int flags, long long group, int64_
         hook->number = PyLong_AsLongLong(number);
         Py_DECREF(number);
     }
-    long long values[FIELDS_COUNT] = {category, flags, hook->number, 0, NONE, NONE, group, start, 0, size};
+    long long values[FIELDS_COUNT] = {COLLECTIVE_OP, flags, hook->number, 0, NONE, NONE, group, start, 0, size};
     int fit = 1;
     for (int field = 0; field < FIELDS_COUNT; field++) fit &= set_field(fields, field, values[field]);
     fit &= set_step(state, fields);
@@ -440,7 +440,7 @@ static int started(Hook *hook, PyObject *args, int64_t start_ns, PyObject *work)
     long long size = waits < 0 ? -1 : PyTuple_Size(args) < 2 ? 0 : size_of(hooks, PyTuple_GetItem(args, 1));
     if (size < 0) return PyErr_Occurred() ? -1 : 0;
     Fields fields;
-    int fits = describe(hook, COLLECTIVE_OP, waits ? BLOCKING : 0, number, start_ns, size, fields);
+    int fits = describe(hook, waits ? BLOCKING : 0, number, start_ns, size, fields);
     if (fits <= 0) return fits;
     UnderWay *op = under_way(hooks->ring, fields);
     if (op == NULL) return -1;
@@ -550,7 +550,7 @@ static int functional_started(Hook *hook, PyObject *args, PyObject *kwargs, int6
     }
     PyObject *size = PyObject_GetAttr(waiting == NULL ? result : waiting, NBYTES);
     Fields fields;
-    int fits = size == NULL ? -1 : describe(hook, COLLECTIVE_OP, 0, number, start_ns, PyLong_AsLongLong(size), fields);
+    int fits = size == NULL ? -1 : describe(hook, 0, number, start_ns, PyLong_AsLongLong(size), fields);
     Py_XDECREF(size);
     UnderWay *op = fits > 0 ? under_way(hooks->ring, fields) : NULL;
     if (op == NULL) {
