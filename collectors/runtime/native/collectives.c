@@ -371,6 +371,28 @@ static int take_from(PyObject *ops, PyObject *key, UnderWay **op)
     return removed;
 }
 
+/* Keep the op that was waited for, if one was, and let go of it. A bucket that a kernel saw is kept by Python: a pair of
+ * its work and its op. 0, or -1 with an error.
+ */
+static int keep_waited(Hooks *hooks, PyObject *key)
+{
+    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(hooks->waited_for, key);
+    if (found == NULL) return PyErr_Occurred() ? -1 : 0;
+    Py_INCREF(found);
+    int kept = PyDict_DelItem(hooks->waited_for, key);
+    if (kept == 0 && Py_TYPE(found) == UNDER_WAY) {
+        ends_now((UnderWay *)found);
+    } else if (kept == 0) {
+        PyObject *op = PySequence_GetItem(found, 1);
+        PyObject *done = op == NULL ? NULL : PyObject_CallMethod((PyObject *)hooks->state, "ended", "(O)", op);
+        Py_XDECREF(op);
+        Py_XDECREF(done);
+        kept = done == NULL ? -1 : 0;
+    }
+    Py_DECREF(found);
+    return kept;
+}
+
 /* The bytes of the tensors in the first argument of a collective; -1 with an error. */
 static long long size_of(Hooks *hooks, PyObject *first)
 {
@@ -487,7 +509,7 @@ static PyObject *call_wait(void *self, PyObject *args, PyObject *kwargs)
     Hook *hook = self;
     Hooks *hooks = hook->hooks;
     State *state = hooks->state;
-    UnderWay *nested = NULL, *op = NULL;
+    UnderWay *nested = NULL;
     PyObject *key = NULL;
     int64_t start_ns = -1;
     int failed = 0;
@@ -506,13 +528,10 @@ static PyObject *call_wait(void *self, PyObject *args, PyObject *kwargs)
             set_field(nested->fields, START, start_ns);
             ends_now(nested);
         }
-        failed = take_from(hooks->waited_for, key, &op) < 0;
-        if (op != NULL) ends_now(op);
-        if (failed && reported(hook) < 0) Py_CLEAR(result);
+        if (keep_waited(hooks, key) < 0 && reported(hook) < 0) Py_CLEAR(result);
     }
     Py_XDECREF(key);
     Py_XDECREF(nested);
-    Py_XDECREF(op);
     return result;
 }
 
@@ -589,13 +608,10 @@ static PyObject *call_wait_tensor(void *self, PyObject *args, PyObject *kwargs)
     Hook *hook = self;
     PyObject *result = PyObject_Call(hook->original, args, kwargs);
     if (result == NULL || PyDict_Size(hook->hooks->waited_for) == 0 || PyTuple_Size(args) < 1) return result;
-    UnderWay *op;
     PyObject *key = data_of(PyTuple_GetItem(args, 0));
-    int taken = take_from(hook->hooks->waited_for, key, &op);
+    int kept = keep_waited(hook->hooks, key);
     Py_XDECREF(key);
-    if (op != NULL) ends_now(op);
-    Py_XDECREF(op);
-    if (taken < 0 && reported(hook) < 0) Py_CLEAR(result);
+    if (kept < 0 && reported(hook) < 0) Py_CLEAR(result);
     return result;
 }
 

@@ -142,6 +142,14 @@ def test_without_a_future_a_collective_is_over_when_somebody_has_waited(rig):
     assert rig.session.failures == {}
 
 
+def test_what_a_kernel_started_is_over_when_somebody_has_waited(rig):
+    """Buckets of DistributedDataParallel that a dispatcher kernel saw: no hook of a process group started them."""
+    work = Work(future=False)
+    rig.collectives.started("allreduce", rig.group, (tensors(16),), time.monotonic_ns(), work)
+    assert rig.wait(work)
+    assert rig.described == [(Category.COLLECTIVE, "allreduce", 0, 64, 0)]
+
+
 def test_a_collective_without_a_work_is_over_when_its_call_returns(rig):
     assert rig.launch(None, tensors(2)) is None
     assert rig.described == [(Category.COLLECTIVE, "allreduce", 0, 8, 0)]
