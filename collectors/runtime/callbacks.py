@@ -15,8 +15,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from tracekit.collectors.runtime.state import State
-
 #: Threads of a gloo process group: this many works can end at once.
 GLOO_THREADS = 2
 #: How long to wait for callbacks at the end, and how often to check, seconds. Callbacks of finished collectives take a
@@ -25,10 +23,9 @@ TIMEOUT_S, POLL_S = 2.0, 0.0005
 
 
 class Callbacks:
-    """The callbacks of one rank. `state`: counts those that are compiled."""
+    """The callbacks of one rank."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self) -> None:
         self._alive: dict[int, None] = {}
         # Keeps gloo's threads from being the last owners of their latest works.
         self._latest: defaultdict[int, deque[Any]] = defaultdict(functools.partial(deque, maxlen=GLOO_THREADS))
@@ -44,7 +41,7 @@ class Callbacks:
     def wait_for_all(self) -> None:
         """Let gloo's threads finish the callbacks while they can still acquire the GIL."""
         deadline = time.monotonic() + TIMEOUT_S
-        while (self._alive or self._state.callbacks) and time.monotonic() < deadline:
+        while self._alive and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
 

@@ -35,7 +35,7 @@ class Collectives:
         self.inside: dict[int, tuple[str, int]] = {}
         self._groups: dict[str, int] = {}
         self._without_future: set[str] = set()
-        self._callbacks = Callbacks(session)
+        self._callbacks = Callbacks()
         session.step_listeners.append(self._forget_unfinished)
         session.before_the_end.append(self._callbacks.wait_for_all)
 

@@ -12,7 +12,6 @@ from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.compiling import COMPILES, compiler_says, is_traced
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
-from tracekit.collectors.runtime.plain_hooks import hooks_of
 from tracekit.collectors.runtime.wire_format import Category
 
 #: Bound methods of `ProcessGroup` that start a collective; old and new names of one collective are grouped.
@@ -44,20 +43,20 @@ class CollectiveHooks:
     def __init__(self, collectives: Collectives, reducer: ReducerHooks) -> None:
         self.session = collectives.session
         self.collectives, self._reducer = collectives, reducer
-        self._hooks = hooks_of(collectives)
 
     def install(self) -> None:
         """Hook the methods of process groups and works."""
         for names in COLLECTIVES:
-            wraps = {name: functools.partial(self._collective, name) for name in names}
+            wraps = {name: functools.partial(self.collective, name) for name in names}
             self.session.patch_any(dist.ProcessGroup, wraps, lacks=f"the collective {names[0]}")
         for name in POINT_TO_POINT:
             wrap = functools.partial(self._point_to_point, name)
             self.session.patch(dist.ProcessGroup, name, wrap, lacks=f"calls of {name} outside a pipeline")
-        self.session.patch(dist.Work, "wait", self._wait, lacks="the waits inside computes")
+        self.session.patch(dist.Work, "wait", self.wait, lacks="the waits inside computes")
 
-    def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, recorded = self.session, self._hooks.collective(name, original)
+    def collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook a method of process groups that starts a collective."""
+        session, recorded = self.session, self._recorded(name, original)
         reducer = self._reducer if name == REDUCERS else None
 
         @functools.wraps(original)
@@ -70,6 +69,31 @@ class CollectiveHooks:
             return recorded(*args, **kwargs)
 
         return collective
+
+    def _recorded(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        session, begins, started = self.session, self.collectives.begins, self.collectives.started
+        off, inside = session.off, self.collectives.inside
+
+        def recorded(group: Any, *args: Any, **kwargs: Any) -> Any:
+            start = None
+            try:
+                if name in off:
+                    session.skip(name)
+                else:
+                    start = begins(args)
+            except Exception as error:
+                session.failed(name, error)
+            work = original(group, *args, **kwargs)
+            if start is not None:
+                try:
+                    number = started(name, group, args, start, work)
+                    if work is not None and (session.busy or session.optimizing):
+                        inside[id(work)] = (name, number)  # by id: keeping the work would keep its tensors
+                except Exception as error:
+                    session.failed(name, error)
+            return work
+
+        return recorded
 
     def _point_to_point(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Record when the call was made; its end is recorded where its caller waits."""
@@ -91,12 +115,28 @@ class CollectiveHooks:
         end = self.session.instant_like(start)
         self.session.record(Category.COLLECTIVE, f"p2p-{name}", start, end, peer=self.collectives.group_number(group))
 
-    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        waited = self._hooks.wait("wait", original)
+    def wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook the method of works that waits for a collective."""
+        session, waited = self.session, self.collectives.waited
+        waited_for, inside, ended = self.collectives.waited_for, self.collectives.inside, self.session.ended
 
         @functools.wraps(original)
-        def wait(*args: Any, **kwargs: Any) -> Any:
-            return waited(*args, **kwargs)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            nested = inside.pop(id(work), None) if inside else None
+            start = None
+            if nested is not None and (session.busy or session.optimizing) and session.in_main_thread():
+                start = session.attempt_hook("wait", session.instant)
+            result = original(work, *args, **kwargs)
+            try:
+                if nested is not None and start is not None:
+                    waited(*nested, start)
+                if waited_for:
+                    pending = waited_for.pop(id(work), None)
+                    if pending is not None:
+                        ended(pending[1])
+            except Exception as error:
+                session.failed("wait", error)
+            return result
 
         return wait
 

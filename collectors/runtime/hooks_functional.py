@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.compiling import COMPILES, compiler_says, is_traced
-from tracekit.collectors.runtime.plain_hooks import hooks_of
+from tracekit.collectors.runtime.device import Instant
+from tracekit.collectors.runtime.wire_format import Category
 
 #: Functional collectives of one tensor, new and old names: `wait_tensor` waits for their results.
 FUNCTIONAL = (
@@ -19,14 +20,15 @@ FUNCTIONAL = (
     ("all_to_all_single",),
     ("broadcast",),
 )
+_COLLECTIVE = int(Category.COLLECTIVE)
 
 
 class FunctionalHooks:
     """Hooks of `torch.distributed._functional_collectives`; one instance per session."""
 
     def __init__(self, collectives: Collectives) -> None:
-        self.session = collectives.session
-        self._hooks = hooks_of(collectives)
+        self.session, self.collectives = collectives.session, collectives
+        self._groups: dict[Hashable, int] = {}
 
     def install(self, module: Any) -> None:
         """Hook the functions that scripts call.
@@ -35,28 +37,68 @@ class FunctionalHooks:
         """
         for names in FUNCTIONAL:
             name = next((name for name in names if hasattr(module, name)), names[0])  # an old name calls the new one
-            wrap = functools.partial(self._hook, names[0], module)
+            wrap = functools.partial(self.functional, names[0], module)
             self.session.patch(module, name, wrap, lacks=f"the functional collective {names[0]}")
-        self.session.patch(module, "wait_tensor", self._wait_tensor, lacks="the ends of functional collectives")
+        self.session.patch(module, "wait_tensor", self.wait_tensor, lacks="the ends of functional collectives")
 
-    def _hook(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        session = self.session
+    def functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook a function of `module` that starts a collective of one tensor."""
+        session, begins, started, off = self.session, self.collectives.begins, self._started, self.session.off
         group_at = list(inspect.signature(original).parameters).index("group")
-        recorded = self._hooks.functional(name, original, module, group_at)
 
         @functools.wraps(original)
         def functional(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or is_traced() or compiler_says(COMPILES):
                 return original(*args, **kwargs)
-            return recorded(*args, **kwargs)
+            start = None
+            try:
+                if name in off:
+                    session.skip(name)
+                else:
+                    start = begins(args)
+            except Exception as error:
+                session.failed(name, error)
+            result = original(*args, **kwargs)
+            if start is not None:
+                try:
+                    started(name, module, kwargs["group"] if "group" in kwargs else args[group_at], start, result)
+                except Exception as error:
+                    session.failed(name, error)
+            return result
 
         return functional
 
-    def _wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        waited = self._hooks.wait_tensor("wait_tensor", original)
+    def _started(self, name: str, module: Any, group: Any, start: Instant, result: Any) -> None:
+        try:
+            number = self._groups[group]
+        except (KeyError, TypeError):  # TypeError: a list of ranks
+            number = self.collectives.functional_group(module, group)
+            if isinstance(group, Hashable):
+                self._groups[group] = number
+        waiting = getattr(result, "elem", None)
+        size = (result if waiting is None else waiting).nbytes
+        op = self.session.under_way(_COLLECTIVE, name, start, number, size, 0)
+        if waiting is None:
+            self.session.ended(op)
+        else:  # by its data: the script may wait for a view of it
+            self.collectives.waited_for[waiting.data_ptr()] = (waiting, op)
+
+    def wait_tensor(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Hook the function that waits for the result of a functional collective."""
+        session, waited_for, ended = self.session, self.collectives.waited_for, self.session.ended
 
         @functools.wraps(original)
         def wait_tensor(tensor: Any) -> Any:
-            return original(tensor) if is_traced() or compiler_says(COMPILES) else waited(tensor)
+            if is_traced() or compiler_says(COMPILES):
+                return original(tensor)
+            result = original(tensor)
+            if waited_for:
+                try:
+                    pending = waited_for.pop(tensor.data_ptr(), None)
+                    if pending is not None:
+                        ended(pending[1])
+                except Exception as error:
+                    session.failed("wait_tensor", error)
+            return result
 
         return wait_tensor

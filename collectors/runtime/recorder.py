@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit.collectors.runtime.ring import Record, RecordUntilNow, open_ring
+from tracekit.collectors.runtime.ring import Record, open_ring
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
@@ -52,8 +52,7 @@ def _write_whole(file: BinaryIO, data: bytes) -> None:
 
 
 class Recorder:
-    """Writes the records of one rank. `add` keeps one, `add_until_now` one that ends now. `off`: why it stopped, if it
-    has.
+    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has.
 
     `between`: called on the writer's thread several times a second.
     """
@@ -71,7 +70,6 @@ class Recorder:
         self.between: Callable[[], None] | None = None
         self.ring = open_ring(rank, attempt, options.ring_capacity)
         self.add: Callable[[Record], None] = self.ring.add
-        self.add_until_now: Callable[[RecordUntilNow], None] = self.ring.add_until_now
         self._facts: deque[str] = deque()
         self._wake = threading.Event()
         self._closing = False

@@ -13,16 +13,12 @@ import itertools
 import mmap
 import os
 import struct
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tracekit.collectors.runtime.wire_format import ENV_RINGS, RECORD
 
 Record = tuple[int, int, int, int, int, int, int, int, int, int]
-#: As `Record`, without its end.
-RecordUntilNow = tuple[int, int, int, int, int, int, int, int, int]
 
 #: magic, rank, attempt, process id, records the writer has written.
 _HEAD = struct.Struct("<8siiqq")
@@ -54,7 +50,7 @@ class LeftOver:
     records: bytes
 
 
-class PlainRing:
+class Ring:
     """A bounded queue of records with many writers and one reader, in `size` bytes of a file or of this process.
 
     `handle`, `offset`: an open file and the place in it; a handle of -1 is memory of this process alone. `added`,
@@ -85,10 +81,6 @@ class PlainRing:
             _pack(self._memory, at, *_NOTHING, number)
         self.added = number
 
-    def add_until_now(self, record: RecordUntilNow) -> None:
-        """As `add`, for a record without its end, which is now."""
-        self.add((*record[:8], time.monotonic_ns(), record[8]))
-
     def take(self, most: int) -> bytes:
         """The oldest whole records, at most `most`, as bytes; call `drain` once they are written."""
         first = self.drained % self._slots
@@ -107,15 +99,6 @@ class PlainRing:
         """Free the space of the oldest `count` records, which are on disk."""
         self.drained += count
         _DRAINED.pack_into(self._memory, _DRAINED_AT, self.drained)
-
-
-if TYPE_CHECKING:
-    Ring = PlainRing
-else:
-    try:
-        from tracekit.collectors.runtime._native import Ring
-    except ImportError:  # installed without a compiler, or for another system
-        Ring = PlainRing
 
 
 class RingStore:

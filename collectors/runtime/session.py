@@ -20,7 +20,6 @@ from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.guard import Guard
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.run_queue import RunQueue
-from tracekit.collectors.runtime.state import State
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
 from tracekit.model import OpKind
 
@@ -38,7 +37,7 @@ MOST_US = 2**31 - 1
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
 
 
-class Session(Guard, State):
+class Session(Guard):
     """One rank in one attempt.
 
     `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
@@ -79,7 +78,7 @@ class Session(Guard, State):
         self._stepped: set[int] = set()
         self._optimizers_per_step = 1
         self._clipping: tuple[int, Instant] | None = None
-        self.held = None
+        self.held: tuple[str, Instant, Instant, int, int, int] | None = None
         self._run_queue = RunQueue()
         self._waited_ns = self._run_queue.waited_ns() or 0
         self._ran_ns = time.thread_time_ns()
@@ -250,7 +249,7 @@ class Session(Guard, State):
     def ended(self, op: UnderWay) -> None:
         """Keep an op that was under way; it ends now."""
         if self.device is None:
-            self.recorder.add_until_now(op)
+            self.recorder.add((*op[:8], now_ns(), op[8]))
         else:
             start = op[7]
             self.device.keep(op[:7], start, now_ns() if type(start) is int else self.instant(), op[8])

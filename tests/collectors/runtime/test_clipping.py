@@ -19,9 +19,6 @@ class Sink:
     def add(self, record):
         self.records.append(record)
 
-    def add_until_now(self, op):
-        self.add((*op[:8], self.now_ns(), op[8]))
-
     def fact(self, kind, value):
         if kind == "name":
             self.names[value[1]] = value[0]

@@ -1,4 +1,4 @@
-"""Hooks of collectives on the host: what they record of calls, compiled and in Python alike.
+"""Hooks of collectives on the host: what they record of calls.
 
 Works and process groups are played here, so that each moment is known; real ones are those of `test_job_shapes.py`.
 """
@@ -48,11 +48,11 @@ class Work:
 
 
 class Rig:
-    """A session whose recorder writes nothing to disk, and hooks of one kind."""
+    """A session whose recorder writes nothing to disk, and its hooks."""
 
-    def __init__(self, directory, monkeypatch, kind):
-        from tracekit.collectors.runtime import plain_hooks
+    def __init__(self, directory, monkeypatch):
         from tracekit.collectors.runtime.collectives import Collectives
+        from tracekit.collectors.runtime.hooks_comm import CollectiveHooks
         from tracekit.collectors.runtime.session import Session
 
         monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda _group: [0, 1])
@@ -60,12 +60,9 @@ class Rig:
         self.recorder = Recorder(directory, 0, 0, options)
         self.session = Session(self.recorder, options, rank=0, world_size=2, attempt=0)
         self.collectives = Collectives(self.session)
-        assert plain_hooks.COMPILED
-        monkeypatch.setattr(plain_hooks, "COMPILED", kind == "compiled")
-        self.hooks = plain_hooks.hooks_of(self.collectives)
-        assert (type(self.hooks) is plain_hooks.PlainHooks) == (kind == "plain")
+        self.hooks = CollectiveHooks(self.collectives, SimpleNamespace(hooked=False))
         self.group = Group()
-        self.wait = self.hooks.wait("wait", Work.wait)
+        self.wait = self.hooks.wait(Work.wait)
 
     def launch(self, work, *args, group=None, name="allreduce"):
         """Call the hooked method of a process group that returns `work`."""
@@ -89,9 +86,9 @@ def zip_fields(record):
     return dict(zip(fields, record, strict=False))
 
 
-@pytest.fixture(params=["plain", "compiled"])
-def rig(request, tmp_path, monkeypatch):
-    made = Rig(tmp_path, monkeypatch, request.param)
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    made = Rig(tmp_path, monkeypatch)
     yield made
     assert made.recorder.dropped == 0
 
@@ -243,7 +240,7 @@ def test_the_latest_works_of_a_group_live_until_it_has_started_two_more(rig):
 
 def test_the_end_waits_for_callbacks_that_gloo_still_has(rig):
     def pending():
-        return bool(rig.session.callbacks or rig.collectives._callbacks._alive)
+        return bool(rig.collectives._callbacks._alive)
 
     work = rig.launch(Work(), tensors(1), CONTINUES)
     assert pending()
@@ -283,7 +280,7 @@ def test_what_a_collective_raises_reaches_its_caller(rig):
         rig.hooks.collective("allreduce", fail)(rig.group, tensors(1), CONTINUES)
     work = rig.launch(Work(), tensors(1), BLOCKS)
     with pytest.raises(ConnectionError):
-        rig.hooks.wait("wait", fail)(work)
+        rig.hooks.wait(fail)(work)
     assert (rig.records, rig.session.failures) == ([], {})
 
 
@@ -311,15 +308,17 @@ def functional(rig, monkeypatch):
     """Hooked functions: `all_reduce(tensor, op, group)` returns what waits, `wait_tensor`."""
     import torch
 
+    from tracekit.collectors.runtime.hooks_functional import FunctionalHooks
+
     module = SimpleNamespace(_resolve_group_name=lambda group: group if isinstance(group, str) else "dp")
     monkeypatch.setattr("torch.distributed.distributed_c10d._resolve_process_group", Group)
 
     def all_reduce(tensor, _op, group):
         return SimpleNamespace(elem=tensor.clone()) if group != "at once" else tensor.clone()
 
+    hooks = FunctionalHooks(rig.collectives)
     return SimpleNamespace(
-        all_reduce=rig.hooks.functional("all_reduce", all_reduce, module, 2),
-        wait_tensor=rig.hooks.wait_tensor("wait_tensor", torch.clone),
+        all_reduce=hooks.functional("all_reduce", module, all_reduce), wait_tensor=hooks.wait_tensor(torch.clone)
     )
 
 
