@@ -143,7 +143,7 @@ class Row:
 
 
 COMMANDS = (
-    Row("no such file", lambda _: ["gone.parquet"], ("gone.parquet", "No such file", "check path")),
+    Row("no such file", lambda _: ["gone.parquet"], ("gone.parquet: no such file or folder",)),
     Row("empty file", write("empty.parquet", b""), ("empty.parquet", "is empty", "expected a Parquet trace")),
     Row("truncated Parquet", truncated, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),
     Row("damaged Parquet", damaged, ("trace.parquet", "not a readable Parquet file", "record or copy it again")),

@@ -24,28 +24,40 @@ if TYPE_CHECKING:
     from tracekit.findings import Findings, Unanalysed
     from tracekit.trace import Trace
 
-#: The module of each command, which defines `NAME_command`.
-_HOMES = {
-    "alerts": "tracekit.commands.alerts",
-    "attach": "tracekit.commands.attach",
-    "collect": "tracekit.collectors.launch.command",
-    "compare": "tracekit.commands.compare",
-    "culprits": "tracekit.commands.culprits",
-    "dashboard": "tracekit.dashboards.web.command",
-    "demo": "tracekit.commands.demo",
-    "doctor": "tracekit.commands.doctor",
-    "export": "tracekit.commands.export",
-    "fleet": "tracekit.commands.fleet",
-    "hang": "tracekit.commands.hang",
-    "import": "tracekit.commands.importing",
-    "info": "tracekit.commands.info",
-    "store": "tracekit.commands.store",
-    "synth": "tracekit.commands.synth",
-    "synth-fleet": "tracekit.commands.synth_fleet",
-    "top": "tracekit.commands.top",
-    "watch": "tracekit.commands.watch",
-    "whatif": "tracekit.commands.whatif",
+#: Commands by purpose: each with the module that defines `NAME_command`, and a line of help.
+_GROUPS = {
+    "Record": {
+        "collect": ("tracekit.collectors.launch.command", "Record the steps of a training command, unmodified."),
+        "attach": ("tracekit.commands.attach", "Record a few steps of a job that is already running."),
+        "doctor": ("tracekit.commands.doctor", "Check whether `collect` works on this machine."),
+        "import": ("tracekit.commands.importing", "Put traces of any format into a store."),
+    },
+    "Analyse": {
+        "whatif": ("tracekit.commands.whatif", "Who slows the job down, why, and what each fix saves."),
+        "compare": ("tracekit.commands.compare", "What changed from one run to another."),
+        "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
+        "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
+        "info": ("tracekit.commands.info", "What a trace, a folder or a store holds."),
+        "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),
+        "open": ("tracekit.commands.door", "Open a trace, store or study in the browser."),
+    },
+    "Live": {
+        "watch": ("tracekit.commands.watch", "Analyse a running job window by window."),
+        "top": ("tracekit.commands.top", "Show a running job in the terminal."),
+        "alerts": ("tracekit.commands.alerts", "Write rules for Prometheus, a dashboard for Grafana."),
+    },
+    "Fleet": {"fleet": ("tracekit.commands.fleet", "Study many jobs: what is lost, and to what.")},
+    "Store": {
+        "dashboard": ("tracekit.dashboards.web.command", "Serve the dashboard of a store or of traces."),
+        "store": ("tracekit.commands.store", "List, check, repair, prune and copy a store."),
+    },
+    "Try": {
+        "demo": ("tracekit.commands.demo", "Look at a few simulated jobs."),
+        "synth": ("tracekit.commands.synth", "Simulate a job with known stragglers."),
+        "synth-fleet": ("tracekit.commands.synth_fleet", "Simulate a fleet of jobs."),
+    },
 }
+_HOMES = {name: home for group in _GROUPS.values() for name, (home, _) in group.items()}
 
 #: The commands that start other people's processes, which must find the environment as it was.
 _STARTS_OTHERS = ("collect", "doctor")
@@ -120,11 +132,29 @@ def _usage(error: click.ClickException) -> str:
 
 
 class _Commands(click.Group):
-    """All commands, each imported when it is called or listed."""
+    """All commands, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All names, in order."""
-        return sorted(_HOMES)
+        """All names, by purpose."""
+        return list(_HOMES)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The commands in groups; none is imported."""
+        for title, group in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<11}", words) for name, (_, words) in group.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names, or the one that reads it if it is a path."""
+        if args[0] not in _HOMES and not args[0].startswith("-"):
+            from tracekit.commands import door
+
+            if not door.looks_like_path(args[0]):
+                raise click.UsageError(door.nearest_command(args[0], _HOMES), ctx)
+            args = [*door.arguments_for(args[0]), *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """The command of that name."""
@@ -137,10 +167,17 @@ class _Commands(click.Group):
         return command
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="PATH | COMMAND [ARGS]...",
+)
 @click.version_option(__version__, prog_name="tracekit")
 def commands() -> None:
-    """Find out what slows a large training job down, who causes it, and what each fix would buy."""
+    """Find out what slows a large training job down, who causes it, and what each fix saves.
+
+    PATH is a trace, a folder of torch.profiler, dumps of a hung job, a store or a study: tracekit finds out which.
+    """
 
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:

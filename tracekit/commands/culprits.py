@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from tracekit.commands.options import as_arguments, console, load, trace_source
+from tracekit.commands.recognise import only_job
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.hostlist import hostlist, is_node_name
@@ -87,6 +88,8 @@ def culprits_command(
     _check_parts(part)
     with progress() as tell:
         tell("reading the trace")
+        if trace is not None:
+            trace = only_job(trace)
         if trace is not None and are_gpu_traces((trace,)):
             if unit is not None or as_arguments(None, layout, store, job, window):
                 raise SelectionError(

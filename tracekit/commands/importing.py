@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.commands.options import OUT, PATH, UNIT
-from tracekit.commands.recognise import explained
+from tracekit.commands.recognise import explained, jobs_in
 from tracekit.errors import SelectionError
 from tracekit.stderr import hushed_panics, progress
 from tracekit.text import printable, short
@@ -63,11 +63,11 @@ def import_command(
         return
     if not traces:
         raise SelectionError("no TRACE given; expected at least one, or --format alone to list the formats")
-    # Several files of torch.profiler are one job; each folder is one.
+    # Several files of torch.profiler are one job; each folder is one, unless it holds several.
     together = importer is None and not any(path.is_dir() for path in traces) and are_gpu_traces(traces)
-    jobs = [traces] if together else [(path,) for path in traces]
+    jobs = [traces] if together else [(job,) for path in traces for job in jobs_in(path) or (path,)]
     if name is not None and len(jobs) > 1:
-        raise SelectionError(f"--name {name!r} for {len(traces)} traces; name one trace at a time")
+        raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
     opened = Store(store or default_store())
     opened.check_new(None)
     incoming = []

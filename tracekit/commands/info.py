@@ -24,9 +24,10 @@ def info_command(
     job: str | None,
     window: int | None,
 ) -> None:
-    """Say what a trace holds, or list the jobs of a store."""
+    """Say what a trace holds, or list the jobs of a folder or a store."""
+    from tracekit.commands.recognise import jobs_in
     from tracekit.op_trace import OpTrace
-    from tracekit.terminal.info import print_jobs, print_trace
+    from tracekit.terminal.info import print_folder, print_jobs, print_trace
 
     if trace is None and job is None and window is None:
         from tracekit.store import Store, default_store
@@ -35,6 +36,9 @@ def info_command(
             raise SelectionError("--layout and --unit belong to a TRACE; name the trace file too")
         opened = Store(store or default_store())
         print_jobs(opened.name, opened.jobs(), console())
+        return
+    if trace is not None and len(jobs := jobs_in(trace)) > 1:
+        print_folder(trace, jobs, console())
         return
     with progress() as tell:
         tell("reading the trace")

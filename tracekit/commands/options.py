@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tracekit.commands.complete import job_names
-from tracekit.commands.recognise import explained
+from tracekit.commands.recognise import explained, only_job
 from tracekit.errors import SelectionError
 from tracekit.s3 import shown
 from tracekit.stderr import hushed_panics
@@ -97,6 +97,7 @@ def load(
     if trace is not None:
         if store is not None or name is not None or window is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
+        trace = only_job(trace)
         with explained(trace), hushed_panics():
             return load_any(trace, layout=layout, unit=unit, method=method)
     if layout is not None:

@@ -5,6 +5,8 @@ In: a path that a command cannot use. Out: one sentence, None if nothing is know
 
 from __future__ import annotations
 
+import difflib
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.errors import FormatError, StoreError, StudyError, TracekitError
+from tracekit.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
 from tracekit.text import printable
 
 #: How many bytes of a file, and how many files of a folder, to look at.
@@ -49,11 +51,15 @@ def explained(path: Path, wanted: Wanted = Wanted.TRACE) -> Iterator[None]:
 
 def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
     """What the file or folder is, if that is not what is wanted, and the command to type."""
+    from tracekit.fleet.sources import is_study
+
     named = shlex.quote(printable(str(path)))
     try:
-        if _is_store(path):
+        if wanted in (Wanted.TRACE, Wanted.DUMPS) and not os.path.lexists(path):
+            return _nearest(path)
+        if is_store(path):
             return None if wanted is Wanted.STORE else f"a store, not {wanted}; {_with_store(named, wanted)}"
-        if _is_study(path):
+        if is_study(path):
             return None if wanted is Wanted.STUDY else f"a study, not {wanted}; type `tracekit fleet report {named}`"
         if wanted is not Wanted.TRACE and (kind := _kind_of_trace(path)) is not None:
             return f"{kind}, not {wanted}; {_for_trace(named, wanted)}"
@@ -87,19 +93,62 @@ def _for_trace(named: str, wanted: Wanted) -> str:
     return f"type `tracekit whatif {named}`"
 
 
-def _is_store(path: Path) -> bool:
+def _nearest(path: Path) -> str | None:
+    """The existing path that is spelt like one that does not exist; None for one that is not on this machine."""
+    if path.parts[:1] == ("s3:",):
+        return None
+    folder = path.parent
+    names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
+    found = difflib.get_close_matches(path.name, names, n=1)
+    meant = f"; did you mean {printable(str(folder / found[0]))}?" if found else ""
+    return f"no such file or folder{meant}"
+
+
+def jobs_in(path: Path) -> list[Path]:
+    """The jobs in a folder. Several folders of torch.profiler count as one, because their reader tells them apart."""
+    from tracekit.any_job import are_gpu_traces
+    from tracekit.fleet.sources import find_sources
+
+    if not path.is_dir() or is_store(path):
+        return []
+    try:
+        sources = find_sources([str(path)])
+    except SelectionError:
+        return []
+    found = [path / Path(source.path).relative_to(path.absolute()) for source in sources]
+    return [path] if found and all(are_gpu_traces((one,)) for one in found) else found
+
+
+def only_job(path: Path) -> Path:
+    """The path, or the only job in a folder. Raises FormatError for a folder that holds several."""
+    jobs = jobs_in(path)
+    if len(jobs) > 1:
+        named = shlex.quote(printable(str(path)))
+        one = shlex.quote(printable(str(jobs[0])))
+        raise FormatError(
+            f"{path}: a folder of {len(jobs)} jobs, not one trace; name one, such as `tracekit whatif {one}`, or list"
+            f" them: `tracekit info {named}`"
+        )
+    return jobs[0] if jobs else path
+
+
+def is_dumps(path: Path) -> bool:
+    """Whether a path is a folder of flight-recorder dumps, or one dump."""
+    try:
+        files = [path] if path.is_file() else sorted(path.iterdir())[:_MOST_FILES] if path.is_dir() else []
+        return any(_is_dump(file) for file in files if file.is_file())
+    except OSError:
+        return False
+
+
+def is_store(path: Path) -> bool:
+    """Whether a path is a store."""
     from tracekit.store import Store
 
     try:
         return Store(path).is_store()
     except StoreError:
         return False
-
-
-def _is_study(path: Path) -> bool:
-    from tracekit.fleet.sources import MARK
-
-    return (path / MARK).is_file()
 
 
 def _kind_of_trace(path: Path) -> str | None:
@@ -123,12 +172,8 @@ def _folder(path: Path, named: str, wanted: Wanted) -> str | None:
     if not files:
         made = "; `tracekit fleet run TRACES --out STUDY` makes one" if wanted is Wanted.STUDY else ""
         return f"an empty folder, not {wanted}{made}"
-    if wanted is not Wanted.DUMPS and any(_is_dump(file) for file in files if file.is_file()):
+    if wanted is not Wanted.DUMPS and is_dumps(path):
         return f"flight-recorder dumps of a hang, not {wanted}; type `tracekit hang {named}`"
-    if trace := next((file for file in files if file.suffix == ".parquet" and _kind_of_trace(file)), None):
-        inside = shlex.quote(printable(str(trace)))
-        study = f"study all: `tracekit fleet run {named} --out STUDY`"
-        return f"a folder of traces, not {wanted}; name one: `tracekit whatif {inside}`, or {study}"
     return None
 
 

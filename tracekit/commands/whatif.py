@@ -15,6 +15,7 @@ import click
 from tracekit import memory
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
+from tracekit.commands.recognise import only_job
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import progress
@@ -109,6 +110,8 @@ def whatif_command(
         "--gpu-hour": gpu_hour,
         "--explain": explain or None,
     }
+    if len(traces) == 1:
+        traces = (only_job(traces[0]),)
     if traces and are_gpu_traces(traces):
         of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
         _refuse(of_pipelines, f"{traces[0]} is of torch.profiler (docs/kineto.md)")

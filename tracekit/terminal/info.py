@@ -6,8 +6,10 @@ In: a `Trace`, or the jobs of a store. Out: text on a rich console.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -22,6 +24,8 @@ from tracekit.trace import Trace, share_of_samples
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
+#: At most so many jobs of a folder are listed.
+_MOST_LISTED = 20
 
 
 def print_trace(trace: Trace, console: Console) -> None:
@@ -51,6 +55,22 @@ def print_trace(trace: Trace, console: Console) -> None:
     for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
         table.add_row(kind, f"{ops:,}", seconds(mean), seconds(longest))
     console.print(table)
+
+
+def print_folder(folder: Path, jobs: Sequence[Path], console: Console) -> None:
+    """List the jobs in a folder, and what to do with them."""
+    named, one = (shlex.quote(printable(str(path))) for path in (folder, jobs[0]))
+    lines = [f"{printable(str(folder))} holds {len(jobs)} jobs:", ""]
+    lines += [f"    {printable(str(path.relative_to(folder)))}" for path in jobs[:_MOST_LISTED]]
+    if len(jobs) > _MOST_LISTED:
+        lines.append(f"    ... and {len(jobs) - _MOST_LISTED} more")
+    lines += [
+        "",
+        f"One job:      tracekit {one}",
+        f"All of them:  tracekit fleet run {named} --out STUDY",
+        f"In a browser: tracekit open {named}",
+    ]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def _gpus(gpus: Any) -> str:

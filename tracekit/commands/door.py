@@ -1,0 +1,70 @@
+"""`tracekit PATH`: the command that answers what a person wants to know of PATH, whatever it is.
+
+In: a path. Out: the arguments of a command, or an error that names what may have been meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from tracekit.commands.options import PATH
+from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
+from tracekit.errors import FormatError, SelectionError
+from tracekit.s3 import S3
+from tracekit.text import printable, short
+
+#: How alike two names must be for one to be meant by the other, from 0 to 1.
+_ALIKE = 0.6
+
+
+def looks_like_path(word: str) -> bool:
+    """Whether the first word of a command line is a path rather than a misspelt command."""
+    return word.startswith(S3) or os.path.lexists(word) or os.sep in word or bool(Path(word).suffix)
+
+
+def arguments_for(word: str) -> list[str]:
+    """The command that reads the path, and its arguments. Raises FormatError if there is no such path."""
+    from tracekit.fleet.sources import is_study
+
+    path = Path(word)
+    if is_study(path):
+        return ["fleet", "report", word]
+    if is_store(path):
+        return ["info", "--store", word]
+    if is_dumps(path):
+        return ["hang", word]
+    if not word.startswith(S3) and not os.path.lexists(path):
+        raise FormatError(f"{word}: {what_it_is(path)}")
+    return ["info" if len(jobs_in(path)) > 1 else "whatif", word]
+
+
+def nearest_command(word: str, names: Iterable[str]) -> str:
+    """What to say of a word that is neither a command nor a path."""
+    files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
+    found = difflib.get_close_matches(word, [*names, *files], n=1, cutoff=_ALIKE)
+    meant = f"; did you mean `tracekit {shlex.quote(printable(found[0]))}`?" if found else ""
+    return f"no such command or path {short(word)!r}{meant}"
+
+
+@click.command("open")
+@click.argument("path", type=PATH)
+@click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
+@click.pass_context
+def open_command(context: click.Context, path: Path, port: int) -> None:
+    """Open a trace, a folder of traces, a store or a study in the browser.
+
+    Serves the dashboard on this machine; `tracekit dashboard` has more options.
+    """
+    from tracekit.dashboards.web.command import dashboard_command
+    from tracekit.fleet.sources import is_study
+
+    if is_dumps(path):
+        raise SelectionError(f"{path}: {what_it_is(path)}")
+    source = {"study": path} if is_study(path) else {"sources": tuple(jobs_in(path)) or (path,)}
+    context.invoke(dashboard_command, port=port, **source)
