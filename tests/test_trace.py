@@ -19,7 +19,7 @@ from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitErr
 from tracekit.job import Job
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
-from tracekit.schema import SCHEMA, step_positions
+from tracekit.schema import SCHEMA, first_rows, step_positions
 from tracekit.trace import Trace, read_parquet
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
@@ -187,6 +187,20 @@ def test_steps_left_out_are_gone_and_at_least_one_stays() -> None:
         whole.without_steps([2, 5, 9])
     with pytest.raises(SelectionError, match="none of the steps to leave out exists"):
         whole.without_steps([3])
+
+
+@examples(60)
+@given(st.lists(st.tuples(*[st.one_of(st.integers(0, 3), st.sampled_from([0, 2**30]))] * 3), min_size=1, max_size=40))
+def test_first_rows_are_those_where_a_combination_is_new(rows: list[tuple[int, ...]]) -> None:
+    found = first_rows(*np.array(rows, np.int32).T)
+    assert found.tolist() == [row for row, one in enumerate(rows) if one not in rows[:row]]
+
+
+def test_the_outline_of_a_shuffled_trace_has_one_op_of_each_worker_and_step() -> None:
+    whole = trace(slow_frame((0, 1)))
+    shuffled = trace(slow_frame((0, 1)).sample(fraction=1.0, shuffle=True, seed=1))
+    assert shuffled.outline().ops.height == whole.outline().ops.height == 8
+    assert shuffled.coverage() == whole.coverage()
 
 
 @examples(25)

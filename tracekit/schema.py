@@ -87,6 +87,22 @@ def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) ->
     return positions
 
 
+def first_rows(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Where each combination of values of `columns`, numbers from 0, first occurs, ascending."""
+    starts = run_starts(*columns)
+    cell, cells = np.zeros(len(starts), np.int64), 1
+    for column in columns:
+        values = distinct_steps(column[starts])
+        cell *= len(values)
+        cell += step_positions(column[starts], values)
+        cells *= len(values)
+    if cells > 4 * len(cell) + 1_000_000:
+        return starts[np.sort(np.unique(cell, return_index=True)[1])]
+    first = np.full(cells, len(cell), np.int64)
+    first[cell[::-1]] = np.arange(len(cell) - 1, -1, -1)  # of a repeated index, the last value stays
+    return starts[np.sort(first[first < len(cell)])]
+
+
 class Source(Struct, frozen=True):
     """The origin of ops for messages: a name, and its names of canonical columns if they differ."""
 

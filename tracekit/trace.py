@@ -23,7 +23,7 @@ from tracekit.atomic_write import Kind, parquet_with, replacing
 from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.magnitudes import check_magnitudes
 from tracekit.model import Layout, Unit, Worker, unit_of_time
-from tracekit.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, run_starts, step_positions
+from tracekit.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, first_rows, step_positions
 from tracekit.text import encodable
 from tracekit.units import in_seconds
 
@@ -152,8 +152,8 @@ class Trace:
 
     @cached_property
     def _worker_steps(self) -> pl.DataFrame:
-        """One op, the first, of each worker and step, where the ops of a worker stand together."""
-        return self.ops[run_starts(*(self.ops[name].to_numpy() for name in ("step", "rank", "dp_rank", "pp_rank")))]
+        """The first op of each worker and step."""
+        return self.ops[first_rows(*(self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")))]
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
