@@ -65,9 +65,9 @@ def _latency(folder: Path) -> str:
     for number in range(WINDOWS):
         first, last = 1 + STEPS * number, STEPS * (number + 1)
         written.run(range(first, last), slow={3: 1.5})
-        follower.update()
+        follower.update(time.monotonic())
         written.run([last], slow={3: 1.5})
-        timed("read", follower.update)
+        timed("read", lambda: follower.update(time.monotonic()))
         recording = timed("take", lambda last=last: follower.take(last))
         trace = timed("merge", lambda taken=recording: merge_attempt(taken, name="job", running=True)).trace
         findings = timed("analyse", lambda merged=trace: Job(merged).findings())
