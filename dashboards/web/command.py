@@ -1,7 +1,7 @@
 """`tracekit dashboard`: serve the dashboard of a store, or of a few traces.
 
-In: options. Out: a running server; the same one in development and in production (gunicorn, one process with threads:
-results are cached in it, and what-ifs in progress live in it).
+In: options. Out: a running server; the same one in development and in production (one process with threads,
+which gunicorn starts again where it dies: results are cached in it, and what-ifs in progress live in it).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracekit.s3 import absolute, shown
 from tracekit.text import printable
 
 _PATH = click.Path(path_type=Path)
-_EXTRAS = ("dash", "dash_ag_grid", "gunicorn", "plotly")
+_EXTRAS = ("dash", "dash_ag_grid", "gunicorn", "plotly", "waitress")
 
 
 @click.command("dashboard")
