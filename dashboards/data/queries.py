@@ -145,6 +145,10 @@ class Results:
             ("GPUs", text, last, most), lambda catalogue: catalogue.live.gpu_history(text, last=last, most=most)
         )
 
+    def left_out(self) -> tuple[str, ...]:
+        """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""
+        return self._of_store(("left out",), lambda catalogue: catalogue.left_out)
+
     def state(self) -> str:
         """What tells one state of the store from the next, as text."""
         return self._store.state()

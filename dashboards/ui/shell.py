@@ -27,6 +27,8 @@ from tracekit.figures.theme import DARK
 from tracekit.text import short
 
 Layout = Callable[..., Any]
+#: Impossible rows of a store that a page names; the server's log has all.
+MOST_LEFT_OUT = 20
 #: What a page reads, from its address: each part by itself.
 Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
 
@@ -65,18 +67,27 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
-        seen = {}
+        seen, left_out = {}, None
         with suppress(StoreError):  # the content says so
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
+            left_out = _left_out(results().left_out())
         content = guarded(build)(**texts)
         trouble = html.Div(id=TROUBLE, role="alert")
         return html.Main(
-            [*(content if isinstance(content, list) else [content]), trouble],
+            [*(content if isinstance(content, list) else [content]), left_out, trouble],
             id="page",
             **attributes(data_page=path, **seen),
         )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
+
+
+def _left_out(lines: Sequence[str]) -> Component | None:
+    """What the store holds and no page shows."""
+    if not lines:
+        return None
+    said = note("These rows of the store are impossible; `tracekit store repair` drops them:")
+    return panel("Left out", said, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
 
 
 def read_ahead() -> None:
