@@ -15,6 +15,7 @@ from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
 from tracekit.op_trace import is_op_trace, read_op_trace
 from tracekit.s3 import s3_url
 from tracekit.store.catalogue import Catalogue
+from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
 from tracekit.store.hangs import hang_files, read_hang
 from tracekit.store.single_file import SingleFile
@@ -40,17 +41,40 @@ def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
     folder = _folder(store)
     with store.reading() as catalogue:
         windows = catalogue.windows()
-        yield from catalogue.left_out
-    named = set()
+    yield from catalogue.left_out
+    problems: list[tuple[StoredWindow, Part, str]] = []
     for number, window in enumerate(windows, 1):
         tell(_checking(number, len(windows)))
         for part in window.files:
-            named.add(folder.file(window.job_id, window.number, part))
             if problem := folder.damage(window, part):
-                yield f"{_title(window)}: {_NAMES[part]}: {problem}"
-    for path in sorted(set((store.path / JOBS).glob("*/*")) - named):
-        yield f"{path}: no window names it; a killed writer left it behind, or a writer is at work"
+                problems.append((window, part, f"{_title(window)}: {_NAMES[part]}: {problem}"))
+    yield from _lasting(store, folder, problems)
     yield from _damaged_hangs(store).values()
+
+
+def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow, Part, str]]) -> Iterator[str]:
+    """Those problems, and files that no window names, that are not the work of a writer.
+
+    Writers may have come and gone since the catalogue was read, so it is read again. A writer notes windows before it
+    touches their files, and the catalogue names them before the note goes: what is neither noted nor named, in this
+    order, is nobody's work. Nor is anything while no writer is there.
+    """
+    files = sorted((store.path / JOBS).glob("*/*"))
+    with if_nobody_writes(folder.catalogue) as nobody:
+        noted = set() if nobody else folder.unfinished() or set()
+        with store.reading() as catalogue:
+            named = {
+                folder.file(window.job_id, window.number, part): file
+                for window in catalogue.windows()
+                for part, file in window.files.items()
+            }
+        at_work = {folder.file(*window, part) for window in noted for part in Part}
+        left = [path for path in files if path not in named and path not in at_work and path.exists()]
+    for window, part, problem in problems:
+        if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
+            yield problem
+    for path in left:
+        yield f"{path}: no window names it; a killed writer left it behind"
 
 
 def repair(store: Store, tell: Tell = _silent) -> list[str]:

@@ -251,16 +251,22 @@ class Folder:
         """Forget the note: the catalogue names all noted files."""
         (self.path / UNFINISHED).unlink(missing_ok=True)
 
+    def unfinished(self) -> set[tuple[int, int]] | None:
+        """The noted windows; None if there is no note."""
+        try:
+            lines = (self.path / UNFINISHED).read_text(encoding="utf-8").split("\n")[:-1]  # the last may be incomplete
+        except FileNotFoundError:
+            return None
+        return {(int(job), int(window)) for job, window in (line.split() for line in lines)}
+
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""
-        note = self.path / UNFINISHED
-        try:
-            lines = note.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete
-        except FileNotFoundError:
+        noted = self.unfinished()
+        if noted is None:
             return
         with self.reading() as catalogue:
-            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if lines else {}
-        for job_id, number in {(int(job), int(window)) for job, window in (line.split() for line in lines)}:
+            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if noted else {}
+        for job_id, number in noted:
             for part in Part:
                 if part not in named.get((job_id, number), {}):
                     self.file(job_id, number, part).unlink(missing_ok=True)
