@@ -166,7 +166,7 @@ def test_a_job_with_an_impossible_row_can_still_be_appended_to_or_says_why(whole
     trace = slow_trace((2, 3))
     ran = run("info", "--store", store.path)
     assert ran.code == 0
-    with pytest.raises(StoreError, match="run `tracekit store repair`"):
+    with pytest.raises(StoreError, match="run `tracekit store repair --store"):
         store.append(Incoming(trace, "bad", "x"))
     assert store.append(Incoming(trace, "good", "x")) == 1
 

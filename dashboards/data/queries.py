@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.compare import WorkerSteps
+from tracekit.command_line import adding
 from tracekit.errors import NotStoredError, TracekitError
 from tracekit.job import Job
 from tracekit.op_trace import OpTrace
@@ -260,7 +261,7 @@ class Results:
         """The job imported last."""
         jobs = self.jobs()
         if jobs.is_empty():
-            raise NotStoredError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
+            raise NotStoredError(f"{self.path}: the store holds no job; add one with `{adding(self.path)}`")
         return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
 
     def _take_apart(self, name: str, step: int) -> StepOps:

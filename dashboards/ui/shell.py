@@ -17,6 +17,7 @@ import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.command_line import adding, command
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
@@ -86,7 +87,8 @@ def _left_out(lines: Sequence[str]) -> Component | None:
     """What the store holds and no page shows."""
     if not lines:
         return None
-    said = note("These rows of the store are impossible; `tracekit store repair` drops them:")
+    repair = command("store", "repair", "--store", results().path)
+    said = note(f"These rows of the store are impossible; `{repair}` drops them:")
     return panel("Left out", said, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
 
 
@@ -133,7 +135,7 @@ def job_page(
             return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
-            how = "Import its trace again with `tracekit import --replace` to see its results here."
+            how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
             return [job_head(stored, path), *said, problem(f"{why} {how}", title="Not analysed")]
         state.pop("stored", None)  # the name that the functions of the pages use for the job
         content = guarded(build)(stored, **state)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 
+from tracekit.command_line import command
 from tracekit.errors import SelectionError
 from tracekit.s3 import absolute, shown
 from tracekit.text import printable
@@ -130,11 +131,16 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
         if sources or needed:
             Store(store).check()
         return absolute(store), lambda: None
+    if stores := [source for source in sources if Store(source).is_store()]:
+        raise SelectionError(
+            f"{shown(stores[0])}: a store, not a trace; a dashboard shows one store, or traces: type"
+            f" `{command('dashboard', stores[0])}`"
+        )
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"
     # In a process of its own: the server forks, which a process that has computed must not do.
-    command = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
+    importing = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
+    done = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
     if done.returncode:
         folder.cleanup()
         sys.exit(done.returncode)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.options import as_arguments, console, load, trace_source
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
@@ -27,12 +28,16 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True)
 class _Found:
-    """Who is to blame. `culprits`: rows of the JSON; `trust`: why to believe it or, if not `trusted`, why not."""
+    """Who is to blame. `culprits`: rows of the JSON; `trust`: why to believe it or, if not `trusted`, why not.
+
+    `whatif`: the command that prints the whole report.
+    """
 
     job: str
     trusted: bool
     trust: str
     culprits: Sequence[dict[str, Any]]
+    whatif: str
 
     @property
     def nodes(self) -> list[str]:
@@ -88,7 +93,7 @@ def culprits_command(
     with progress() as tell:
         tell("reading the trace")
         if trace is not None and are_gpu_traces((trace,)):
-            if unit is not None or as_arguments(None, layout, store, job, window):
+            if as_arguments(None, layout, unit, store, job, window):
                 raise SelectionError(
                     f"{trace} is of torch.profiler (docs/kineto.md): --layout, --unit, --store, --job and --window do"
                     " not apply to it"
@@ -98,7 +103,7 @@ def culprits_command(
             found = _of_pipeline(trace, layout, unit, store, job, window)
     if part:
         chosen = [row for row in found.culprits if row["part"] in part]
-        found = _Found(found.job, found.trusted, found.trust, chosen)
+        found = replace(found, culprits=chosen)
     _show(found, form)
     return _code(found)
 
@@ -115,15 +120,16 @@ def _of_pipeline(
 ) -> _Found:
     from tracekit.job import Job
 
+    whatif = f"tracekit whatif {as_arguments(trace, layout, unit, store, job, window)}".rstrip()
     loaded = load(trace, layout, unit, store, job, window)
     if not isinstance(loaded, Job):
         raise SelectionError(
             f"{short(loaded.trace.name)} is an op trace (docs/op-trace.md); the report on it names no culprit;"
-            " `tracekit whatif --by host` says what each host costs"
+            f" `{whatif} --by host` says what each host costs"
         )
     report = loaded.whatif()
     answer = report.diagnosis.answer
-    return _Found(report.name, report.trust.trustworthy, answer.trust, answer.to_dict()["culprits"])
+    return _Found(report.name, report.trust.trustworthy, answer.trust, answer.to_dict()["culprits"], whatif)
 
 
 def _of_gpus(folder: Path) -> _Found:
@@ -132,7 +138,7 @@ def _of_gpus(folder: Path) -> _Found:
     report = load_gpu(folder).whatif()
     trusted = not report.doubts
     trust = "the replay explains the recording" if trusted else "; ".join(report.doubts)
-    return _Found(report.recording.name, trusted, trust, report.culprits)
+    return _Found(report.recording.name, trusted, trust, report.culprits, command("whatif", folder))
 
 
 def _show(found: _Found, form: str) -> None:
@@ -161,7 +167,7 @@ def _doubt(found: _Found) -> str | None:
     """Why not to act on the names, None if there is no reason."""
     name = short(found.job)
     if not found.culprits:
-        return f"{name}: no rank is to blame; `tracekit whatif` says where the time goes"
+        return f"{name}: no rank is to blame; `{found.whatif}` says where the time goes"
     if not found.trusted:
         return f"{name}: the report cannot be trusted, so no node is named for a script: {printable(found.trust)}"
     if missing := found.without_node:

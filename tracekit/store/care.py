@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tracekit.command_line import command
 from tracekit.errors import OutputError, StoreError, TracekitError
 from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
 from tracekit.op_trace import is_op_trace, read_op_trace
@@ -255,7 +256,7 @@ def _folder(store: Store) -> Folder:
     if not is_store_folder(store.path):
         raise StoreError(
             f"{store.path}: a single-file store of an older tracekit; convert it to a folder with"
-            " `tracekit store migrate`"
+            f" `{command('store', 'migrate', store.path)}`"
         )
     return Folder(store.path)
 

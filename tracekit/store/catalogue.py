@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit.command_line import command
 from tracekit.errors import NotStoredError, StoreError
 from tracekit.findings import FIGURES, Findings
 from tracekit.model import Layout
@@ -122,7 +123,7 @@ class Catalogue:
         for line in left_out[:MOST_NAMED]:
             _warn(f"{path}: left out, since it is impossible: {line}")
         if (more := len(left_out) - MOST_NAMED) > 0:
-            _warn(f"{path}: left out {more} more impossible rows; `tracekit store check` lists them")
+            _warn(f"{path}: left out {more} more impossible rows")
         return cls(connection, path, left_out)
 
     def job_list(self) -> pl.DataFrame:
@@ -193,7 +194,9 @@ class Catalogue:
         try:
             return self._read_windows(which, wanted)
         except (ValueError, TypeError, AttributeError) as error:
-            raise StoreError(f"{self.path}: {error}; run `tracekit store repair`") from None
+            raise StoreError(
+                f"{self.path}: {error}; run `{command('store', 'repair', '--store', self.path)}`"
+            ) from None
 
     def _read_windows(self, which: str, wanted: Mapping[str, object]) -> tuple[StoredWindow, ...]:
         parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracekit.command_line import adding
 from tracekit.store import StoredJob
 from tracekit.terminal.tables import new_table
 from tracekit.text import printable, seconds, short, three_digits
@@ -82,7 +83,7 @@ def _names(found: object) -> list[str]:
 def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
     """Print the jobs of a store, in the order of the dashboard: by what fixing saves a day."""
     if not jobs:
-        console.print(Text(f"{printable(store)}: no job yet; add one with `tracekit import TRACE`"))
+        console.print(Text(f"{printable(store)}: no job yet; add one with `{adding(store)}`"))
         return
     several = any(job.windows > 1 for job in jobs)
     heads = ["Job", "saves a day", "dp", "pp", "GPUs", "steps", "ops"]
