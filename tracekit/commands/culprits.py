@@ -19,6 +19,7 @@ from tracekit.commands.options import as_arguments, console, load, trace_source
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.hostlist import hostlist, is_node_name
+from tracekit.nodes import Nodes, nodes_of
 from tracekit.stderr import progress, say
 from tracekit.text import printable, short
 
@@ -40,10 +41,9 @@ class _Found:
     whatif: str
 
     @property
-    def nodes(self) -> list[str]:
-        """Names of nodes that are known and safe for a script."""
-        hosts = dict.fromkeys(row["host"] for row in self.culprits if row["host"] is not None)
-        return [host for host in hosts if is_node_name(host)]
+    def nodes(self) -> Nodes:
+        """Nodes to drain, and suspects."""
+        return nodes_of(self.culprits, trusted=self.trusted)
 
     @property
     def without_node(self) -> list[str]:
@@ -69,6 +69,7 @@ class _Found:
     metavar="PART",
     help="Only culprits that are slow in this part, such as compute. Repeatable.",
 )
+@click.option("--suspects", is_flag=True, help="Print nodes without hardware evidence against them, too.")
 def culprits_command(
     trace: Path | None,
     layout: Path | None,
@@ -78,14 +79,18 @@ def culprits_command(
     window: int | None,
     form: str,
     part: tuple[str, ...],
+    suspects: bool,
 ) -> int:
     """Which nodes hold the job up? Names that a script can use.
+
+    A script gets a node only if the recording shows its hardware at fault, such as a throttled GPU, or with --suspects:
+    user code, input or a neighbour slow a rank down just as well.
 
     A PART is what is slow about a rank: compute, workload, optimizer, data-loading, host, python-gc, process,
     checkpoint, network or unrecorded. Of these, compute, process and network point at a machine.
 
-    Exit codes: 0 all culprits have a node, 5 nobody is to blame or the report cannot be trusted (slurm: no output),
-    6 the node of a culprit is unknown (slurm: the others).
+    Exit codes: 0 all culprits have a node, 5 nobody is to blame, the report cannot be trusted, or a script gets no node
+    (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
     """
     from tracekit.any_job import are_gpu_traces
 
@@ -104,8 +109,9 @@ def culprits_command(
     if part:
         chosen = [row for row in found.culprits if row["part"] in part]
         found = replace(found, culprits=chosen)
-    _show(found, form)
-    return _code(found)
+    nodes = found.nodes.drain + (found.nodes.suspects if suspects and found.trusted else ())
+    _show(found, form, nodes)
+    return _code(found, form, nodes)
 
 
 def _check_parts(parts: Sequence[str]) -> None:
@@ -141,15 +147,16 @@ def _of_gpus(folder: Path) -> _Found:
     return _Found(report.recording.name, trusted, trust, report.culprits, command("whatif", folder))
 
 
-def _show(found: _Found, form: str) -> None:
-    """stdout: the answer in the chosen form. stderr: why it is empty or incomplete."""
+def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
+    """stdout: the answer in the chosen form, with these nodes for a script. stderr: why it is empty or incomplete."""
     if form == "json":
         content = {
             "job": found.job,
             "trustworthy": found.trusted,
             "trust": found.trust,
-            "nodes": found.nodes,
-            "hostlist": hostlist(found.nodes),
+            "nodes": nodes,
+            "hostlist": hostlist(nodes),
+            "suspects": found.nodes.suspects,
             "culprits": list(found.culprits),
         }
         click.echo(json.dumps(content, allow_nan=False))
@@ -157,13 +164,13 @@ def _show(found: _Found, form: str) -> None:
         from tracekit.terminal.culprits import print_culprits
 
         print_culprits(found.culprits, console())
-    elif form == "slurm" and found.trusted and found.nodes:
-        click.echo(hostlist(found.nodes))
-    if form != "json" and (note := _doubt(found)) is not None:
+    elif form == "slurm" and nodes:
+        click.echo(hostlist(nodes))
+    if form != "json" and (note := _doubt(found, form, nodes)) is not None:
         say(f"tracekit: {note}")
 
 
-def _doubt(found: _Found) -> str | None:
+def _doubt(found: _Found, form: str, nodes: Sequence[str]) -> str | None:
     """Why not to act on the names, None if there is no reason."""
     name = short(found.job)
     if not found.culprits:
@@ -176,10 +183,15 @@ def _doubt(found: _Found) -> str | None:
             f"{name}: the node of {', '.join(missing[:_MOST_LISTED])}{more} is unknown: the trace's metadata has no"
             " `hosts` for it, or a name that no node can have"
         )
+    if form == "slurm" and len(nodes) < len(found.nodes.drain + found.nodes.suspects):
+        without = Nodes((), found.nodes.suspects).sentence
+        return f"{name}: {without} Check first; --suspects prints them all the same"
     return None
 
 
-def _code(found: _Found) -> ExitCode:
+def _code(found: _Found, form: str, nodes: Sequence[str]) -> ExitCode:
     if not found.culprits or not found.trusted:
         return ExitCode.NO_CULPRIT
-    return ExitCode.UNKNOWN_NODE if found.without_node else ExitCode.DONE
+    if found.without_node:
+        return ExitCode.UNKNOWN_NODE
+    return ExitCode.DONE if nodes or form == "text" else ExitCode.NO_CULPRIT
