@@ -85,7 +85,7 @@ class _Limits(BaseWSGIServer):  # type: ignore[misc]  # waitress has no types
     active_channels: dict[int, _Connection]
 
     def maintenance(self, _now: float) -> None:
-        """Called about every second: close the connections of slow clients.
+        """Close the connections of slow clients.
 
         waitress would only mark them, and close them once they can be written to: never where nobody reads.
         """
@@ -144,7 +144,6 @@ def make_server(listening: socket.socket, application: Any, threads: int, loop: 
         # A thread never waits for a client to take an answer; what is not taken at once goes to a file.
         outbuf_high_watermark=2**62,
         connection_limit=2**31,
-        cleanup_interval=1,
         clear_untrusted_proxy_headers=False,  # access.py knows whom to believe
         ident=None,
     )
@@ -177,6 +176,8 @@ class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
     def _turn(self) -> None:
         self.notify()
         wasyncore.loop(timeout=1.0, use_poll=True, map=self._loop, count=1)
+        for server in self._servers:  # waitress does so by a clock that can be set
+            server.maintenance(0.0)
 
     def _finish(self) -> None:
         """Answer what has been asked, and nothing else."""
