@@ -27,7 +27,7 @@ from tracekit.model import Layout
 from tracekit.op_trace import OpTrace
 from tracekit.stderr import say
 from tracekit.store.live_tables import LiveTables
-from tracekit.store.possible import POSSIBLE, impossible, without_impossible
+from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
     AnyTrace,
     Incoming,
@@ -307,7 +307,7 @@ class Catalogue:
         """Remove the rows that are impossible, with all that the catalogue has of such a window; their tables, and a
         line for each.
         """
-        for table in POSSIBLE:
+        for table in TABLES:
             for row in impossible(self.connection, table, table):
                 self.connection.execute(f"DELETE FROM {table} WHERE rowid = $key", {"key": row.key})  # noqa: S608
                 for other in ("files", "findings", "culprits") if table == "windows" else ():

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -69,67 +70,78 @@ def stored_account(text: str) -> Account | None:
         return None
 
 
-_CAUSES = col("cause_kinds").list.len()
 _GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
-_MODEL_RANKS = pl.fold(pl.lit(1.0), lambda product, size: product * size, [col("dp"), col("pp"), col("tp"), col("cp")])
-#: Table -> column -> what holds in every possible row. Sizes are those that `Layout` allows.
-POSSIBLE: Mapping[str, Mapping[str, pl.Expr]] = {
-    "windows": {
-        "number": _is_count("number"),
-        "kind": (col("kind") == "ops") | ((col("kind") == "pipeline") & col("dp").is_not_null()),
-        "added_at": _is_moment("added_at"),
-        "dp": col("dp").is_null() | _is_size("dp"),
-        **{size: pl.when(col("dp").is_null()).then(col(size).is_null()).otherwise(_is_size(size)) for size in _GRID},
-        "world_size": _is_size("world_size")
-        & (
-            col("dp").is_null()
-            | (
-                (col("world_size") % _MODEL_RANKS == 0)
-                & (col("dp").cast(float) * col("dsp") * col("pp") <= LARGEST_SIZE)
-            )
-        ),
-        "steps": col("steps") >= 1,
-        "last_step": col("last_step") >= col("first_step"),
-        "started_at": _is_finite("started_at"),
-        "ended_at": _is_finite("ended_at"),
-        "ops": _is_count("ops"),
-        "metadata": _is_text("metadata", _is_metadata),
-        "slowdown": _is_finite("slowdown", least=1e-15),
-        "waste": _is_finite("waste", most=1.0) & _is_found("waste"),
-        **{time: _is_finite(time, least=0.0) for time in ("recorded_s", "original_s", "ideal_s")},
-        **{lost: _is_finite(lost) & _is_found(lost) for lost in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
-        **{figure: _is_found(figure) for figure in ("straggling", "trustworthy", "cause_kinds")},
-        "cause_places": _CAUSES.eq_missing(col("cause_places").list.len()),
-        "cause_hosts": col("cause_hosts").is_null() | (col("cause_hosts").list.len() == _CAUSES),
-    },
-    "findings": {
-        "number": _is_count("number"),
-        "share": _is_finite("share"),
-        "confidence": _is_finite("confidence", least=0.0, most=1.0),
-        "saved_gpu_hours_per_day": _is_finite("saved_gpu_hours_per_day"),
-        "ranks_missing": _is_count("ranks_missing"),
-        "dropped_records": _is_count("dropped_records"),
-    },
-    "culprits": {
-        "number": _is_count("number"),
-        "cost_s": _is_finite("cost_s"),
-        "share": _is_finite("share"),
-        "confidence": _is_finite("confidence", least=0.0, most=1.0),
-    },
-    "files": {
-        "number": _is_count("number"),
-        "part": col("part").is_in(["ops", "report", "workers"]),
-        "bytes": _is_count("bytes"),
-        "crc32": _is_count("crc32", 2**32 - 1),
-    },
-    "incidents": {
-        "cause": _is_text("cause", lambda text: stored_account(text) is not None),
-        "opened_at": _is_moment("opened_at"),
-        "closed_at": _is_moment("closed_at"),
-        "clear": _is_count("clear"),
-    },
-    "watches": {"began_at": _is_moment("began_at"), "ended_at": _is_moment("ended_at")},
-}
+#: Tables whose rows are looked at.
+TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
+
+
+@cache
+def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
+    """Table -> column -> what holds in every possible row. Sizes are those that `Layout` allows.
+
+    Made when first asked for: polars starts threads then, which a process that forks must not have.
+    """
+    causes = col("cause_kinds").list.len()
+    model_ranks = col("dp").cast(float) * col("pp") * col("tp") * col("cp")
+    return {
+        "windows": {
+            "number": _is_count("number"),
+            "kind": (col("kind") == "ops") | ((col("kind") == "pipeline") & col("dp").is_not_null()),
+            "added_at": _is_moment("added_at"),
+            "dp": col("dp").is_null() | _is_size("dp"),
+            **{
+                size: pl.when(col("dp").is_null()).then(col(size).is_null()).otherwise(_is_size(size)) for size in _GRID
+            },
+            "world_size": _is_size("world_size")
+            & (
+                col("dp").is_null()
+                | (
+                    (col("world_size") % model_ranks == 0)
+                    & (col("dp").cast(float) * col("dsp") * col("pp") <= LARGEST_SIZE)
+                )
+            ),
+            "steps": col("steps") >= 1,
+            "last_step": col("last_step") >= col("first_step"),
+            "started_at": _is_finite("started_at"),
+            "ended_at": _is_finite("ended_at"),
+            "ops": _is_count("ops"),
+            "metadata": _is_text("metadata", _is_metadata),
+            "slowdown": _is_finite("slowdown", least=1e-15),
+            "waste": _is_finite("waste", most=1.0) & _is_found("waste"),
+            **{time: _is_finite(time, least=0.0) for time in ("recorded_s", "original_s", "ideal_s")},
+            **{lost: _is_finite(lost) & _is_found(lost) for lost in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
+            **{figure: _is_found(figure) for figure in ("straggling", "trustworthy", "cause_kinds")},
+            "cause_places": causes.eq_missing(col("cause_places").list.len()),
+            "cause_hosts": col("cause_hosts").is_null() | (col("cause_hosts").list.len() == causes),
+        },
+        "findings": {
+            "number": _is_count("number"),
+            "share": _is_finite("share"),
+            "confidence": _is_finite("confidence", least=0.0, most=1.0),
+            "saved_gpu_hours_per_day": _is_finite("saved_gpu_hours_per_day"),
+            "ranks_missing": _is_count("ranks_missing"),
+            "dropped_records": _is_count("dropped_records"),
+        },
+        "culprits": {
+            "number": _is_count("number"),
+            "cost_s": _is_finite("cost_s"),
+            "share": _is_finite("share"),
+            "confidence": _is_finite("confidence", least=0.0, most=1.0),
+        },
+        "files": {
+            "number": _is_count("number"),
+            "part": col("part").is_in(["ops", "report", "workers"]),
+            "bytes": _is_count("bytes"),
+            "crc32": _is_count("crc32", 2**32 - 1),
+        },
+        "incidents": {
+            "cause": _is_text("cause", lambda text: stored_account(text) is not None),
+            "opened_at": _is_moment("opened_at"),
+            "closed_at": _is_moment("closed_at"),
+            "clear": _is_count("clear"),
+        },
+        "watches": {"began_at": _is_moment("began_at"), "ended_at": _is_moment("ended_at")},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +164,7 @@ def without_impossible(connection: duckdb.DuckDBPyConnection, views: Collection[
     query = "SELECT table_name FROM duckdb_tables() WHERE database_name = $name"
     tables = {table for (table,) in connection.execute(query, {"name": database}).fetchall()}
     lines: list[str] = []
-    for table in POSSIBLE:
+    for table in TABLES:
         source, key = (f"found_{table}", "job_id") if table in views else (f"{database}.main.{table}", "rowid")
         if table not in views and table not in tables:
             continue
@@ -165,10 +177,10 @@ def without_impossible(connection: duckdb.DuckDBPyConnection, views: Collection[
 
 
 def impossible(connection: duckdb.DuckDBPyConnection, table: str, source: str, key: str = "rowid") -> list[Impossible]:
-    """The impossible rows of a table of `POSSIBLE`, called `source`."""
+    """The impossible rows of one of `TABLES`, called `source`."""
     rows = pl.DataFrame(connection.sql(f"SELECT {key} AS key, * FROM {source}").to_arrow_table())  # noqa: S608
     names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
-    conditions = {"job_id": col("job_id").is_in(list(names)), **POSSIBLE[table]}
+    conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
     held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
     bad = rows.filter(~pl.all_horizontal(held))
     numbers = bad["number"] if "number" in bad.columns else [None] * bad.height
