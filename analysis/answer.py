@@ -51,7 +51,8 @@ class Culprit(Struct, frozen=True):
     """One rank that a cause is on. `part`: what part of it is slow. `cost_s`: of the whole cause, mean seconds per
     step.
 
-    `rank`, `host`, `gpu_uuid`: None if unknown. `first_step`: since when, None if from the beginning.
+    `rank`, `host`, `gpu_uuid`: None if unknown. `first_step`: since when, None if from the beginning. `hardware`:
+    whether the recording shows that its machine is at fault.
     """
 
     rank: int | None
@@ -63,6 +64,7 @@ class Culprit(Struct, frozen=True):
     cost_s: float
     confidence: float
     first_step: int | None
+    hardware: bool
 
 
 class Answer(Struct, frozen=True):
@@ -215,6 +217,7 @@ def _culprits(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Culprit]:
                 cost_s=cause.cost_s,
                 confidence=cause.confidence,
                 first_step=cause.since_step,
+                hardware=evidence.hardware_at_fault((worker,)),
             )
 
 

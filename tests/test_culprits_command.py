@@ -14,10 +14,11 @@ from tracekit.trace import Trace, read_parquet
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 
 
-def named(folder: Path, hosts: dict[int, str]) -> Path:
-    """The job with a slow rank 9, whose ranks are on these hosts."""
+def named(folder: Path, hosts: dict[int, str], *, throttled: bool = True) -> Path:
+    """The job with a slow rank 9, whose ranks are on these hosts; its GPU is throttled, or nothing is known of it."""
     trace = read_parquet(SAMPLES / "slow_worker.parquet")
     metadata = {**trace.metadata, "hosts": {str(rank): host for rank, host in hosts.items()}}
+    metadata |= {"gpus": {"9": {"throttled": 0.75}}} if throttled else {}
     renamed = Trace.from_frame(trace.ops, trace.layout, name=trace.name, metadata=metadata)
     renamed.write_parquet(folder / "named.parquet")
     return folder / "named.parquet"
@@ -26,6 +27,19 @@ def named(folder: Path, hosts: dict[int, str]) -> Path:
 def test_slurm_gets_the_node_and_nothing_else(tmp_path: Path) -> None:
     ran = run("culprits", named(tmp_path, {9: "gpu-017", 8: "gpu-018"}), "--format", "slurm")
     assert (ran.out, ran.code) == ("gpu-017\n", ExitCode.DONE)
+
+
+def test_a_script_gets_a_node_without_hardware_evidence_only_where_it_asks_for_suspects(tmp_path: Path) -> None:
+    """A slow compute alone can be user code, input, or a neighbour on the cores."""
+    job = named(tmp_path, {9: "gpu-017"}, throttled=False)
+    ran = run("culprits", job, "--format", "slurm")
+    assert (ran.out, ran.code) == ("", ExitCode.NO_CULPRIT)
+    assert "the recording shows no hardware at fault on gpu-017. Check first; --suspects prints them" in ran.message
+    asked = run("culprits", job, "--format", "slurm", "--suspects")
+    assert (asked.out, asked.err, asked.code) == ("gpu-017\n", "", ExitCode.DONE)
+    found = json.loads(run("culprits", job, "--format", "json").out)
+    assert (found["nodes"], found["hostlist"], found["suspects"]) == ([], "", ["gpu-017"])
+    assert run("culprits", job).code == ExitCode.DONE
 
 
 def test_json_says_who_in_what_and_at_which_price(tmp_path: Path) -> None:
@@ -40,7 +54,7 @@ def test_json_says_who_in_what_and_at_which_price(tmp_path: Path) -> None:
 
 def test_a_job_of_a_store_is_named_by_the_same_options(tmp_path: Path) -> None:
     assert run("import", SAMPLES / "slow_worker.parquet", "--store", tmp_path / "jobs").code == 0
-    ran = run("culprits", "--store", tmp_path / "jobs", "--job", "slow-worker", "--format", "slurm")
+    ran = run("culprits", "--store", tmp_path / "jobs", "--job", "slow-worker", "--format", "slurm", "--suspects")
     assert (ran.out, ran.code) == ("host-0001\n", ExitCode.DONE)
 
 
@@ -77,8 +91,9 @@ def test_a_report_that_cannot_be_trusted_hands_no_node_to_a_script(tmp_path: Pat
 
 def test_only_parts_that_speak_of_a_machine() -> None:
     job = SAMPLES / "slow_worker.parquet"
-    assert run("culprits", job, "--format", "slurm", "--part", "compute", "--part", "network").out == "host-0001\n"
-    assert run("culprits", job, "--format", "slurm", "--part", "data-loading").code == ExitCode.NO_CULPRIT
+    asked = ("culprits", job, "--format", "slurm", "--suspects")
+    assert run(*asked, "--part", "compute", "--part", "network").out == "host-0001\n"
+    assert run(*asked, "--part", "data-loading").code == ExitCode.NO_CULPRIT
     ran = run("culprits", job, "--part", "gpu")
     assert ran.code == ExitCode.BAD_INPUT
     assert "--part 'gpu'; expected one of compute" in ran.message

@@ -74,7 +74,7 @@ def a_text() -> None:
 
 
 WRONG: list[tuple[Callable[[], None], str, str]] = [
-    (a_store, "jobs.store", "a store, not a trace; name it with --store: `tracekit whatif --store jobs.store`"),
+    (a_store, "jobs.store", "a store, not a trace; type `tracekit whatif --store jobs.store`"),
     (a_page, "report.html", "open it in a browser"),
     (a_table, "table.parquet", "a table that `tracekit whatif --parquet` wrote, not a trace"),
     (a_report, "report.json", "a report of `tracekit whatif --json`, not a trace"),
@@ -111,8 +111,8 @@ def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> Non
             ("compare", "jobs.store", "slow.parquet"),
             "name two of its jobs: `tracekit compare JOB JOB --store jobs.store`",
         ),
-        (("culprits", "jobs.store"), "name it with --store: `tracekit culprits --store jobs.store`"),
-        (("fleet", "report", "jobs.store"), "a store, not a study; name it with --store: `tracekit whatif --store"),
+        (("culprits", "jobs.store"), "type `tracekit culprits --store jobs.store`"),
+        (("fleet", "report", "jobs.store"), "a store, not a study; type `tracekit whatif --store"),
         (("top", "--once", "--store", "slow.parquet"), "a trace, not a store; type `tracekit whatif slow.parquet`"),
     ):
         ran = run(*command)

@@ -94,4 +94,4 @@ def test_a_store_is_not_migrated_into_another(old: Path, tmp_path: Path) -> None
 def test_the_care_of_an_older_store_begins_with_its_migration(old: Path) -> None:
     for command in (["check"], ["repair"], ["prune", "--max-size", "1"]):
         ran = run("store", *command, "--store", old)
-        assert (ran.code, "convert it to a folder with `tracekit store migrate`" in ran.message) == (2, True)
+        assert (ran.code, "convert it to a folder with `tracekit store migrate" in ran.message) == (2, True)

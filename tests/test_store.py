@@ -197,7 +197,7 @@ def test_a_store_that_is_not_there_is_not_made_by_reading(store: Store) -> None:
 def test_a_store_without_jobs_says_how_to_add_one(store: Store) -> None:
     store.add([])
     assert store.jobs() == ()
-    with pytest.raises(StoreError, match="the store holds no job; add one with `tracekit import TRACE`"):
+    with pytest.raises(StoreError, match="the store holds no job; add one with `tracekit import TRACE --store"):
         store.newest()
 
 

@@ -170,6 +170,47 @@ def test_damage_is_found_and_dropped_and_all_else_stays(store: Store) -> None:
     assert store.append(window(4)) == 4
 
 
+@pytest.mark.parametrize("moment", ["Catalogue.add_window", "CatalogueCopy.put", "Folder.forget_unfinished"])
+def test_what_a_living_writer_has_not_finished_is_no_damage_and_what_a_killed_one_left_is(
+    moment: str, store: Store
+) -> None:
+    """The writer is held with a file that no window names, before its catalogue is there, and before its note goes."""
+    store.append(window(0, analysed=True))
+    held = (
+        "from tracekit.store.catalogue import Catalogue; from tracekit.store.catalogue_file import CatalogueCopy\n"
+        "from tracekit.store.folder import Folder\n"
+        f"going_on = {moment}\n"
+        "def hold(*given):\n"
+        "    print('held', flush=True); sys.stdin.read(1); return going_on(*given)\n"
+        f"{moment} = hold\n"
+        "store.append(window(1, analysed=True))"
+    )
+    with subprocess.Popen(program(held, store), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "held\n"
+        looked = run("store", "check", "--store", store.path)
+        assert (looked.code, looked.out) == (0, f"{store.path}: all files are whole\n")
+        (store.path / "jobs" / "1" / "7.parquet").write_bytes(b"nobody's")
+        assert run("store", "check", "--store", store.path).out.splitlines()[-1].endswith(": 1 damaged")
+        (store.path / "jobs" / "1" / "7.parquet").unlink()
+        writer.kill()
+    named = moment == "Folder.forget_unfinished"
+    assert len(list(damages(store))) == (0 if named else 3)
+    assert len(store.windows("live")) == (2 if named else 1)
+
+
+def test_windows_that_land_and_go_while_files_are_checked_are_no_damage(store: Store) -> None:
+    store.append(window(0))
+    store.add([Incoming(slow_trace((0,)), "replaced", "x")])
+    went_on = iter(
+        (
+            lambda: store.append(window(1)),
+            lambda: store.add([Incoming(slow_trace((0,)), "replaced", "x")], replace=True),
+        )
+    )
+    assert list(damages(store, lambda _: next(went_on)())) == []
+
+
 def test_a_catalogue_that_is_gone_is_made_anew_of_the_traces(store: Store) -> None:
     store.add([Incoming(slow_trace((0,), name="other"), "other", "file")])
     store.append(window(0))

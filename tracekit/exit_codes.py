@@ -15,6 +15,6 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
     CONDITION = 3  #: a `--fail-on` condition holds, `store check` found damage, `doctor` a reason why collecting fails
     HANG = 4  #: `hang` found a hang
-    NO_CULPRIT = 5  #: `culprits` names nobody: no rank is to blame, or the report cannot be trusted
+    NO_CULPRIT = 5  #: `culprits` names no node: no rank is to blame, no trust, or no hardware evidence
     UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown
     INTERRUPTED = 130  #: Ctrl-C

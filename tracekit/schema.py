@@ -87,7 +87,7 @@ def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) ->
     return positions
 
 
-def first_rows(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+def first_rows(*columns: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """Where each combination of values of `columns`, numbers from 0, first occurs, ascending."""
     starts = run_starts(*columns)
     cell, cells = np.zeros(len(starts), np.int64), 1

@@ -58,8 +58,8 @@ class SlowLink(Rule):
         "out_of_sequence and local_ack_timeout_err of both ends; NVLINK_*_ERROR_COUNT_TOTAL within a host"
     )
     suggested_fix = (
-        "have the link between {ends} checked: cable, ports, route (ibdiagnet: symbol errors, link_downed); meanwhile"
-        " swap one of the two nodes for a spare"
+        "have the link between {ends} checked: cable, ports, route (ibdiagnet: symbol errors, link_downed); if it has"
+        " errors, swap the node at that end for a spare"
     )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
@@ -112,7 +112,7 @@ class SlowNic(Rule):
     )
     suggested_fix = (
         "have the network card of {hosts} checked: cable, port, PCIe slot (symbol errors, transmit_wait, PCIe replays);"
-        " meanwhile swap the node for a spare"
+        " if it has errors, swap the node for a spare"
     )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:

@@ -202,7 +202,7 @@ class SlowHost(Rule):
     )
     suggested_fix = (
         "on {hosts}, check clocks and power (nvidia-smi -q -d PERFORMANCE), busy cores (cat /proc/pressure/cpu),"
-        " other jobs; if you find nothing to stop, drain {hosts}"
+        " other jobs: stop what should not run there; drain {hosts} if the GPUs are throttled"
     )
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:

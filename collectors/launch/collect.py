@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import shlex
 import shutil
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from tracekit.collectors.runtime.wire_format import (
     Schedule,
     attempt_directory,
 )
+from tracekit.command_line import command
 from tracekit.errors import OutputError, SelectionError, StoreError, TracekitError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.stderr import progress as telling
@@ -95,7 +95,7 @@ class CollectSummary:
 
     `profiles`: lines about the traces of torch.profiler, if they were requested. `live`: name of the job whose windows
     are in the store, None without `--live`. `unstored`: the command that stores the windows that the watch did not
-    store, None if it stored all.
+    store, None if it stored all. `store`: where `live` is.
     """
 
     exit_code: int
@@ -107,6 +107,7 @@ class CollectSummary:
     profiles: tuple[str, ...] = ()
     live: str | None = None
     unstored: str | None = None
+    store: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -287,6 +288,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
         profiles=tuple(_profile_lines(options, collected)),
         live=None if options.live is None else options.name,
         unstored=unstored,
+        store=None if options.live is None else str(options.store or default_store()),
     )
 
 
@@ -300,7 +302,7 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
         if len(files) < one.world_size:
             yield f"WARNING: torch.profiler wrote the traces of {len(files)} of {one.world_size} ranks into {folder}"
         if files and _has_kernels(files[0]):
-            yield f"traces of torch.profiler, {len(files)} ranks; next: tracekit whatif {shlex.quote(str(folder))}"
+            yield f"traces of torch.profiler, {len(files)} ranks; next: {command('whatif', folder)}"
         elif files:
             without = f"{len(files)} ranks, without GPU ops"
             yield f"traces of torch.profiler, {without}: open those in {folder} in ui.perfetto.dev"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import click
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
+from tracekit.command_line import command
 from tracekit.errors import SelectionError
 from tracekit.stderr import say
 from tracekit.text import printable, short
@@ -209,14 +209,14 @@ def summary_lines(summary: CollectSummary) -> list[str]:
         lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
     lines += summary.profiles
     if summary.live is not None and not summary.merged_elsewhere:
-        lines.append(f"next: tracekit store windows {shlex.quote(summary.live)}")
+        lines.append(f"next: {command('store', 'windows', summary.live, '--store', Path(summary.store or ''))}")
     if summary.problem:
         lines.append(f"no trace: {summary.problem}")
     if summary.unstored:
         lines.append(f"windows are missing, because the watch died; store them with `{summary.unstored}`")
     if summary.segments and not summary.merged_elsewhere:
-        sizes = " --layout sizes.yaml" if any("--layout" in (one.problem or "") for one in summary.attempts) else ""
-        merge = f"tracekit import {shlex.quote(summary.segments)}{sizes}"
+        sizes = ["--layout", "sizes.yaml"] if any("--layout" in (one.problem or "") for one in summary.attempts) else []
+        merge = command("import", Path(summary.segments), *sizes)
         lines.append(f"segments are kept in {summary.segments}; merge them with `{merge}`")
     if summary.exit_code:
         lines.append(f"the command ended with exit code {summary.exit_code}")
@@ -260,9 +260,9 @@ def _where(one: CollectedAttempt, title: str) -> list[str]:
         lines.append(f"{title}wrote {one.out}")
     if one.store is not None:
         lines.append(f"{title}stored as {short(one.name)} in {one.store}")
-        lines.append(f"next: tracekit whatif --store {shlex.quote(one.store)} --job {shlex.quote(one.name)}")
+        lines.append(f"next: {command('whatif', '--store', Path(one.store), '--job', one.name)}")
     elif one.out is not None:
-        lines.append(f"next: tracekit whatif {shlex.quote(one.out)}")
+        lines.append(f"next: {command('whatif', Path(one.out))}")
     return lines
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.compare import WorkerSteps
+from tracekit.command_line import adding
 from tracekit.errors import NotStoredError, TracekitError
 from tracekit.job import Job
 from tracekit.op_trace import OpTrace
@@ -145,6 +146,10 @@ class Results:
             ("GPUs", text, last, most), lambda catalogue: catalogue.live.gpu_history(text, last=last, most=most)
         )
 
+    def left_out(self) -> tuple[str, ...]:
+        """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""
+        return self._of_store(("left out",), lambda catalogue: catalogue.left_out)
+
     def state(self) -> str:
         """What tells one state of the store from the next, as text."""
         return self._store.state()
@@ -256,7 +261,7 @@ class Results:
         """The job imported last."""
         jobs = self.jobs()
         if jobs.is_empty():
-            raise NotStoredError(f"{self.path}: the store holds no job; add one with `tracekit import TRACE`")
+            raise NotStoredError(f"{self.path}: the store holds no job; add one with `{adding(self.path)}`")
         return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
 
     def _take_apart(self, name: str, step: int) -> StepOps:

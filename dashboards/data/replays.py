@@ -21,6 +21,7 @@ import numpy as np
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.command_line import command
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import WhatifQuery
 from tracekit.errors import SelectionError, TracekitError
@@ -113,8 +114,8 @@ class Replays:
         ops = (stored.report or {}).get("job", {}).get("ops", 0)
         if ops > MOST_OPS:
             return Rejected(
-                f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads; ask with `tracekit whatif"
-                f" --fix` where there is memory for it."
+                f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads; ask with"
+                f" `{self._by_hand(stored.name)}` where there is memory for it."
             )
         key = (stored.name, stored.imported_at, query)
         with self._keeping:
@@ -153,12 +154,17 @@ class Replays:
         except TracekitError as error:
             run.status = Rejected(str(error))
         except MemoryError:
-            run.status = Rejected("The job does not fit into this server's memory; ask with `tracekit whatif --fix`.")
+            run.status = Rejected(
+                f"The job does not fit into this server's memory; ask with `{self._by_hand(run.stored.name)}`."
+            )
         except Exception:
             logging.getLogger(__name__).exception("a replay failed")
             run.status = Rejected("An error of tracekit itself; the server's log has the details.")
         finally:
             run.done.set()
+
+    def _by_hand(self, name: str) -> str:
+        return command("whatif", "--store", self._results.path, "--job", name)
 
     def _replayed(self, run: _Run) -> Answer:
         run.status = Pending(Phase.READING)

@@ -9,6 +9,7 @@ from dash import Input, Output, clientside_callback, dcc, html, no_update
 from dash.development.base_component import Component
 
 from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
+from tracekit.command_line import adding, command
 from tracekit.dashboards.pages.fleet_parts import job_card
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.charts import share_bars
@@ -30,7 +31,10 @@ def build(q: str = "", **_: str) -> list[Component]:
             html.H1("Jobs"),
             panel(
                 "No job yet",
-                note("The store is empty. Add one with `tracekit import TRACE`, record one with `tracekit collect`."),
+                note(
+                    f"The store is empty. Add one with `{adding(results().path)}`, record one with"
+                    f" `{command('collect', '--store', results().path, '--', 'COMMAND')}`."
+                ),
             ),
         ]
     analysed = jobs.filter(pl.col("slowdown").is_not_null())

@@ -15,7 +15,7 @@ from tracekit.analysis.gpu.remedy import OF_ALL
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import rank_times
 from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card, do_first
-from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, trust_row
+from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_path, rest, trust_row
 from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import gpu_action, gpu_cost, gpu_culprit, op_headline
@@ -26,12 +26,13 @@ def gpu_content(stored: Stored) -> list[Component]:
     """The page of one recording."""
     report = stored.op_report
     assert report is not None
-    tables = [by_label(labels, shares) for labels, shares in report["by_label"].items() if labels != "rank"]
+    tables = [by_label(stored, labels, shares) for labels, shares in report["by_label"].items() if labels != "rank"]
     return [
         html.Div([_hero(report), _ranks(report)], className="first-screen"),
-        _breakdown(report),
+        _breakdown(stored, report),
         html.Div(
-            [html.Div(_waits(report), className="half"), html.Div(_kernels(report), className="half")], className="row"
+            [html.Div(_waits(stored, report), className="half"), html.Div(_kernels(report), className="half")],
+            className="row",
         ),
         critical_path(report, report["recording_time_s"]["recorded"], "Critical path of the recording"),
         *tables,
@@ -69,7 +70,7 @@ def _ranks(report: dict[str, Any]) -> Component:
     )
 
 
-def _breakdown(report: dict[str, Any]) -> Component:
+def _breakdown(stored: Stored, report: dict[str, Any]) -> Component:
     """Costliest ranks first."""
     rows = sorted(report["by_rank"], key=lambda row: -row["sole_delay_s"])[:MOST_ROWS]
     times = {
@@ -77,7 +78,7 @@ def _breakdown(report: dict[str, Any]) -> Component:
         **{title: [seconds(row[key]) for row in rows] for title, key in _COLUMNS.items()},
     }
     table = pl.DataFrame({"rank": [f"{row['rank']}" for row in rows], **times})
-    return panel("By rank", scrolled(plain_table(table), "By rank"), *_rest(report["by_rank"]))
+    return panel("By rank", scrolled(plain_table(table), "By rank"), *rest(stored, len(report["by_rank"])))
 
 
 _COLUMNS = {
@@ -92,16 +93,11 @@ _COLUMNS = {
 }
 
 
-def _rest(rows: list[Any]) -> list[Component]:
-    more = len(rows) - MOST_ROWS
-    return [note(f"{more:,} more: `tracekit whatif --json` lists all.")] if more > 0 else []
-
-
 def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _waits(report: dict[str, Any]) -> Component:
+def _waits(stored: Stored, report: dict[str, Any]) -> Component:
     """Who waits for whom, longest first."""
     every = report["wait_for"]
     rows = sorted(every, key=lambda row: -row["wait_s"])[:MOST_ROWS]
@@ -114,7 +110,7 @@ def _waits(report: dict[str, Any]) -> Component:
         }
     )
     body = scrolled(plain_table(table), "Who waits for whom") if rows else note("Nobody waits for anybody.")
-    return panel("Who waits for whom", body, *_rest(every))
+    return panel("Who waits for whom", body, *rest(stored, len(every)))
 
 
 def _kernels(report: dict[str, Any]) -> Component:

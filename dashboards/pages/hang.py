@@ -8,6 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.hang import waiting_ranks
+from tracekit.command_line import command
 from tracekit.dashboards.data.hang_graph import fold, node_table
 from tracekit.dashboards.figures.hang import wait_graph
 from tracekit.dashboards.ui.components import figure_panel, href, inline_csv, note, panel, problem
@@ -28,7 +29,8 @@ def build(job: str | None = None, **_: str) -> list[Component]:
         results().stored(job)  # raises where there is no such job
     head = _head(job)
     if not hangs:
-        how = "`tracekit collect --hang-after 120 -- COMMAND` watches a job, and keeps what it sees here."
+        watch = command("collect", "--hang-after", "120", "--store", results().path, "--", "COMMAND")
+        how = f"`{watch}` watches a job, and keeps what it sees here."
         whose = "in this store" if job is None else f"of {short(job)}"
         return [*head, panel("No hang", html.P(f"No hang {whose} was recorded."), note(how))]
     newest = hangs[0]

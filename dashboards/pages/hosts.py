@@ -42,7 +42,8 @@ def build(q: str = "", **_: str) -> list[Component]:
         shown = [panel("No host", note(why), *way_on)]
     said = note(
         "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5 % of the step and"
-        " sits on this host, or this GPU, alone."
+        " sits on this host, or this GPU, alone. That calls for a check of it. Drain a host only if a recording shows"
+        " its hardware at fault: the pages Job and Workers say so."
     )
     return [html.H1("Hosts"), _search(q), said, *shown]
 

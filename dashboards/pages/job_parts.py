@@ -16,7 +16,7 @@ from tracekit.analysis.verdict import main_clause
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.ui.sentences import Headline, Tone, first_action, headline, why_no_advice
+from tracekit.dashboards.ui.sentences import Headline, Tone, first_action, headline, node_words, why_no_advice
 from tracekit.text import seconds, short
 
 #: A label, its sentence, and the link to where its figures can be seen.
@@ -65,7 +65,7 @@ def _action(report: dict[str, Any], name: str) -> Component:
         healthy = headline(report).tone is Tone.GOOD
         said = "Nothing to do." if healthy else f"No advice: {why_no_advice(report)}."
         return html.Div(html.P(said), className="action")
-    return do_first(action[0], action[1], _way("price other fixes", "/whatif", job=name))
+    return do_first(action[0], action[1], node_words(report), _way("price other fixes", "/whatif", job=name))
 
 
 def tone_class(tone: Tone) -> str:

@@ -11,11 +11,12 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from tracekit.command_line import command
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import step_times
 from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card
 from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled, term
-from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import op_headline
 from tracekit.text import seconds, short
 
@@ -27,7 +28,7 @@ def op_content(stored: Stored) -> list[Component]:
     """The page of one op trace."""
     report = stored.op_report
     assert report is not None
-    tables = [by_label(labels, shares) for labels, shares in report["by_label"].items()]
+    tables = [by_label(stored, labels, shares) for labels, shares in report["by_label"].items()]
     return [
         html.Div(
             [answer_card(op_headline(report), None, [trust_row(report)], report["trust"]), _step_times(report)],
@@ -90,7 +91,15 @@ def critical_path(report: dict[str, Any], recorded: float, title: str) -> Compon
     return panel(title, scrolled(plain_table(table), title))
 
 
-def by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
+def rest(stored: Stored, count: int, *options: str) -> list[Component]:
+    """The command that lists all rows of a table that has so many, unless they are shown."""
+    if count <= MOST_ROWS:
+        return []
+    listing = command("whatif", "--store", results().path, "--job", stored.name, *options, "--json")
+    return [note(f"{count - MOST_ROWS:,} more: `{listing}` lists all.")]
+
+
+def by_label(stored: Stored, labels: str, shares: list[dict[str, Any]]) -> Component:
     """S by a label, costliest first."""
     table = pl.DataFrame(
         {
@@ -101,9 +110,11 @@ def by_label(labels: str, shares: list[dict[str, Any]]) -> Component:
             "saves if ideal": [seconds(row["saved_s"]) for row in shares[:MOST_ROWS]],
         }
     )
-    more = len(shares) - MOST_ROWS
-    rest = [note(f"{more:,} more: `tracekit whatif --by {labels} --json` lists all.")] if more > 0 else []
-    return panel(f"Slowdown by {short(labels)}", scrolled(plain_table(table), f"Slowdown by {short(labels)}"), *rest)
+    return panel(
+        f"Slowdown by {short(labels)}",
+        scrolled(plain_table(table), f"Slowdown by {short(labels)}"),
+        *rest(stored, len(shares), "--by", labels),
+    )
 
 
 def _value(value: Any) -> str:

@@ -17,10 +17,10 @@ from typing import Any
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import CauseKind
-from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.gpu.remedy import OF_ALL
 from tracekit.analysis.verdict import LossKind
 from tracekit.model import COMMUNICATION, OpKind, ReportedKind, Worker
+from tracekit.nodes import nodes_of
 from tracekit.text import cost, seconds, short, sure
 from tracekit.worker_map import WorkerMap
 
@@ -239,31 +239,37 @@ def why_no_advice(report: Report) -> str:
     return "no fix for the named cause would save 1 % of the step" if named_causes(report) else "no cause is named"
 
 
+def node_words(report: Report) -> str | None:
+    """Whether to drain a node, by the rule of all surfaces (tracekit/nodes.py); None where no node is known."""
+    culprits = (report.get("answer") or {}).get("culprits") or []
+    return nodes_of(culprits, trusted=report["trust"]["trustworthy"]).sentence
+
+
 def host_words(report: Report, found: WorkerMap) -> str:
     """Whether to drain a host. A slow worker is no reason to drain the others of its host."""
     if not found.hosts:
         return "The trace does not name its hosts."
-    drains = [fix for fix in _promised(report) if fix["kind"] == FixKind.DRAIN_HOST]
-    if drains:
-        return " ".join(f"{_drain(report, fix)} ({sure(fix['confidence'])})." for fix in drains)
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"No advice: {why_no_advice(report)}."
+    said = node_words(report)
     for cause in named_causes(report):
         workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
-        if workers and cause["kind"] != CauseKind.SLOW_HOST:
-            return _no_drain(cause, workers, found)
-    return "No host to drain: the diagnosis names no host and no worker."
+        if workers:
+            rest = _host_check(report, cause) if cause["kind"] == CauseKind.SLOW_HOST else _on(cause, workers, found)
+            return f"{said or 'No host to drain.'} {rest}"
+    return said or "No host to drain: the diagnosis names no host and no worker."
 
 
-def _drain(report: Report, fix: Mapping[str, Any]) -> str:
-    """What to do about a host, in the words for its cause; the title of the fix in reports of older stores."""
+def _host_check(report: Report, cause: Mapping[str, Any]) -> str:
+    """What to do about a slow host, in the words for its cause; the title of the cause in reports of older stores."""
     accounts = (report.get("answer") or {}).get("accounts") or []
-    return next((one["fix"] for one in accounts if one["kind"] == fix["cause"] and one["fix"]), fix["title"])
+    words = next((one["fix"] for one in accounts if one["kind"] == cause["kind"] and one["fix"]), cause["title"])
+    return f"{words} ({sure(cause['confidence'])})."
 
 
-def _no_drain(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:
-    """The diagnosis names workers and not their hosts."""
-    words = f"No host to drain: the diagnosis names {_listed(workers, found)} ({sure(cause['confidence'])})"
+def _on(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:
+    """The workers that the diagnosis names, and which others are on their host."""
+    words = f"The diagnosis names {_listed(workers, found)} ({sure(cause['confidence'])})"
     cell = found.cell(workers[0]) if len(workers) == 1 else None
     host = None if cell is None else found.host_name(cell)
     if host is None:

@@ -17,6 +17,7 @@ import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.command_line import adding, command
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
@@ -27,6 +28,8 @@ from tracekit.figures.theme import DARK
 from tracekit.text import short
 
 Layout = Callable[..., Any]
+#: Impossible rows of a store that a page names; the server's log has all.
+MOST_LEFT_OUT = 20
 #: What a page reads, from its address: each part by itself.
 Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
 
@@ -65,18 +68,28 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
-        seen = {}
+        seen, left_out = {}, None
         with suppress(StoreError):  # the content says so
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
+            left_out = _left_out(results().left_out())
         content = guarded(build)(**texts)
         trouble = html.Div(id=TROUBLE, role="alert")
         return html.Main(
-            [*(content if isinstance(content, list) else [content]), trouble],
+            [*(content if isinstance(content, list) else [content]), left_out, trouble],
             id="page",
             **attributes(data_page=path, **seen),
         )
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
+
+
+def _left_out(lines: Sequence[str]) -> Component | None:
+    """What the store holds and no page shows."""
+    if not lines:
+        return None
+    repair = command("store", "repair", "--store", results().path)
+    said = note(f"These rows of the store are impossible; `{repair}` drops them:")
+    return panel("Left out", said, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
 
 
 def read_ahead() -> None:
@@ -122,7 +135,7 @@ def job_page(
             return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
-            how = "Import its trace again with `tracekit import --replace` to see its results here."
+            how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
             return [job_head(stored, path), *said, problem(f"{why} {how}", title="Not analysed")]
         state.pop("stored", None)  # the name that the functions of the pages use for the job
         content = guarded(build)(stored, **state)

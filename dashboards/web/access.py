@@ -18,8 +18,11 @@ from werkzeug.wrappers import Response
 from tracekit.dashboards.web.auth import Auth, refused
 from tracekit.errors import SelectionError
 
+HEALTH = "/healthz"
 #: What a load balancer or Kubernetes may ask without a password; neither tells a name.
-OPEN = ("/healthz", "/readyz")
+OPEN = (HEALTH, "/readyz")
+#: A page asks with a few kilobytes; more is an accident or an attack.
+MOST_BYTES_ASKED = 4 * 1024 * 1024
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _Start = Callable[..., Any]

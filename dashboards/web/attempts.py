@@ -29,7 +29,7 @@ class Attempts:
     def wait_s(self, address: str) -> int:
         """Note a try from an address: 0 where it is allowed, else whole seconds until the next one is."""
         with self._lock:
-            now, key = self._clock(), _network(address)
+            now, key = self._clock(), network_of(address)
             own = self._by_address.setdefault(key, deque(maxlen=MOST_FROM_ONE))
             self._by_address.move_to_end(key)
             while len(self._by_address) > ADDRESSES_KEPT:
@@ -42,7 +42,7 @@ class Attempts:
             return 0
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """The address, or the /64 network that one household or machine has of IPv6."""
     try:
         parsed = ipaddress.ip_address(address)

@@ -1,7 +1,7 @@
 """`tracekit dashboard`: serve the dashboard of a store, or of a few traces.
 
-In: options. Out: a running server; the same one in development and in production (gunicorn, one process with threads:
-results are cached in it, and what-ifs in progress live in it).
+In: options. Out: a running server; the same one in development and in production (one process with threads,
+which gunicorn starts again where it dies: results are cached in it, and what-ifs in progress live in it).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 
 import click
 
+from tracekit.command_line import command
 from tracekit.errors import SelectionError
 from tracekit.s3 import absolute, shown
 from tracekit.text import printable
 
 _PATH = click.Path(path_type=Path)
-_EXTRAS = ("dash", "dash_ag_grid", "gunicorn", "plotly")
+_EXTRAS = ("dash", "dash_ag_grid", "gunicorn", "plotly", "waitress")
 
 
 @click.command("dashboard")
@@ -130,11 +131,16 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
         if sources or needed:
             Store(store).check()
         return absolute(store), lambda: None
+    if stores := [source for source in sources if Store(source).is_store()]:
+        raise SelectionError(
+            f"{shown(stores[0])}: a store, not a trace; a dashboard shows one store, or traces: type"
+            f" `{command('dashboard', stores[0])}`"
+        )
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"
     # In a process of its own: the server forks, which a process that has computed must not do.
-    command = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
+    importing = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
+    done = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
     if done.returncode:
         folder.cleanup()
         sys.exit(done.returncode)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 from zlib import crc32
 
 import flask
@@ -201,7 +201,8 @@ def _too_many(wait_s: int) -> flask.Response:
 
 
 def _wanted(text: str) -> str:
-    """The page to go to after the login, below the prefix: one of the dashboard and nothing else."""
-    parts = urlsplit(text)
-    path = parts.path.lstrip("/\\")
-    return f"{path}?{parts.query}" if parts.query else path
+    """The page to go to after the login, below the prefix: one of the dashboard and nothing else.
+
+    Browsers drop control characters and take a backslash for a slash: what then begins with two names another host.
+    """
+    return "".join(character for character in text if character.isprintable()).lstrip("/\\")

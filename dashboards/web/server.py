@@ -1,4 +1,4 @@
-"""The web server process: gunicorn around the dashboard.
+"""The web server: gunicorn, which keeps a worker of ours (worker.py) alive around the dashboard.
 
 In: a store, a bound socket and who may look. Out: a server until it is told to stop. `create` is the application for
 those who run gunicorn themselves.
@@ -10,23 +10,20 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.errors import AppImportError
-from gunicorn.workers.gthread import ThreadWorker
 
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
+from tracekit.dashboards.web.worker import Worker
 from tracekit.errors import TracekitError
 from tracekit.s3 import absolute
 
-#: A what-if of a large job keeps a thread this long at most before gunicorn takes the worker for dead.
+#: So long without a sign of life, and gunicorn takes the worker for dead and starts another.
 TIMEOUT_S = 300
-#: The longest address that gunicorn can be told to take: a view with kept what-ifs has a long one.
-LONGEST_REQUEST_LINE = 8190
 #: Read by `create`: what `--auth`, `--allowed-host` (several with commas) and `--public-url` say.
 AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
 HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
@@ -80,17 +77,6 @@ def serve(serving: Serving) -> None:
     _Gunicorn(serving).run()
 
 
-class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn has no types
-    """Answers requests with threads; Ctrl-C ends it at once, as it only reads.
-
-    gunicorn's own waits there for a lock that the code it interrupts may hold: it then hung until it was killed.
-    """
-
-    def handle_quit(self, _sig: int, _frame: FrameType | None) -> NoReturn:
-        """Called in the main thread, between any two of its instructions."""
-        os._exit(0)
-
-
 def _leave(_server: Any, worker: Worker) -> None:
     """End a worker that has answered requests without more ado.
 
@@ -114,7 +100,6 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
             "worker_class": Worker,
             "threads": self._serving.threads,
             "timeout": TIMEOUT_S,
-            "limit_request_line": LONGEST_REQUEST_LINE,
             "loglevel": "warning",
             "control_socket_disable": True,
             "proc_name": "tracekit-dashboard",

@@ -18,7 +18,7 @@ from werkzeug.wrappers import Response
 
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web import downloads, search
-from tracekit.dashboards.web.access import Access, WithoutPrefix, client_address
+from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
 from tracekit.dashboards.web.compression import compress
 from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
@@ -28,8 +28,6 @@ from tracekit.text import printable
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
 
-#: A page asks with a few kilobytes; more is an accident or an attack.
-MOST_BYTES_ASKED = 4 * 1024 * 1024
 #: What Dash itself answers: callbacks of the pages, and the files of its components.
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
 
@@ -62,7 +60,7 @@ def harden(app: Dash, access: Access) -> None:
     server.before_request(lambda: _refusal(access))
     server.after_request(lambda response: _restrict(app, access, response))
     server.register_error_handler(Exception, _failed)
-    server.add_url_rule("/healthz", "healthz", _healthz)
+    server.add_url_rule(HEALTH, "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", _metrics)
     server.add_url_rule("/state", "state", _state)

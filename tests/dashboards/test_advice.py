@@ -100,8 +100,8 @@ def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
     text = pages.text("/workers", job="worker")
     assert advice in text
     assert (
-        "No host to drain: the diagnosis names rank 9 (99% sure) on host-0001; the other 7 workers of it"
-        " are not named." in text
+        "No host to drain: the recording shows no hardware at fault on host-0001. The diagnosis names rank 9 (99% sure)"
+        " on host-0001; the other 7 workers of it are not named." in text
     )
 
 

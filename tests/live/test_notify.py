@@ -255,7 +255,9 @@ def test_slack_gets_a_text_in_its_markup() -> None:
     )
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x", "host/x", "https://", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "host/x", "https://", "file:///etc/passwd", "http://[host/x", "http://host:99999/"]
+)
 def test_what_is_no_web_address_is_refused(url: str) -> None:
     with pytest.raises(SelectionError, match="expected an address such as https://host/path"):
         Notifier(url)

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from tracekit import memory
-from tracekit.commands.options import OUT, as_arguments, console
+from tracekit.command_line import quoted
+from tracekit.commands.options import OUT, console
 from tracekit.stderr import progress, say
 from tracekit.text import printable
 
@@ -82,7 +83,7 @@ def attach_command(
     if as_json:
         click.echo(report.to_json())
     else:
-        source = None if out is None else as_arguments(out, None, None, None, None)
+        source = None if out is None else quoted(out)
         print_report(report, console(), source=source, full=full)
     say(f"tracekit: {cost if isinstance(cost, str) else cost.sentence()}")
     if out is not None:

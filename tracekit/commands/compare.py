@@ -6,17 +6,16 @@ In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tracekit.commands.complete import traces_or_job_names
-from tracekit.commands.options import PATH, UNIT, console, load
+from tracekit.commands.options import PATH, UNIT, as_arguments, console, load
 from tracekit.errors import SelectionError
 from tracekit.stderr import progress
-from tracekit.text import printable, short
+from tracekit.text import short
 
 if TYPE_CHECKING:
     from tracekit.report import Report
@@ -52,17 +51,29 @@ def compare_command(
         return
     from tracekit.terminal.comparison import print_comparison
 
-    where = "" if store is None else f"--store {shlex.quote(printable(str(store)))} --job "
-    job = shlex.quote(printable(after))
-    print_comparison(found, console(), commands=[f"tracekit whatif {where}{job}"])
+    again = as_arguments(*_named(after, layout, unit, store))
+    print_comparison(found, console(), commands=[f"tracekit whatif {again}"])
+
+
+def _named(
+    name: str, layout: Path | None, unit: str | None, store: Path | None
+) -> tuple[Path | None, Path | None, str | None, Path | None, str | None, None]:
+    """The arguments of `load` for one of the two."""
+    if store is None:
+        return Path(name), layout, unit, None, None, None
+    return None, layout, unit, store, name, None
 
 
 def _report(name: str, layout: Path | None, unit: str | None, store: Path | None) -> Report:
     from tracekit.job import Job
     from tracekit.op_job import OpJob
 
-    job = load(Path(name) if store is None else None, layout, unit, store, name if store is not None else None, None)
+    named = _named(name, layout, unit, store)
+    job = load(*named)
     if not isinstance(job, Job):
         what = "an op trace (docs/op-trace.md)" if isinstance(job, OpJob) else "of torch.profiler (docs/kineto.md)"
-        raise SelectionError(f"{short(name)} is {what}; only pipeline traces are compared, `tracekit whatif` reads it")
+        raise SelectionError(
+            f"{short(name)} is {what}; only pipeline traces are compared, `tracekit whatif {as_arguments(*named)}`"
+            " reads it"
+        )
     return job.whatif()

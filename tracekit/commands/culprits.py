@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.options import as_arguments, console, load, trace_source
 from tracekit.commands.recognise import only_job
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
 from tracekit.hostlist import hostlist, is_node_name
+from tracekit.nodes import Nodes, nodes_of
 from tracekit.stderr import progress, say
 from tracekit.text import printable, short
 
@@ -28,18 +30,21 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True)
 class _Found:
-    """Who is to blame. `culprits`: rows of the JSON; `trust`: why to believe it or, if not `trusted`, why not."""
+    """Who is to blame. `culprits`: rows of the JSON; `trust`: why to believe it or, if not `trusted`, why not.
+
+    `whatif`: the command that prints the whole report.
+    """
 
     job: str
     trusted: bool
     trust: str
     culprits: Sequence[dict[str, Any]]
+    whatif: str
 
     @property
-    def nodes(self) -> list[str]:
-        """Names of nodes that are known and safe for a script."""
-        hosts = dict.fromkeys(row["host"] for row in self.culprits if row["host"] is not None)
-        return [host for host in hosts if is_node_name(host)]
+    def nodes(self) -> Nodes:
+        """Nodes to drain, and suspects."""
+        return nodes_of(self.culprits, trusted=self.trusted)
 
     @property
     def without_node(self) -> list[str]:
@@ -65,6 +70,7 @@ class _Found:
     metavar="PART",
     help="Only culprits that are slow in this part, such as compute. Repeatable.",
 )
+@click.option("--suspects", is_flag=True, help="Print nodes without hardware evidence against them, too.")
 def culprits_command(
     trace: Path | None,
     layout: Path | None,
@@ -74,14 +80,18 @@ def culprits_command(
     window: int | None,
     form: str,
     part: tuple[str, ...],
+    suspects: bool,
 ) -> int:
     """Which nodes hold the job up? Names that a script can use.
+
+    A script gets a node only if the recording shows its hardware at fault, such as a throttled GPU, or with --suspects:
+    user code, input or a neighbour slow a rank down just as well.
 
     A PART is what is slow about a rank: compute, workload, optimizer, data-loading, host, python-gc, process,
     checkpoint, network or unrecorded. Of these, compute, process and network point at a machine.
 
-    Exit codes: 0 all culprits have a node, 5 nobody is to blame or the report cannot be trusted (slurm: no output),
-    6 the node of a culprit is unknown (slurm: the others).
+    Exit codes: 0 all culprits have a node, 5 nobody is to blame, the report cannot be trusted, or a script gets no node
+    (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
     """
     from tracekit.any_job import are_gpu_traces
 
@@ -91,7 +101,7 @@ def culprits_command(
         if trace is not None:
             trace = only_job(trace)
         if trace is not None and are_gpu_traces((trace,)):
-            if unit is not None or as_arguments(None, layout, store, job, window):
+            if as_arguments(None, layout, unit, store, job, window):
                 raise SelectionError(
                     f"{trace} is of torch.profiler (docs/kineto.md): --layout, --unit, --store, --job and --window do"
                     " not apply to it"
@@ -101,9 +111,10 @@ def culprits_command(
             found = _of_pipeline(trace, layout, unit, store, job, window)
     if part:
         chosen = [row for row in found.culprits if row["part"] in part]
-        found = _Found(found.job, found.trusted, found.trust, chosen)
-    _show(found, form)
-    return _code(found)
+        found = replace(found, culprits=chosen)
+    nodes = found.nodes.drain + (found.nodes.suspects if suspects and found.trusted else ())
+    _show(found, form, nodes)
+    return _code(found, form, nodes)
 
 
 def _check_parts(parts: Sequence[str]) -> None:
@@ -118,15 +129,16 @@ def _of_pipeline(
 ) -> _Found:
     from tracekit.job import Job
 
+    whatif = f"tracekit whatif {as_arguments(trace, layout, unit, store, job, window)}".rstrip()
     loaded = load(trace, layout, unit, store, job, window)
     if not isinstance(loaded, Job):
         raise SelectionError(
             f"{short(loaded.trace.name)} is an op trace (docs/op-trace.md); the report on it names no culprit;"
-            " `tracekit whatif --by host` says what each host costs"
+            f" `{whatif} --by host` says what each host costs"
         )
     report = loaded.whatif()
     answer = report.diagnosis.answer
-    return _Found(report.name, report.trust.trustworthy, answer.trust, answer.to_dict()["culprits"])
+    return _Found(report.name, report.trust.trustworthy, answer.trust, answer.to_dict()["culprits"], whatif)
 
 
 def _of_gpus(folder: Path) -> _Found:
@@ -135,18 +147,19 @@ def _of_gpus(folder: Path) -> _Found:
     report = load_gpu(folder).whatif()
     trusted = not report.doubts
     trust = "the replay explains the recording" if trusted else "; ".join(report.doubts)
-    return _Found(report.recording.name, trusted, trust, report.culprits)
+    return _Found(report.recording.name, trusted, trust, report.culprits, command("whatif", folder))
 
 
-def _show(found: _Found, form: str) -> None:
-    """stdout: the answer in the chosen form. stderr: why it is empty or incomplete."""
+def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
+    """stdout: the answer in the chosen form, with these nodes for a script. stderr: why it is empty or incomplete."""
     if form == "json":
         content = {
             "job": found.job,
             "trustworthy": found.trusted,
             "trust": found.trust,
-            "nodes": found.nodes,
-            "hostlist": hostlist(found.nodes),
+            "nodes": nodes,
+            "hostlist": hostlist(nodes),
+            "suspects": found.nodes.suspects,
             "culprits": list(found.culprits),
         }
         click.echo(json.dumps(content, allow_nan=False))
@@ -154,17 +167,17 @@ def _show(found: _Found, form: str) -> None:
         from tracekit.terminal.culprits import print_culprits
 
         print_culprits(found.culprits, console())
-    elif form == "slurm" and found.trusted and found.nodes:
-        click.echo(hostlist(found.nodes))
-    if form != "json" and (note := _doubt(found)) is not None:
+    elif form == "slurm" and nodes:
+        click.echo(hostlist(nodes))
+    if form != "json" and (note := _doubt(found, form, nodes)) is not None:
         say(f"tracekit: {note}")
 
 
-def _doubt(found: _Found) -> str | None:
+def _doubt(found: _Found, form: str, nodes: Sequence[str]) -> str | None:
     """Why not to act on the names, None if there is no reason."""
     name = short(found.job)
     if not found.culprits:
-        return f"{name}: no rank is to blame; `tracekit whatif` says where the time goes"
+        return f"{name}: no rank is to blame; `{found.whatif}` says where the time goes"
     if not found.trusted:
         return f"{name}: the report cannot be trusted, so no node is named for a script: {printable(found.trust)}"
     if missing := found.without_node:
@@ -173,10 +186,15 @@ def _doubt(found: _Found) -> str | None:
             f"{name}: the node of {', '.join(missing[:_MOST_LISTED])}{more} is unknown: the trace's metadata has no"
             " `hosts` for it, or a name that no node can have"
         )
+    if form == "slurm" and len(nodes) < len(found.nodes.drain + found.nodes.suspects):
+        without = Nodes((), found.nodes.suspects).sentence
+        return f"{name}: {without} Check first; --suspects prints them all the same"
     return None
 
 
-def _code(found: _Found) -> ExitCode:
+def _code(found: _Found, form: str, nodes: Sequence[str]) -> ExitCode:
     if not found.culprits or not found.trusted:
         return ExitCode.NO_CULPRIT
-    return ExitCode.UNKNOWN_NODE if found.without_node else ExitCode.DONE
+    if found.without_node:
+        return ExitCode.UNKNOWN_NODE
+    return ExitCode.DONE if nodes or form == "text" else ExitCode.NO_CULPRIT

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import difflib
 import os
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.options import PATH
 from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
 from tracekit.errors import FormatError, SelectionError
 from tracekit.s3 import S3
-from tracekit.text import printable, short
+from tracekit.text import short
 
 #: How alike two names must be for one to be meant by the other, from 0 to 1.
 _ALIKE = 0.6
@@ -48,7 +48,7 @@ def nearest_command(word: str, names: Iterable[str]) -> str:
     """What to say of a word that is neither a command nor a path."""
     files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
     found = difflib.get_close_matches(word, [*names, *files], n=1, cutoff=_ALIKE)
-    meant = f"; did you mean `tracekit {shlex.quote(printable(found[0]))}`?" if found else ""
+    meant = f"; did you mean `{command(found[0])}`?" if found else ""
     return f"no such command or path {short(word)!r}{meant}"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit import memory
+from tracekit.command_line import command
 from tracekit.commands.options import OUT, PATH, console
 from tracekit.errors import SelectionError
 from tracekit.exit_codes import ExitCode
@@ -149,7 +150,7 @@ def _summary(done: RunSummary, out: Path) -> list[str]:
         reasons = Counter(one.reason or "" for one in done.outcomes if one.rule == rule)
         lines.append(f"  {count:,} {rule}: {_commonest(reasons)}; tried again by the next run")
     lines += _left_out(out, done.failed)
-    return [*lines, f"Next: tracekit fleet report {out}"]
+    return [*lines, f"Next: {command('fleet', 'report', out)}"]
 
 
 def _commonest(reasons: Counter[str]) -> str:
@@ -234,7 +235,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
         return
     from tracekit.terminal.fleet import print_fleet
 
-    print_fleet(found, culprits, rate, console())
+    print_fleet(found, culprits, rate, console(), all_culprits=command("fleet", "culprits", study))
 
 
 @fleet_command.command("culprits")
@@ -256,7 +257,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
         tell("reading the study")
         found = recurring_culprits(_study(study), rate)
     if csv is None:
-        print_culprits(found, rate, console(), most=found.height)
+        print_culprits(found, rate, console(), most=found.height, all_culprits=command("fleet", "culprits", study))
         return
     with replacing(csv, kind) as temporary, open(temporary, "wb") as file:
         file.write(safe_csv(found).encode())

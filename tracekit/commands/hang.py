@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
 from tracekit.commands.recognise import Wanted, explained
@@ -66,10 +67,11 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     found = store.hangs(job)
     if not found:
         whose = "" if job is None else f" of a job {short(job)!r}"
-        how = "`tracekit collect --hang-after 120 --store {}` adds them"
-        if s3_url(store.path) is not None:  # which is read-only
-            how = how.format("FOLDER") + ", and a copy of FOLDER there has them"
-        raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how.format(store.name)}")
+        is_copy = s3_url(store.path) is not None  # which is read-only
+        kept = "FOLDER" if is_copy else store.path
+        watch = command("collect", "--hang-after", "120", "--store", kept, "--", "COMMAND")
+        how = f"`{watch}` adds them" + (", and a copy of FOLDER there has them" if is_copy else "")
+        raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how}")
     return found[0]
 
 

@@ -5,13 +5,13 @@ In: traces of any known format. Out: jobs in a store, all of them or none.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.options import OUT, PATH, UNIT
 from tracekit.commands.recognise import explained, jobs_in
 from tracekit.errors import SelectionError
@@ -84,8 +84,7 @@ def import_command(
         opened.add(incoming, replace=replace)
     for item in incoming:
         click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {printable(str(opened.path))}")
-    options = f"--store {shlex.quote(str(opened.path))} --job {shlex.quote(incoming[-1].name)}"
-    click.echo(f"Next: tracekit whatif {printable(options)}")
+    click.echo(f"Next: {command('whatif', '--store', opened.path, '--job', incoming[-1].name)}")
 
 
 def _findings(job: Job | OpJob | GpuJob, tell: Callable[[str], None]) -> Findings | Unanalysed:

@@ -6,18 +6,17 @@ In: what the user typed. Out: jobs, or a SelectionError for contradictory option
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.command_line import quoted
 from tracekit.commands.complete import job_names
 from tracekit.commands.recognise import explained, only_job
 from tracekit.errors import SelectionError
-from tracekit.s3 import shown
 from tracekit.stderr import hushed_panics
-from tracekit.text import printable, short
+from tracekit.text import short
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,17 +110,22 @@ def load(
 
 
 def as_arguments(
-    trace: Path | None, layout: Path | None, store: Path | None, job: str | None, window: int | None
+    trace: Path | None,
+    layout: Path | None,
+    unit: str | None,
+    store: Path | None,
+    job: str | None,
+    window: int | None,
 ) -> str:
     """The arguments that name the same job on the command line."""
-    named = {"": trace, "--layout": layout, "--store": store, "--job": job, "--window": window}
-    texts = {
-        name: shown(value) if isinstance(value, Path) else str(value)
+    named = {"--layout": layout, "--unit": unit, "--store": store, "--job": job, "--window": window}
+    given = [
+        word
         for name, value in named.items()
         if value is not None
-    }
-    given = {name: shlex.quote(printable(text)) for name, text in texts.items()}
-    return " ".join(f"{name} {value}".strip() for name, value in given.items())
+        for word in (name, value if isinstance(value, Path) else str(value))
+    ]
+    return quoted(*([] if trace is None else [trace]), *given)
 
 
 def console() -> Console:

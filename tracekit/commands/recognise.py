@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from tracekit.command_line import command, quoted
 from tracekit.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
 from tracekit.text import printable
 
@@ -24,6 +24,8 @@ _LOOKED_AT, _MOST_FILES = 65_536, 16
 _DUMP_WORDS = (b"pg_config", b"entries")
 #: First bytes of a Parquet file.
 _PARQUET = b"PAR1"
+#: A Parquet file that tracekit did not write: a trace only if its columns say so.
+_PERHAPS = "a Parquet file"
 #: Commands that take `--store` with `--job` instead of a trace.
 _OF_ONE_JOB = ("culprits", "export", "whatif")
 
@@ -53,44 +55,45 @@ def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
     """What the file or folder is, if that is not what is wanted, and the command to type."""
     from tracekit.fleet.sources import is_study
 
-    named = shlex.quote(printable(str(path)))
     try:
         if wanted in (Wanted.TRACE, Wanted.DUMPS) and not os.path.lexists(path):
             return _nearest(path)
         if is_store(path):
-            return None if wanted is Wanted.STORE else f"a store, not {wanted}; {_with_store(named, wanted)}"
+            return None if wanted is Wanted.STORE else f"a store, not {wanted}; {_with_store(path, wanted)}"
         if is_study(path):
-            return None if wanted is Wanted.STUDY else f"a study, not {wanted}; type `tracekit fleet report {named}`"
+            show = command("fleet", "report", path)
+            return None if wanted is Wanted.STUDY else f"a study, not {wanted}; type `{show}`"
         if wanted is not Wanted.TRACE and (kind := _kind_of_trace(path)) is not None:
-            return f"{kind}, not {wanted}; {_for_trace(named, wanted)}"
+            return f"{kind}, not {wanted}{_for_trace(kind, path, wanted)}"
         if path.is_dir():
-            return _folder(path, named, wanted)
+            return _folder(path, wanted)
         if not path.is_file():
             return None
         if path.suffix != ".parquet" and not _beginning(path, 1):
             return f"an empty file, not {wanted}; record or copy it again"
-        return _own(path, named, wanted) or _foreign(path, named, wanted)
+        return _own(path, wanted) or _foreign(path, wanted)
     except OSError:
         return None
 
 
-def _with_store(named: str, wanted: Wanted) -> str:
+def _with_store(path: Path, wanted: Wanted) -> str:
     """How the command at hand, or `whatif`, reads a store."""
     context = click.get_current_context(silent=True)
-    command = None if context is None else context.info_name
-    if command == "compare":
-        return f"name two of its jobs: `tracekit compare JOB JOB --store {named}`"
-    if command == "info":
-        return f"list its jobs with `tracekit info --store {named}`"
-    of_command = command if command in _OF_ONE_JOB and wanted is Wanted.TRACE else "whatif"
-    return f"name it with --store: `tracekit {of_command} --store {named}`"
+    name = None if context is None else context.info_name
+    if name == "compare":
+        return f"name two of its jobs: `{command('compare', 'JOB', 'JOB', '--store', path)}`"
+    if name == "info":
+        return f"list its jobs with `{command('info', '--store', path)}`"
+    of_command = name if name in _OF_ONE_JOB and wanted is Wanted.TRACE else "whatif"
+    return f"type `{command(of_command, '--store', path)}`"
 
 
-def _for_trace(named: str, wanted: Wanted) -> str:
-    """What to do with a trace."""
-    if wanted is Wanted.STUDY:
-        return f"type `tracekit whatif {named}`, or study many with `tracekit fleet run TRACES --out STUDY`"
-    return f"type `tracekit whatif {named}`"
+def _for_trace(kind: str, path: Path, wanted: Wanted) -> str:
+    """What to do with a trace, or what may be one."""
+    if kind == _PERHAPS:
+        return ""
+    many = f", or study many with `{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}`"
+    return f"; type `{command('whatif', path)}`{many if wanted is Wanted.STUDY else ''}"
 
 
 def _nearest(path: Path) -> str | None:
@@ -123,11 +126,9 @@ def only_job(path: Path) -> Path:
     """The path, or the only job in a folder. Raises FormatError for a folder that holds several."""
     jobs = jobs_in(path)
     if len(jobs) > 1:
-        named = shlex.quote(printable(str(path)))
-        one = shlex.quote(printable(str(jobs[0])))
         raise FormatError(
-            f"{path}: a folder of {len(jobs)} jobs, not one trace; name one, such as `tracekit whatif {one}`, or list"
-            f" them: `tracekit info {named}`"
+            f"{path}: a folder of {len(jobs)} jobs, not one trace; name one, such as `{command('whatif', jobs[0])}`, or"
+            f" list them: `{command('info', path)}`"
         )
     return jobs[0] if jobs else path
 
@@ -159,7 +160,7 @@ def _kind_of_trace(path: Path) -> str | None:
 
     if path.is_file() and _beginning(path, len(_PARQUET)) == _PARQUET:
         try:
-            return "a Parquet file" if read_header(path) is None else "a trace"
+            return _PERHAPS if read_header(path) is None else "a trace"
         except TracekitError:
             return None
     if are_gpu_traces((path,)):
@@ -167,13 +168,16 @@ def _kind_of_trace(path: Path) -> str | None:
     return "a recording" if is_known(path) else None
 
 
-def _folder(path: Path, named: str, wanted: Wanted) -> str | None:
+def _folder(path: Path, wanted: Wanted) -> str | None:
     files = [file for _, file in zip(range(_MOST_FILES), sorted(path.iterdir()), strict=False)]
     if not files:
-        made = "; `tracekit fleet run TRACES --out STUDY` makes one" if wanted is Wanted.STUDY else ""
-        return f"an empty folder, not {wanted}{made}"
+        made = f"; `{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}` makes one"
+        return f"an empty folder, not {wanted}{made if wanted is Wanted.STUDY else ''}"
     if wanted is not Wanted.DUMPS and is_dumps(path):
-        return f"flight-recorder dumps of a hang, not {wanted}; type `tracekit hang {named}`"
+        return f"flight-recorder dumps of a hang, not {wanted}; type `{command('hang', path)}`"
+    if trace := next((file for file in files if file.suffix == ".parquet" and _kind_of_trace(file)), None):
+        study = f"study all: `{command('fleet', 'run', path, '--out', 'STUDY')}`"
+        return f"a folder of traces, not {wanted}; name one: `{command('whatif', trace)}`, or {study}"
     return None
 
 
@@ -187,7 +191,7 @@ def _is_dump(path: Path) -> bool:
     return beginning[:1] in {b"\x80", b"{"} and all(word in beginning for word in _DUMP_WORDS)
 
 
-def _own(path: Path, named: str, wanted: Wanted) -> str | None:
+def _own(path: Path, wanted: Wanted) -> str | None:
     """Files that tracekit wrote."""
     from tracekit.documents.markdown import MARKDOWN_FILE
     from tracekit.documents.page import PAGE_FILE
@@ -195,7 +199,7 @@ def _own(path: Path, named: str, wanted: Wanted) -> str | None:
 
     made_of = ", or name the trace that it was made from" if wanted is Wanted.TRACE else ""
     for kind, hint in (
-        (PAGE_FILE, f"open it in a browser: `xdg-open {named}`"),
+        (PAGE_FILE, f"open it in a browser: `xdg-open {quoted(path)}`"),
         (MARKDOWN_FILE, "it is text to read"),
         (TABLE_FILE, "read it with polars or pandas"),
     ):
@@ -208,19 +212,19 @@ def _own(path: Path, named: str, wanted: Wanted) -> str | None:
     return None
 
 
-def _foreign(path: Path, named: str, wanted: Wanted) -> str | None:
+def _foreign(path: Path, wanted: Wanted) -> str | None:
     """Files that belong to another command, or to none."""
     if _is_dump(path):
-        folder = shlex.quote(printable(str(path.parent)))
+        hang = command("hang", path.parent)
         if wanted is Wanted.DUMPS:
-            return f"one flight-recorder dump; name the folder with those of all ranks: `tracekit hang {folder}`"
-        return f"a flight-recorder dump, not {wanted}; type `tracekit hang {folder}`"
+            return f"one flight-recorder dump; name the folder with those of all ranks: `{hang}`"
+        return f"a flight-recorder dump, not {wanted}; type `{hang}`"
     match path.suffix:
         case ".py" | ".sh":
-            run = f"python {named}" if path.suffix == ".py" else f"sh {named}"
-            return f"a script, not {wanted}; record what it does: `tracekit collect -- {run}`"
+            run = command("collect", "--", "python" if path.suffix == ".py" else "sh", path)
+            return f"a script, not {wanted}; record what it does: `{run}`"
         case ".yaml" | ".yml":
-            return f"a layout, not {wanted}; give it with its trace: `tracekit whatif TRACE --layout {named}`"
+            return f"a layout, not {wanted}; give it with its trace: `{command('whatif', 'TRACE', '--layout', path)}`"
         case ".parquet" | ".json" | ".gz" if wanted is Wanted.TRACE:
             return None  # a damaged or unknown trace; the reader has reported more
     beginning = _beginning(path)

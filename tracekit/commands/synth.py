@@ -5,11 +5,11 @@ In: sizes, causes and a seed. Out: a canonical trace.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.options import OUT
 from tracekit.stderr import progress
 from tracekit.text import printable
@@ -78,5 +78,4 @@ def synth_command(
         )
         tell("writing")
         trace.write_parquet(out)
-    next_command = f"tracekit whatif {shlex.quote(str(out))}"
-    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {printable(next_command)}")
+    click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {command('whatif', out)}")

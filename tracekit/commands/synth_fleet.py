@@ -5,13 +5,13 @@ In: a population. Out: a canonical trace for each job, and the ground truth abou
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.command_line import command
 from tracekit.commands.options import OUT, PATH
 from tracekit.errors import FormatError, OutputError
 from tracekit.stderr import progress
@@ -56,7 +56,7 @@ def synth_fleet_command(out: Path, jobs: int | None, seed: int | None, populatio
     _write_truth(out / _TRUTH, truths)
     slow = sum(truth.straggling for truth in truths)
     click.echo(f"Wrote {fleet.jobs:,} jobs into {printable(str(out))}, {slow:,} of them straggling")
-    click.echo(printable(f"Next: tracekit fleet run {shlex.quote(str(out))} --out study"))
+    click.echo(f"Next: {command('fleet', 'run', out, '--out', 'study')}")
 
 
 def _settings(path: Path | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit import memory
+from tracekit.command_line import quoted
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
 from tracekit.commands.recognise import only_job
@@ -153,7 +153,7 @@ def whatif_command(
         report.write_csv(csv_directory)
     if parquet_file is not None:
         report.write_parquet(parquet_file)
-    source = "JOB" if redact else as_arguments(trace, layout, store, job, window)
+    source = "JOB" if redact else as_arguments(trace, layout, unit, store, job, window)
     if markdown is not None:
         from tracekit.documents.markdown import markdown as as_markdown
 
@@ -250,7 +250,7 @@ def _whatif_of_gpus(
         if redact:
             job = GpuJob(job.recording.redacted())
         report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
-    source = "FOLDER" if redact else " ".join(shlex.quote(printable(str(path))) for path in traces)
+    source = "FOLDER" if redact else quoted(*traces)
     if html is not None:
         from tracekit.documents.gpu import gpu_page
         from tracekit.documents.page import write_page

@@ -24,6 +24,7 @@ from typing import IO
 
 import polars as pl
 
+from tracekit.command_line import command
 from tracekit.errors import OutputError, StudyError
 from tracekit.fleet.exclusions import EVERYWHERE
 from tracekit.fleet.executor import Outcome
@@ -68,7 +69,7 @@ class Study:
             text = (self.path / MARK).read_text(encoding="utf-8")
         except OSError:
             raise StudyError(
-                f"{self.path}: not a study; create one with `tracekit fleet run SOURCES --out {self.path}`"
+                f"{self.path}: not a study; create one with `{command('fleet', 'run', 'SOURCES', '--out', self.path)}`"
             ) from None
         try:
             version = json.loads(text).get("study_version")

@@ -62,8 +62,12 @@ class Notifier:
     def __init__(
         self, url: str, page: str = "", *, slack: bool | None = None, arrived: Callable[[Keys], None] | None = None
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or any(char <= " " for char in url):
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # of brackets or a port
+            valid = False
+        if not valid or any(char <= " " for char in url):
             raise SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
         self.counts = Sent()
         self.problem: str | None = None

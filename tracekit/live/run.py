@@ -34,6 +34,7 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
+from tracekit.command_line import command
 from tracekit.errors import FormatError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings, Unanalysed
 from tracekit.job import Job
@@ -192,9 +193,11 @@ class LiveRun:
         if self._unstored:
             self.counts.lost += len(self._unstored)
             self._tell(f"{len(self._unstored)} window{'s' * (len(self._unstored) > 1)} could not be stored")
+        options = self.options
+        again = command("watch", options.directory, "--store", options.store, "--name", options.name)
         raise StoreError(
-            f"the store does not know that job {short(self.options.name)!r} has ended: {problem}; run `tracekit watch"
-            f" {self.options.directory}` once it can be written"
+            f"the store does not know that job {short(options.name)!r} has ended: {problem}; run `{again}` once it can"
+            " be written"
         )
 
     def _stored_to_the_end(self) -> str | None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import polars as pl
 
+from tracekit.command_line import adding
 from tracekit.errors import NotAStoreError, StoreError
 from tracekit.s3 import s3_url
 from tracekit.store.catalogue import Catalogue
@@ -63,7 +64,7 @@ def backend_of(path: Path) -> Backend:
             raise remote.missing()
         return remote
     if not exists(path):
-        raise StoreError(f"{path}: no such store; make one with `tracekit import TRACE --store {path}`")
+        raise StoreError(f"{path}: no such store; make one with `{adding(path)}`")
     if path.is_dir():
         if not is_store_folder(path):
             raise NotAStoreError(path, "a folder, but not a tracekit store; choose another --store")

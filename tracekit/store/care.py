@@ -5,15 +5,18 @@ In: a store. Out: what was found or done, one line each. Findings stay when ops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tracekit.command_line import command
 from tracekit.errors import OutputError, StoreError, TracekitError
 from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
 from tracekit.op_trace import is_op_trace, read_op_trace
 from tracekit.s3 import s3_url
+from tracekit.store.catalogue import Catalogue
+from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
 from tracekit.store.hangs import hang_files, read_hang
 from tracekit.store.single_file import SingleFile
@@ -39,16 +42,40 @@ def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
     folder = _folder(store)
     with store.reading() as catalogue:
         windows = catalogue.windows()
-    named = set()
+    yield from catalogue.left_out
+    problems: list[tuple[StoredWindow, Part, str]] = []
     for number, window in enumerate(windows, 1):
         tell(_checking(number, len(windows)))
         for part in window.files:
-            named.add(folder.file(window.job_id, window.number, part))
             if problem := folder.damage(window, part):
-                yield f"{_title(window)}: {_NAMES[part]}: {problem}"
-    for path in sorted(set((store.path / JOBS).glob("*/*")) - named):
-        yield f"{path}: no window names it; a killed writer left it behind, or a writer is at work"
+                problems.append((window, part, f"{_title(window)}: {_NAMES[part]}: {problem}"))
+    yield from _lasting(store, folder, problems)
     yield from _damaged_hangs(store).values()
+
+
+def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow, Part, str]]) -> Iterator[str]:
+    """Those problems, and files that no window names, that are not the work of a writer.
+
+    Writers may have come and gone since the catalogue was read, so it is read again. A writer notes windows before it
+    touches their files, and the catalogue names them before the note goes: what is neither noted nor named, in this
+    order, is nobody's work. Nor is anything while no writer is there.
+    """
+    files = sorted((store.path / JOBS).glob("*/*"))
+    with if_nobody_writes(folder.catalogue) as nobody:
+        noted = set() if nobody else folder.unfinished() or set()
+        with store.reading() as catalogue:
+            named = {
+                folder.file(window.job_id, window.number, part): file
+                for window in catalogue.windows()
+                for part, file in window.files.items()
+            }
+        at_work = {folder.file(*window, part) for window in noted for part in Part}
+        left = [path for path in files if path not in named and path not in at_work and path.exists()]
+    for window, part, problem in problems:
+        if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
+            yield problem
+    for path in left:
+        yield f"{path}: no window names it; a killed writer left it behind"
 
 
 def repair(store: Store, tell: Tell = _silent) -> list[str]:
@@ -61,9 +88,12 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
         return _rebuilt(store, folder, tell)
     lines: list[str] = []
     with store.writing() as writer:
+        dropped = list(writer.catalogue.remove_impossible())
+        lines += [f"{line}: dropped" for _, line in dropped]
+        if any(table == "windows" for table, _ in dropped):
+            lines += _recovered(writer.catalogue, folder, _unnamed(writer.catalogue, folder), tell)
+        left = _unnamed(writer.catalogue, folder)
         windows = writer.catalogue.windows()
-        named = {folder.file(window.job_id, window.number, part) for window in windows for part in window.files}
-        left = [path for path in (store.path / JOBS).glob("*/*") if path not in named]
         for number, window in enumerate(windows, 1):
             tell(_checking(number, len(windows)))
             lines += _repaired(writer, window)
@@ -74,6 +104,13 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
         path.unlink(missing_ok=True)
         lines.append(f"removed; {problem}")
     return lines
+
+
+def _unnamed(catalogue: Catalogue, folder: Folder) -> list[Path]:
+    """The files of jobs that no window names."""
+    windows = catalogue.windows()
+    named = {folder.file(window.job_id, window.number, part) for window in windows for part in window.files}
+    return sorted(set((folder.path / JOBS).glob("*/*")) - named)
 
 
 def _damaged_hangs(store: Store) -> dict[Path, str]:
@@ -91,31 +128,32 @@ def _damaged_hangs(store: Store) -> dict[Path, str]:
 
 def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
     """Build a catalogue from the traces in the folder; of several jobs with one name, the newest."""
-    lines: list[str] = []
-    paths = [path for path in (store.path / JOBS).glob("*/*.parquet") if path.stem.isdecimal()]
-    jobs: dict[str, int] = {}
     with store.writing(rebuilding=True) as writer:
-        for path in sorted(paths, key=lambda path: (-int(path.parent.name), int(path.stem))):
-            job_id, number = int(path.parent.name), int(path.stem)
-            tell(f"reading {path.name} of job {job_id}")
-            try:
-                trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
-            except TracekitError as error:
-                lines.append(f"{path}: left out; {error}")
-                continue
-            if jobs.setdefault(trace.name, job_id) != job_id:
-                lines.append(f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one")
-                continue
-            files = {part: checksum(file) for part in Part if (file := folder.file(job_id, number, part)).exists()}
-            found = None
-            if Part.REPORT in files:
-                found = Findings(folder.file(job_id, number, Part.REPORT).read_text(encoding="utf-8"))
-            item = Incoming(trace, trace.name, "unknown: found by repair", found)
-            added_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-            writer.catalogue.ensure_job(job_id, item.name, item.source)
-            writer.catalogue.add_window(job_id, number, item, files, added_at)
-            lines.append(f"{short(item.name)}, window {number}: recovered")
-    return lines
+        return list(_recovered(writer.catalogue, folder, (store.path / JOBS).glob("*/*"), tell))
+
+
+def _recovered(catalogue: Catalogue, folder: Folder, paths: Iterable[Path], tell: Tell) -> Iterator[str]:
+    """Add windows from those of `paths` that are their traces, each of which names its job."""
+    traces = [path for path in paths if path.suffix == ".parquet" and path.stem.isdecimal()]
+    for path in sorted(traces, key=lambda path: (-int(path.parent.name), int(path.stem))):
+        job_id, number = int(path.parent.name), int(path.stem)
+        tell(f"reading {path.name} of job {job_id}")
+        try:
+            trace = read_op_trace(path) if is_op_trace(path) else read_parquet(path)
+        except TracekitError as error:
+            yield f"{path}: left out; {error}"
+            continue
+        if catalogue.job_id(trace.name) not in (None, job_id):
+            yield f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one"
+            continue
+        files = {part: checksum(file) for part in Part if (file := folder.file(job_id, number, part)).exists()}
+        found = None
+        if Part.REPORT in files:
+            found = Findings(folder.file(job_id, number, Part.REPORT).read_text(encoding="utf-8"))
+        item = Incoming(trace, trace.name, "unknown: found by repair", found)
+        catalogue.ensure_job(job_id, item.name, item.source)
+        catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(path.stat().st_mtime, UTC))
+        yield f"{short(item.name)}, window {number}: recovered"
 
 
 def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
@@ -218,7 +256,7 @@ def _folder(store: Store) -> Folder:
     if not is_store_folder(store.path):
         raise StoreError(
             f"{store.path}: a single-file store of an older tracekit; convert it to a folder with"
-            " `tracekit store migrate`"
+            f" `{command('store', 'migrate', store.path)}`"
         )
     return Folder(store.path)
 

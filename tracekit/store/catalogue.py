@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.errors import NotStoredError
+from tracekit.command_line import command
+from tracekit.errors import NotStoredError, StoreError
 from tracekit.findings import FIGURES, Findings
 from tracekit.model import Layout
 from tracekit.op_trace import OpTrace
+from tracekit.stderr import say
 from tracekit.store.live_tables import LiveTables
+from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
     AnyTrace,
     Incoming,
@@ -47,6 +50,8 @@ KNOWN_VERSIONS = range(OLDEST_VERSION, STORE_VERSION + 1)
 #: Version -> the file with the tables that it added.
 _BROUGHT = {4: "live.sql", 5: "gpus.sql", 6: "endings.sql"}
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
+#: Impossible rows to name on stderr.
+MOST_NAMED = 20
 #: Longer values of the free metadata are only in the trace.
 LONGEST_FACT = 1000
 
@@ -89,6 +94,8 @@ class Catalogue:
 
     connection: duckdb.DuckDBPyConnection
     path: Path | str
+    #: A line for each row that is impossible, and therefore left out.
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
@@ -104,10 +111,20 @@ class Catalogue:
         return cls(connection, path)
 
     @classmethod
-    def read_only(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
-        """A read-only catalogue of this version, with empty tables for missing ones."""
+    def read_only(
+        cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int, views: Collection[str] = ()
+    ) -> Catalogue:
+        """A read-only catalogue of this version, with empty tables for missing ones, and without impossible rows.
+
+        `views`: as in `without_impossible`.
+        """
         connection.execute(_lacking(version).replace("CREATE ", "CREATE TEMP "))
-        return cls(connection, path)
+        left_out = without_impossible(connection, views)
+        for line in left_out[:MOST_NAMED]:
+            _warn(f"{path}: left out, since it is impossible: {line}")
+        if (more := len(left_out) - MOST_NAMED) > 0:
+            _warn(f"{path}: left out {more} more impossible rows")
+        return cls(connection, path, left_out)
 
     def job_list(self) -> pl.DataFrame:
         """One row per job: name, source, and the columns of `windows` for its newest window.
@@ -173,11 +190,21 @@ class Catalogue:
         return self._windows(_LISTED, names=names, numbers=numbers)
 
     def _windows(self, which: str, **wanted: object) -> tuple[StoredWindow, ...]:
-        """The windows of a condition, with the values it names."""
+        """The windows of a condition, with the values it names. Raises StoreError for impossible rows if writing."""
+        try:
+            return self._read_windows(which, wanted)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{self.path}: {error}; run `{command('store', 'repair', '--store', self.path)}`"
+            ) from None
+
+    def _read_windows(self, which: str, wanted: Mapping[str, object]) -> tuple[StoredWindow, ...]:
         parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
-        for job_id, window, part, size, crc32 in self.connection.execute(_FILES.format(which=which), wanted).fetchall():
+        for job_id, window, part, size, crc32 in self.connection.execute(
+            _FILES.format(which=which), dict(wanted)
+        ).fetchall():
             parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)
-        rows = self.connection.execute(_WINDOWS.format(which=which), wanted).fetchall()
+        rows = self.connection.execute(_WINDOWS.format(which=which), dict(wanted)).fetchall()
         return tuple(
             StoredWindow(
                 job=row[0],
@@ -276,6 +303,20 @@ class Catalogue:
             self._add_gpus(job_id, item.trace.metadata)
             self.live.add_findings(job_id, number, item)
 
+    def remove_impossible(self) -> Iterator[tuple[str, str]]:
+        """Remove the rows that are impossible, with all that the catalogue has of such a window; their tables, and a
+        line for each.
+        """
+        for table in TABLES:
+            for row in impossible(self.connection, table, table):
+                self.connection.execute(f"DELETE FROM {table} WHERE rowid = $key", {"key": row.key})  # noqa: S608
+                for other in ("files", "findings", "culprits") if table == "windows" else ():
+                    self.connection.execute(
+                        f"DELETE FROM {other} WHERE job_id = $job AND number = $number",  # noqa: S608
+                        {"job": row.job_id, "number": row.number},
+                    )
+                yield table, row.line
+
     def remove_file(self, window: StoredWindow, part: Part) -> None:
         """Stop naming a file."""
         self.connection.execute(
@@ -355,6 +396,12 @@ def _lacking(version: int) -> str:
 def _statements(name: str) -> str:
     """The SQL in a file next to this one."""
     return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _warn(line: str) -> None:
+    """Say something on stderr, once in each process."""
+    say(line)
 
 
 @cache

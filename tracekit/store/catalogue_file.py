@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -93,9 +93,32 @@ def alone(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def if_nobody_writes(path: Path) -> Iterator[bool]:
+    """Whether no process writes the catalogue at `path`; if so, writers wait meanwhile. Changes nothing.
+
+    The kernel releases the lock of a writer that ends, however it ends.
+    """
+    with ExitStack() as stack:
+        alone = True
+        try:
+            lock = os.open(_lock_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:  # each writer begins with creating it
+            pass
+        except OSError:
+            alone = False
+        yield alone
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+@contextmanager
 def _locked(path: Path) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    name = path.with_name(f".{path.name}.lock")
+    name = _lock_of(path)
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         lock = os.open(name, flags, 0o666)

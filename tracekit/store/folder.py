@@ -31,6 +31,7 @@ from typing import BinaryIO
 import polars as pl
 
 from tracekit.atomic_write import Place
+from tracekit.command_line import command
 from tracekit.errors import FormatError, OutputError, StoreError
 from tracekit.findings import Findings
 from tracekit.op_trace import read_op_trace
@@ -63,6 +64,10 @@ class Folder:
         """The DuckDB file."""
         return self.path / CATALOGUE
 
+    @property
+    def _repair(self) -> str:
+        return command("store", "repair", "--store", self.path)
+
     def file(self, job_id: int, number: int, part: Part) -> Path:
         """The path of a part of a window."""
         return self.path / JOBS / str(job_id) / f"{number}{_SUFFIX[part]}"
@@ -85,8 +90,7 @@ class Folder:
         left = any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists()
         if left and not self.catalogue.exists():  # the first writer may have finished between the two checks
             raise StoreError(
-                f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `tracekit store repair"
-                f" {self.path}`"
+                f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
 
     def trace(self, window: StoredWindow) -> AnyTrace:
@@ -96,7 +100,7 @@ class Folder:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
             self._checked(window, Part.OPS)  # it may have been removed just now
-            raise _damaged(str(error)) from None
+            raise _damaged(self.path, str(error)) from None
 
     def report(self, window: StoredWindow) -> str | None:
         """The report as JSON; None if there is none."""
@@ -105,7 +109,7 @@ class Folder:
         path = self._checked(window, Part.REPORT)
         content = path.read_bytes()
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
-            raise _damaged(f"{path}: has changed since it was written")
+            raise _damaged(self.path, f"{path}: has changed since it was written")
         return content.decode()
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
@@ -120,7 +124,7 @@ class Folder:
         try:
             return read_columns(path)
         except FormatError as error:
-            raise _damaged(str(error)) from None
+            raise _damaged(self.path, str(error)) from None
 
     def _checked(self, window: StoredWindow, part: Part) -> Path:
         """The path of a file that exists with its recorded size."""
@@ -128,11 +132,11 @@ class Folder:
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            raise FileGoneError(f"{path}: is missing; drop it from the store with `tracekit store repair`") from None
+            raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`") from None
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
         if size != window.files[part].bytes:
-            raise _damaged(f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
+            raise _damaged(self.path, f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
@@ -251,16 +255,22 @@ class Folder:
         """Forget the note: the catalogue names all noted files."""
         (self.path / UNFINISHED).unlink(missing_ok=True)
 
+    def unfinished(self) -> set[tuple[int, int]] | None:
+        """The noted windows; None if there is no note."""
+        try:
+            lines = (self.path / UNFINISHED).read_text(encoding="utf-8").split("\n")[:-1]  # the last may be incomplete
+        except FileNotFoundError:
+            return None
+        return {(int(job), int(window)) for job, window in (line.split() for line in lines)}
+
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""
-        note = self.path / UNFINISHED
-        try:
-            lines = note.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete
-        except FileNotFoundError:
+        noted = self.unfinished()
+        if noted is None:
             return
         with self.reading() as catalogue:
-            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if lines else {}
-        for job_id, number in {(int(job), int(window)) for job, window in (line.split() for line in lines)}:
+            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if noted else {}
+        for job_id, number in noted:
             for part in Part:
                 if part not in named.get((job_id, number), {}):
                     self.file(job_id, number, part).unlink(missing_ok=True)
@@ -310,5 +320,5 @@ def _place(path: Path) -> Place:
     return Place(path, STORE_FILE)
 
 
-def _damaged(what: str) -> StoreError:
-    return StoreError(f"{what}; `tracekit store repair` drops what is damaged")
+def _damaged(folder: Path, what: str) -> StoreError:
+    return StoreError(f"{what}; `{command('store', 'repair', '--store', folder)}` drops what is damaged")

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 from msgspec import structs
 
-from tracekit.findings import SMALLEST_ALARMING_SHARE, Account, Findings, WindowVerdict
+from tracekit.findings import SMALLEST_ALARMING_SHARE, Findings, WindowVerdict
 from tracekit.store.incidents import Incident, followed
+from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
 
 if TYPE_CHECKING:
@@ -145,10 +146,11 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                row[0], row[1], Account.of(json.loads(row[2])), _utc(row[3]), row[4], row[5], row[6],
+                row[0], row[1], cause, _utc(row[3]), row[4], row[5], row[6],
                 None if row[7] is None else _utc(row[7]), row[8], row[9],
             )
             for row in rows
+            if (cause := stored_account(row[2])) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
     def is_watched(self, name: str) -> bool:

@@ -29,7 +29,7 @@ SINGLE_FILE_VERSION = 2
 #: Its tables in the form of schema.sql: each job has one window.
 _VIEWS = """
 CREATE TEMP VIEW jobs AS SELECT job_id, name, source FROM job;
-CREATE TEMP VIEW windows AS
+CREATE TEMP VIEW found_windows AS
 SELECT job_id, 0 AS number, 'pipeline' AS kind, imported_at AS added_at, dp, pp, tp, cp, ep, vpp, dsp, world_size,
        steps, coalesce(first_step, 0) AS first_step, coalesce(last_step, 0) AS last_step, started_at, ended_at, ops,
        metadata, tracekit, problem, slowdown, waste, straggling, trustworthy, recorded_s, original_s, ideal_s,
@@ -63,7 +63,7 @@ class SingleFile:
         """The catalogue."""
         with self._connected() as connection:
             connection.execute(_VIEWS)
-            yield Catalogue.read_only(connection, self.path, OLDEST_VERSION)
+            yield Catalogue.read_only(connection, self.path, OLDEST_VERSION, views=["windows"])
 
     def hangs(self, _: str | None) -> tuple[StoredHang, ...]:
         """Empty: such a store keeps no reports on hangs."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import polars as pl
 
+from tracekit.command_line import adding, command
 from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.findings import Findings
 from tracekit.s3 import s3_url, shown
@@ -218,7 +219,7 @@ class Store:
             with SingleFile(self.path).reading():
                 raise StoreError(
                     f"{self.path}: a single-file store of an older tracekit is read-only; convert it to a folder with"
-                    f" `tracekit store migrate {self.path}`"
+                    f" `{command('store', 'migrate', self.path)}`"
                 )
 
     # ---- reading
@@ -256,7 +257,7 @@ class Store:
         """The name of the job whose newest window was added last."""
         jobs = self.jobs()
         if not jobs:
-            raise StoreError(f"{self.name}: the store holds no job; add one with `tracekit import TRACE`")
+            raise StoreError(f"{self.name}: the store holds no job; add one with `{adding(self.path)}`")
         return jobs[0].name
 
     def load(self, name: str, window: int | None = None) -> AnyTrace:

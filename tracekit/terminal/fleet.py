@@ -21,23 +21,25 @@ from tracekit.text import printable
 _STYLES = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.UNCLEAR: ""}
 
 
-def print_fleet(found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console) -> None:
+def print_fleet(
+    found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console, *, all_culprits: str
+) -> None:
     """Print the report. `culprits`: with the false-discovery rate `rate`."""
     console.print(Text(printable(headline(found)), style="bold"))
     console.print(Padding(labelled((name, printable(words)) for name, words in answer_rows(found)), (1, 0)))
     for table in tables(found):
         _print_table(table, console)
-    print_culprits(culprits, rate, console)
+    print_culprits(culprits, rate, console, all_culprits=all_culprits)
 
 
-def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: int = 10) -> None:
-    """Print machines that recur, at that false-discovery rate."""
+def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: int = 10, *, all_culprits: str) -> None:
+    """Print machines that recur, at that false-discovery rate. `all_culprits`: the command that prints all."""
     table = culprits_table(culprits.head(most), rate)
     if not table.rows:
         console.print(f"No host or GPU holds up jobs more often than by chance (false-discovery rate {rate:.0%}).")
         return
     more = culprits.height - most
-    said = f" {more:,} more with `tracekit fleet culprits`." if more > 0 else ""
+    said = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
     _print_table(replace(table, note=table.note + said), console)
 
 

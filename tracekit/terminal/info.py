@@ -6,7 +6,6 @@ In: a `Trace`, or the jobs of a store. Out: text on a rich console.
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracekit.command_line import adding, command
 from tracekit.store import StoredJob
 from tracekit.terminal.tables import new_table
 from tracekit.text import printable, seconds, short, three_digits
@@ -59,16 +59,15 @@ def print_trace(trace: Trace, console: Console) -> None:
 
 def print_folder(folder: Path, jobs: Sequence[Path], console: Console) -> None:
     """List the jobs in a folder, and what to do with them."""
-    named, one = (shlex.quote(printable(str(path))) for path in (folder, jobs[0]))
     lines = [f"{printable(str(folder))} holds {len(jobs)} jobs:", ""]
     lines += [f"    {printable(str(path.relative_to(folder)))}" for path in jobs[:_MOST_LISTED]]
     if len(jobs) > _MOST_LISTED:
         lines.append(f"    ... and {len(jobs) - _MOST_LISTED} more")
     lines += [
         "",
-        f"One job:      tracekit {one}",
-        f"All of them:  tracekit fleet run {named} --out STUDY",
-        f"In a browser: tracekit open {named}",
+        f"One job:      {command(jobs[0])}",
+        f"All of them:  {command('fleet', 'run', folder, '--out', 'STUDY')}",
+        f"In a browser: {command('open', folder)}",
     ]
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
@@ -102,7 +101,7 @@ def _names(found: object) -> list[str]:
 def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
     """Print the jobs of a store, in the order of the dashboard: by what fixing saves a day."""
     if not jobs:
-        console.print(Text(f"{printable(store)}: no job yet; add one with `tracekit import TRACE`"))
+        console.print(Text(f"{printable(store)}: no job yet; add one with `{adding(store)}`"))
         return
     several = any(job.windows > 1 for job in jobs)
     heads = ["Job", "saves a day", "dp", "pp", "GPUs", "steps", "ops"]

@@ -81,10 +81,15 @@ def test_a_browser_is_led_to_the_login_and_back_to_where_it_wanted(site: Site) -
 
 @pytest.mark.parametrize(
     "wanted",
-    ["https://evil.example/x", "//evil.example/x", "\\\\evil.example", "/\\evil.example", "javascript:alert(1)"],
-)
+    [
+        "https://evil.example/x", "//evil.example/x", "\\\\evil.example", "/\\evil.example", "javascript:alert(1)",
+        "//[evil", "https://[", "//[::1]:x/", "/\t/evil.example", "\\\n/evil.example", "/\r\nX-Evil: yes",
+        "\x00//evil.example",
+    ],
+)  # fmt: skip
 def test_a_login_leads_nowhere_else(site: Site, wanted: str) -> None:
     back = site.client.post("/login", data={"user": "ann", "password": "right"}, query_string={"next": wanted})
+    assert back.status_code == 303
     assert back.location.startswith("/")
     assert not back.location.startswith(("//", "/\\"))
 

@@ -12,6 +12,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -48,23 +49,24 @@ for number in range(8):
     Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f"job {number}", "x")])
 """
 
-#: Ctrl-C while a request is handed to a thread, which the executor does under its lock.
+#: Ctrl-C while a request is handed to a thread, which is done under a lock.
 INTERRUPTED = """
 import signal
-from concurrent.futures import ThreadPoolExecutor
-from tracekit.dashboards.web.server import Worker
+from waitress.task import ThreadedTaskDispatcher
+from tracekit.dashboards.web.worker import Worker
 
 worker = Worker.__new__(Worker)
-worker.tpool = ThreadPoolExecutor(1)
+threads = ThreadedTaskDispatcher()
+threads.set_thread_count(1)
 signal.signal(signal.SIGQUIT, worker.handle_quit)
-with worker.tpool._shutdown_lock:
+with threads.lock:
     signal.raise_signal(signal.SIGQUIT)
 """
 
 
 @contextmanager
-def dashboard(*arguments: object, folder: Path) -> Iterator[str]:
-    """`tracekit dashboard` as a real process; yields its address, ends it with Ctrl-C and wants no complaint."""
+def dashboard(*arguments: object, folder: Path, complaint: str = "") -> Iterator[str]:
+    """`tracekit dashboard` as a real process; yields its address, ends it with Ctrl-C and wants only that complaint."""
     command = [sys.executable, "-m", "tracekit.cli", "dashboard", *map(str, arguments), "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -81,18 +83,19 @@ def dashboard(*arguments: object, folder: Path) -> Iterator[str]:
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=60)[1]
     assert process.returncode == 0
-    assert said == ""
+    assert complaint in said
+    assert complaint or said == ""
 
 
-def get(url: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+def get(url: str, **headers: str) -> tuple[int, str, Message]:
     """Status, body and headers of an answer."""
     request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.read().decode(), dict(answer.headers)
+            return answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as refused:
         with refused:
-            return refused.code, refused.read().decode(), dict(refused.headers)
+            return refused.code, refused.read().decode(), refused.headers
 
 
 class TestTheCommand:

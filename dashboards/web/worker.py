@@ -1,0 +1,205 @@
+"""The process that answers requests: waitress as a worker of gunicorn, which starts it again where it dies.
+
+In: sockets that listen, and the application. Out: answers. One loop reads requests and writes answers of all
+connections; a thread gets a request once it is complete, and leaves the answer to the loop. So a client that sends or
+reads slowly, or not at all, holds a connection but no thread, and that not for long: a connection that waits for its
+client too long is closed, and so is the one that has waited longest where there are too many.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+from time import monotonic
+from types import FrameType
+from typing import Any, NoReturn
+
+from gunicorn.workers.base import Worker as GunicornWorker
+from waitress import wasyncore
+from waitress.adjustments import Adjustments
+from waitress.channel import HTTPChannel
+from waitress.server import BaseWSGIServer, TcpWSGIServer, UnixWSGIServer
+from waitress.task import ThreadedTaskDispatcher, WSGITask
+
+from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED
+from tracekit.dashboards.web.attempts import network_of
+
+#: A client may keep its connection waiting this long, and longer for what it sends or takes at SLOWEST_BYTES_PER_S.
+PATIENCE_S, SLOWEST_BYTES_PER_S = 30.0, 10_000
+#: Open connections, of one address (for IPv6, one /64 network) and in all. A browser opens six.
+MOST_OF_ADDRESS, MOST_IN_ALL = 100, 500
+#: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
+LONGEST_HEAD = 32 * 1024
+#: Bytes of answers that a client has not taken before it gets no more of what it asked on the same connection.
+MOST_NOT_TAKEN = 1024 * 1024
+
+
+class _Task(WSGITask):  # type: ignore[misc]  # waitress has no types
+    def service(self) -> None:
+        """Answer a request. From then on the connection waits for its client."""
+        try:
+            super().service()
+        finally:
+            self.channel.wait()
+
+
+class _Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
+    """A connection with a client. It waits for the client unless a request of it is being answered."""
+
+    task_class = _Task
+
+    def __init__(self, server: _Limits, sock: socket.socket, address: Any, *arguments: Any, **options: Any) -> None:
+        self.network = network_of(address[0])
+        self.wait()
+        super().__init__(server, sock, address, *arguments, **options)
+        server.make_room(self)
+
+    def wait(self) -> None:
+        """Note that from now on the client is waited for."""
+        self.waiting_since = monotonic()
+        self.moved = 0
+
+    def recv(self, size: int) -> bytes:
+        """Bytes from the client."""
+        data: bytes = super().recv(size)
+        self.moved += len(data)
+        return data
+
+    def send(self, data: bytes, do_close: bool = True) -> int:
+        """How many bytes the client's system has taken."""
+        sent: int = super().send(data, do_close)
+        self.moved += sent
+        return sent
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the client is slower than it may be."""
+        return not self.requests and now > self.waiting_since + PATIENCE_S + self.moved / SLOWEST_BYTES_PER_S
+
+
+class _Limits(BaseWSGIServer):  # type: ignore[misc]  # waitress has no types
+    """A server that keeps few connections, and none for long."""
+
+    channel_class = _Connection
+    active_channels: dict[int, _Connection]
+
+    def maintenance(self, _now: float) -> None:
+        """Close the connections of slow clients.
+
+        waitress would only mark them, and close them once they can be written to: never where nobody reads.
+        """
+        now = monotonic()
+        for connection in list(self.active_channels.values()):
+            if connection.is_overdue(now):
+                connection.handle_close()
+
+    def make_room(self, new: _Connection) -> None:
+        """Where there are too many connections, of this client or in all, close the one that has waited longest."""
+        everybody = list(self.active_channels.values())
+        own = [one for one in everybody if one.network == new.network]
+        for those, most in ((own, MOST_OF_ADDRESS), (everybody, _most_in_all())):
+            if len(those) > most:
+                min((one for one in those if not one.requests), key=lambda one: one.waiting_since).handle_close()
+
+    def add_task(self, connection: _Connection) -> None:
+        """Have the first request of a connection answered, unless its client leaves earlier answers untaken."""
+        if connection.total_outbufs_len > MOST_NOT_TAKEN:
+            connection.requests.clear()
+            connection.close_when_flushed = True
+        else:
+            super().add_task(connection)
+
+
+class _Tcp(_Limits, TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
+    pass
+
+
+class _Unix(_Limits, UnixWSGIServer):  # type: ignore[misc]  # waitress has no types
+    pass
+
+
+class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
+    """`count` threads for pages, and one for health checks, which are answered while all others are busy."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.set_thread_count(count)
+        self._health = ThreadedTaskDispatcher()
+        self._health.set_thread_count(1)
+
+    def add_task(self, connection: _Connection) -> None:
+        """Queue a request."""
+        request = connection.requests[0]
+        is_health = not request.error and request.path.endswith(HEALTH)
+        self._health.add_task(connection) if is_health else super().add_task(connection)
+
+
+def make_server(listening: socket.socket, application: Any, threads: int, loop: dict[int, Any]) -> _Limits:
+    """A server for a socket that listens, in `loop`, of which wasyncore takes turns; it answers with `threads`."""
+    kind = _Unix if listening.family == socket.AF_UNIX else _Tcp
+    settings = Adjustments(
+        max_request_header_size=LONGEST_HEAD,
+        max_request_body_size=MOST_BYTES_ASKED + 1,
+        # A thread never waits for a client to take an answer; what is not taken at once goes to a file.
+        outbuf_high_watermark=2**62,
+        connection_limit=2**31,
+        clear_untrusted_proxy_headers=False,  # access.py knows whom to believe
+        ident=None,
+    )
+    kept = (listening.family, listening.type, listening.proto, listening.getsockname())
+    return kind(
+        application,
+        loop,
+        _sock=listening,
+        dispatcher=_Threads(threads),
+        adj=settings,
+        bind_socket=False,
+        sockinfo=kept,
+    )
+
+
+class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
+    """Answers requests until gunicorn ends it: at SIGTERM once it has answered those it has, at SIGINT at once."""
+
+    _servers: tuple[_Limits, ...] = ()
+
+    def run(self) -> None:
+        """Serve; gunicorn calls this in a process of its own."""
+        logging.getLogger("waitress").setLevel(logging.ERROR)  # a queue of requests is no news
+        self._loop: dict[int, Any] = {}
+        self._servers = tuple(make_server(one.sock, self.wsgi, self.cfg.threads, self._loop) for one in self.sockets)
+        while self.alive and self.ppid == os.getppid():
+            self._turn()
+        self._finish()
+
+    def _turn(self) -> None:
+        self.notify()
+        wasyncore.loop(timeout=1.0, use_poll=True, map=self._loop, count=1)
+        for server in self._servers:  # waitress does so by a clock that can be set
+            server.maintenance(0.0)
+
+    def _finish(self) -> None:
+        """Answer what has been asked, and nothing else."""
+        for server in self._servers:
+            server.accepting = False
+        end = monotonic() + self.cfg.graceful_timeout
+        while monotonic() < end and any(
+            one.requests or one.total_outbufs_len for server in self._servers for one in server.active_channels.values()
+        ):
+            self._turn()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM: leave the loop."""
+        super().handle_exit(sig, frame)
+        for server in self._servers:
+            server.pull_trigger()
+
+    def handle_quit(self, _sig: int, _frame: FrameType | None) -> NoReturn:
+        """SIGINT, in the main thread between any two of its instructions: end at once, as all of it only reads."""
+        os._exit(0)
+
+
+def _most_in_all() -> int:
+    """Connections in all: half of the files that the process may open, as answers can take one each."""
+    return min(MOST_IN_ALL, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

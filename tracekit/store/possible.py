@@ -1,0 +1,196 @@
+"""Which rows of a catalogue are possible. Writers of tracekit add no others, but a file can come from anywhere, and one
+impossible row must not hide all others.
+
+In: a connection to a catalogue. Out: the same without its impossible rows, and a line for each of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+import polars as pl
+from polars import col
+
+from tracekit.findings import Account
+from tracekit.model import LARGEST_SIZE
+from tracekit.text import short
+
+if TYPE_CHECKING:
+    import duckdb
+
+_MOST = 1e15
+#: Moments that Python can show in every time zone.
+_MOMENTS = datetime(1970, 1, 1), datetime(9999, 1, 1)
+
+
+def _is_size(name: str) -> pl.Expr:
+    return col(name).is_between(1, LARGEST_SIZE)
+
+
+def _is_finite(name: str, least: float = -_MOST, most: float = _MOST) -> pl.Expr:
+    """Neither NaN nor a number whose sums overflow."""
+    return col(name).is_null() | (col(name).is_not_nan() & col(name).is_between(least, most))
+
+
+def _is_found(name: str) -> pl.Expr:
+    """Null together with S: where the window was not analysed."""
+    return col(name).is_null() == col("slowdown").is_null()
+
+
+def _is_count(name: str, most: int = int(_MOST)) -> pl.Expr:
+    return col(name).is_between(0, most)
+
+
+def _is_moment(name: str) -> pl.Expr:
+    return col(name).is_null() | col(name).is_between(*_MOMENTS)
+
+
+def _is_text(name: str, holds: Callable[[str], bool]) -> pl.Expr:
+    return col(name).map_elements(holds, return_dtype=pl.Boolean)
+
+
+def _is_metadata(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def stored_account(text: str) -> Account | None:
+    """The cause of an incident from its JSON; None if it is none."""
+    try:
+        return msgspec.json.decode(text, type=Account)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+_GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
+#: Tables whose rows are looked at.
+TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
+
+
+@cache
+def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
+    """Table -> column -> what holds in every possible row. Sizes are those that `Layout` allows.
+
+    Made when first asked for: polars starts threads then, which a process that forks must not have.
+    """
+    causes = col("cause_kinds").list.len()
+    model_ranks = col("dp").cast(float) * col("pp") * col("tp") * col("cp")
+    return {
+        "windows": {
+            "number": _is_count("number"),
+            "kind": (col("kind") == "ops") | ((col("kind") == "pipeline") & col("dp").is_not_null()),
+            "added_at": _is_moment("added_at"),
+            "dp": col("dp").is_null() | _is_size("dp"),
+            **{
+                size: pl.when(col("dp").is_null()).then(col(size).is_null()).otherwise(_is_size(size)) for size in _GRID
+            },
+            "world_size": _is_size("world_size")
+            & (
+                col("dp").is_null()
+                | (
+                    (col("world_size") % model_ranks == 0)
+                    & (col("dp").cast(float) * col("dsp") * col("pp") <= LARGEST_SIZE)
+                )
+            ),
+            "steps": col("steps") >= 1,
+            "last_step": col("last_step") >= col("first_step"),
+            "started_at": _is_finite("started_at"),
+            "ended_at": _is_finite("ended_at"),
+            "ops": _is_count("ops"),
+            "metadata": _is_text("metadata", _is_metadata),
+            "slowdown": _is_finite("slowdown", least=1e-15),
+            "waste": _is_finite("waste", most=1.0) & _is_found("waste"),
+            **{time: _is_finite(time, least=0.0) for time in ("recorded_s", "original_s", "ideal_s")},
+            **{lost: _is_finite(lost) & _is_found(lost) for lost in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
+            **{figure: _is_found(figure) for figure in ("straggling", "trustworthy", "cause_kinds")},
+            "cause_places": causes.eq_missing(col("cause_places").list.len()),
+            "cause_hosts": col("cause_hosts").is_null() | (col("cause_hosts").list.len() == causes),
+        },
+        "findings": {
+            "number": _is_count("number"),
+            "share": _is_finite("share"),
+            "confidence": _is_finite("confidence", least=0.0, most=1.0),
+            "saved_gpu_hours_per_day": _is_finite("saved_gpu_hours_per_day"),
+            "ranks_missing": _is_count("ranks_missing"),
+            "dropped_records": _is_count("dropped_records"),
+        },
+        "culprits": {
+            "number": _is_count("number"),
+            "cost_s": _is_finite("cost_s"),
+            "share": _is_finite("share"),
+            "confidence": _is_finite("confidence", least=0.0, most=1.0),
+        },
+        "files": {
+            "number": _is_count("number"),
+            "part": col("part").is_in(["ops", "report", "workers"]),
+            "bytes": _is_count("bytes"),
+            "crc32": _is_count("crc32", 2**32 - 1),
+        },
+        "incidents": {
+            "cause": _is_text("cause", lambda text: stored_account(text) is not None),
+            "opened_at": _is_moment("opened_at"),
+            "closed_at": _is_moment("closed_at"),
+            "clear": _is_count("clear"),
+        },
+        "watches": {"began_at": _is_moment("began_at"), "ended_at": _is_moment("ended_at")},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """An impossible row: the number in `key` that tells it from others, whose it is, and a line about it."""
+
+    key: int
+    job_id: int
+    number: int | None
+    line: str
+
+
+def without_impossible(connection: duckdb.DuckDBPyConnection, views: Collection[str] = ()) -> tuple[str, ...]:
+    """Hide the impossible rows of a catalogue that is open for reading; returns a line for each.
+
+    `views`: tables that are views, called `found_...`, because the catalogue has another form.
+    """
+    found: tuple[str] = connection.execute("SELECT current_setting('search_path')").fetchall()[0]
+    database = found[0].split(",")[1].partition(".")[0]
+    query = "SELECT table_name FROM duckdb_tables() WHERE database_name = $name"
+    tables = {table for (table,) in connection.execute(query, {"name": database}).fetchall()}
+    lines: list[str] = []
+    for table in TABLES:
+        source, key = (f"found_{table}", "job_id") if table in views else (f"{database}.main.{table}", "rowid")
+        if table not in views and table not in tables:
+            continue
+        bad = impossible(connection, table, source, key)
+        lines += [row.line for row in bad]
+        if bad or table in views:
+            where = " AND ".join([f"{key} <> {row.key}" for row in bad]) or "true"
+            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM {source} WHERE {where}")  # noqa: S608 - numbers
+    return tuple(lines)
+
+
+def impossible(connection: duckdb.DuckDBPyConnection, table: str, source: str, key: str = "rowid") -> list[Impossible]:
+    """The impossible rows of one of `TABLES`, called `source`."""
+    rows = pl.DataFrame(connection.sql(f"SELECT {key} AS key, * FROM {source}").to_arrow_table())  # noqa: S608
+    names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
+    conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
+    held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
+    bad = rows.filter(~pl.all_horizontal(held))
+    numbers = bad["number"] if "number" in bad.columns else [None] * bad.height
+    found = []
+    for number, (row, job_id), holds in zip(
+        numbers, bad.select("key", "job_id").iter_rows(), bad.select(held).iter_rows(named=True), strict=True
+    ):
+        column = next(column for column in holds if not holds[column])
+        # As DuckDB writes it: not every moment there is one in Python.
+        text = connection.execute(f"SELECT {column}::VARCHAR FROM {source} WHERE {key} = {row}").fetchall()[0][0]  # noqa: S608
+        title = short(names.get(job_id, "no job")) + ("" if number is None else f", window {number}")
+        found.append(Impossible(row, job_id, number, f"{title}: {table}.{column} is {short(str(text))}"))
+    return found
