@@ -12,12 +12,13 @@ from functools import cached_property
 from pathlib import Path
 
 from tracekit.analysis.gpu.breakdown import breakdowns
-from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
+from tracekit.analysis.gpu.clock_offsets import ClockOffsets
+from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.culprit import exposed_communication_s, find_culprit
-from tracekit.analysis.gpu.matching import Matches, match_collectives
+from tracekit.analysis.gpu.late_rank import late_ranks
+from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.analysis.gpu.steps import with_steps
 from tracekit.analysis.gpu.trust import unexplained
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.analysis.graph.fold import FoldedGraph
@@ -32,7 +33,7 @@ from tracekit.op_trace import OpTrace
 
 @dataclass(frozen=True)
 class GpuJob:
-    """One GPU-recorded job. Matches, clocks, graph and replay are computed on first use.
+    """One GPU-recorded job. What can be compared, graph and replay are computed on first use.
 
     `recording`: what torch.profiler wrote on each rank, on one time axis.
     """
@@ -40,19 +41,24 @@ class GpuJob:
     recording: GpuRecording
 
     @cached_property
+    def comparable(self) -> Comparable:
+        """The ranks and steps of the recording that can be compared."""
+        return comparable_part(self.recording)
+
+    @property
     def matches(self) -> Matches:
         """Which communication kernels of different ranks belong to the same collective."""
-        return match_collectives(self.recording)
+        return self.comparable.matches
 
-    @cached_property
+    @property
     def clocks(self) -> ClockOffsets:
         """How far the clock of each rank is ahead."""
-        return measure_offsets(self.matches, self.recording.ranks)
+        return self.comparable.clocks
 
     @cached_property
     def op_trace(self) -> GpuOpTrace:
         """The recording as ops of GPUs and hosts."""
-        return gpu_op_trace(with_steps(self.recording, self.matches), self.matches, self.clocks)
+        return gpu_op_trace(self.comparable.recording, self.matches, self.clocks)
 
     @cached_property
     def ops(self) -> OpJob:
@@ -102,10 +108,13 @@ class GpuJob:
         tell("looking for causes")
         pace = PaceOfPeers(self.ops.graph, replay)
         return GpuReport(
-            recording=self.recording,
-            breakdowns=breakdowns(self.recording),
+            recording=self.comparable.recording,
+            breakdowns=breakdowns(self.comparable.recording),
             matches=self.matches,
             clocks=self.clocks,
+            left_out=self.comparable.left_out,
+            not_comparable=self.comparable.doubts,
+            late=late_ranks(self.recording, self.comparable, float(report.recorded.mean())),
             waits=waits,
             replayed=report,
             culprit=find_culprit(pace, self.op_trace.trace.ops, waits),

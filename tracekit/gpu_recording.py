@@ -77,8 +77,10 @@ class GpuRecording:
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
     steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, one sentence each.
-    `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: whether the
-    end of a file is missing. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process
+    `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: the ranks
+    whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
+    the share of its GPU ops and launches whose other half is missing; `left_out`, why a rank with a file is not in the
+    tables. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process
     groups are named after axes; `axes`: the labels that do not depend on others.
     """
 
@@ -93,7 +95,10 @@ class GpuRecording:
     world_size: int | None = None
     notes: tuple[str, ...] = ()
     device_name: str | None = None
-    cut: bool = False
+    cut: tuple[int, ...] = ()
+    damaged: Mapping[int, float] = field(default_factory=dict)
+    unlinked: Mapping[int, float] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)
     coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     axes: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ import polars as pl
 from tracekit.analysis.gpu.breakdown import Breakdown
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.culprit import Culprit, GpuCause
+from tracekit.analysis.gpu.late_rank import LateRanks, unexplained_waits
 from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS, OF_ALL
 from tracekit.analysis.gpu.trust import Unexplained
@@ -24,7 +25,7 @@ from tracekit.gpu_activity import KernelClass
 from tracekit.gpu_recording import GpuRecording
 from tracekit.op_report import OpReport
 from tracekit.report_json import without_nan
-from tracekit.text import seconds, short, three_digits
+from tracekit.text import ranks_text, seconds, short, three_digits
 
 #: The part of a rank that a cause slows down.
 _PART = {
@@ -47,7 +48,8 @@ class GpuReport:
 
     `replayed`: of the whole recording as one step. `culprit`: None if no rank stands out. `exposed_communication_s`:
     how much shorter the recording would be if transfers took no time once all ranks have arrived. `skew_s`: how far the
-    clock of each rank's host was ahead of its GPU's, seconds.
+    clock of each rank's host was ahead of its GPU's, seconds. `left_out`, `not_comparable`: why ranks are not
+    compared, and why what is compared cannot be trusted (`Comparable`); `late`: who is late to collectives.
     """
 
     recording: GpuRecording
@@ -60,6 +62,9 @@ class GpuReport:
     exposed_communication_s: float
     unexplained: Unexplained
     skew_s: Mapping[int, float]
+    left_out: Mapping[int, str]
+    not_comparable: Sequence[str]
+    late: LateRanks
 
     @property
     def recorded_s(self) -> float:
@@ -179,9 +184,27 @@ class GpuReport:
         ]
 
     @property
+    def distrust(self) -> list[str]:
+        """Why the answer cannot be trusted; empty if it can."""
+        named = None if self.culprit is None else self.culprit.rank
+        waits = unexplained_waits(self.late, self.waits, named, self.recorded_s)
+        unseen = [rank for rank in self.left_out if rank not in self.late.accounted]
+        if self.kind is LossKind.COMMUNICATION:
+            recorded = {*self.recording.ranks, *self.left_out}
+            unseen += [rank for rank in range(self.recording.world_size or 0) if rank not in recorded]
+        if unseen and self.exposed_communication_s >= SMALLEST_HEADLINE_SHARE * self.recorded_s:
+            share = self.exposed_communication_s / self.recorded_s
+            waits.append(
+                f"transfers cost {share:.0%} of the recording, and part of that may be waiting for"
+                f" {ranks_text(unseen)}, of which nothing is known"
+            )
+        return [*self.replayed.doubts, *self.not_comparable, *waits]
+
+    @property
     def doubts(self) -> list[str]:
-        """Why the numbers may be wrong: doubts of the replay, and what was lost or guessed while reading."""
-        return [*self.replayed.doubts, *self.recording.notes, *self._alone]
+        """Why the numbers may be wrong: why they cannot be trusted, and what was lost or guessed while reading."""
+        left_out = [f"rank {rank} is left out: {why}" for rank, why in self.left_out.items()]
+        return [*self.distrust, *left_out, *self.recording.notes, *self._alone]
 
     @property
     def _alone(self) -> list[str]:
@@ -309,7 +332,7 @@ class GpuReport:
             question["recording_time_s"] = question.pop("step_time_s")
         content["trust"] = {
             **content["trust"],
-            "trustworthy": not self.replayed.doubts,
+            "trustworthy": not self.distrust,
             "reasons": self.doubts,
             "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
             "edges": left.edges,

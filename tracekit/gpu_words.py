@@ -42,7 +42,7 @@ def answer_rows(report: GpuReport) -> Iterator[tuple[str, str]]:
             yield "Who", f"{report.place(culprit.rank)}: {waited}"
         for number, one in enumerate(culprit.causes):
             yield "" if number or kind in OF_ALL else "Why", f"{EFFECTS[one.cause]}: {printable(one.evidence)}"
-    if not report.doubts and (first := report.first) is not None:
+    if not report.distrust and (first := report.first) is not None:
         yield "Do", first[0]
         if first[1]:
             yield "Saves", first[1]
@@ -51,7 +51,7 @@ def answer_rows(report: GpuReport) -> Iterator[tuple[str, str]]:
         alike = seconds(float(report.replayed.ideal.mean()))
         times += f", {alike} with all ranks alike (S = {report.replayed.slowdown:.2f})"
     yield "Time", times
-    trusted = not report.replayed.doubts
+    trusted = not report.distrust
     yield "Trust", f"{'yes' if trusted else 'NO'}: {_figures(report)}"
     yield from (("", printable(doubt)) for doubt in report.doubts)
 

@@ -35,8 +35,8 @@ def short(text: str) -> str:
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
 
 
-def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
-    """`ranks 0-3, 8`, cut after `most` runs."""
+def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
+    """`ranks 0-3, 8`, cut after `most` runs; `name`: what is numbered."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -45,7 +45,7 @@ def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
             runs.append([rank, rank])
     count = sum(end - begin + 1 for begin, end in runs)
     shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in runs[:most])
-    return f"rank{'s' * (count != 1)} {shown}{', ...' if len(runs) > most else ''}"
+    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(runs) > most else ''}"
 
 
 def cost(saved_s: float, alone_s: float) -> str:

@@ -44,13 +44,19 @@ CONVINCING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class GroupMatches:
-    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank."""
+    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank.
+
+    `inside`: of the unmatched kernels, those between matched ones. `transfers`: whether these are transfers from one
+    rank to another.
+    """
 
     group: str
     ranks: tuple[int, ...]
     matched: int
     unmatched: Mapping[int, int]
     shifts: Mapping[int, int]
+    inside: int = 0
+    transfers: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +169,10 @@ def _matched(
     unmatched = {
         rank: one.height - len(rows) for rank, one in zip(ranks, kernels, strict=True) if one.height > len(rows)
     }
-    return rows, GroupMatches(name, ranks, len(rows), unmatched, dict(zip(ranks, shifts, strict=True)))
+    by_rank = dict(zip(ranks, shifts, strict=True))
+    places = [np.flatnonzero(np.isin(one["row"].to_numpy(), rows[:, number])) for number, one in enumerate(kernels)]
+    inside = sum(int(np.ptp(place)) + 1 - len(place) for place in places if len(place))
+    return rows, GroupMatches(name, ranks, len(rows), unmatched, by_rank, inside, every["collective"][0] == _TRANSFER)
 
 
 def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tuple[Ints, list[int]] | None:

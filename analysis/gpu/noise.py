@@ -54,6 +54,12 @@ def causes_that_stand_out(
     return found
 
 
+def is_behind(behind: Floats, at: int) -> bool:
+    """Whether rank `at` is further `behind` than the others, [ranks, samples], by more than chance."""
+    repeated = _in_step_after_step(behind[:, :, None], at) if behind.shape[1] > 1 else 1.0
+    return len(behind) * min(repeated, _from_all_others(behind, at)) <= LARGEST_CHANCE
+
+
 def stands_out_once(took: Floats, at: int) -> bool:
     """Whether rank `at` did something that happens once later than all others did, seconds, [ranks]."""
     return len(took) * _from_all_others(took[:, None], at) <= LARGEST_CHANCE

@@ -66,14 +66,15 @@ def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
     """Spans of steps that a rank does not mark; only those whose place is certain.
 
     The time before the first mark of all ranks, and after the last, is a step if it launches at least half as many
-    collectives as one.
+    collectives as one. Steps that launch none, such as all behind the end of a file that is cut off, do not count.
     """
     spans = {
         (rank, step): (start, start + duration) for rank, step, start, duration in recording.step_spans.iter_rows()
     }
     known = sorted({step for _, step in spans})
     launched = dict(zip(recording.ranks, _launch_times(recording, matches), strict=True))
-    usual = np.median([_count(launched[rank], *span) for (rank, _), span in spans.items()])
+    counts = [_count(launched[rank], *span) for (rank, _), span in spans.items()]
+    usual = np.median([count for count in counts if count] or [1])
     earlier, later = known[0] - 1, known[-1] + 1
     around = zip([earlier, earlier, *known], [earlier, *known, later], [*known, later, later], strict=True)
     found = []
@@ -82,7 +83,7 @@ def _unmarked(recording: GpuRecording, matches: Matches) -> list[_Span]:
         end = np.inf if behind == later else spans.get((rank, behind), (None, None))[0]
         if (rank, step) in spans or begin is None or end is None:
             continue
-        if step in known or 2 * _count(launched[rank], begin, end) >= usual > 0:
+        if step in known or 2 * _count(launched[rank], begin, end) >= usual:
             found.append(_Span(rank, step, begin, end))
     return found
 

@@ -15,7 +15,7 @@ from tracekit.analysis.numeric.arrays import Ints
 
 #: Above this many table entries per value, a table is slower than sorting.
 _PLACES_PER_VALUE = 8
-_LARGEST_NUMBER = 1 << 62
+_LARGEST_NUMBER, _LARGEST_SPAN = 1 << 62, 1 << 31
 
 
 def dense(values: Ints) -> Ints:
@@ -46,6 +46,8 @@ def codes_of(column: pl.Series) -> tuple[Ints, int]:
     """A code for each value of a column, and the number of possible codes; null is a value, the last one."""
     whole = column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column
     code = whole.cast(pl.Int64).fill_null(0).to_numpy()
+    if int(code.max(initial=0)) - int(code.min(initial=0)) >= _LARGEST_SPAN:
+        code = dense(code)
     code = code - code.min(initial=0)
     values = int(code.max(initial=0)) + 2
     return (np.where(whole.is_null().to_numpy(), values - 1, code) if whole.null_count() else code), values

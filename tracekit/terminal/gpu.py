@@ -54,7 +54,7 @@ def print_gpu_report(
 
 def _headline(report: GpuReport) -> Text:
     kind, said = headline(report)
-    doubt = () if not report.replayed.doubts else (("NOT TRUSTED", "bold red"), ", looks like ")
+    doubt = () if not report.distrust else (("NOT TRUSTED", "bold red"), ", looks like ")
     return Text.assemble(*doubt, (str(kind).upper(), _STYLE.get(kind, "bold white on dark_red")), f": {said}")
 
 

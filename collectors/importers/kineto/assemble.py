@@ -12,11 +12,11 @@ from pathlib import PurePath
 import numpy as np
 import polars as pl
 
-from tracekit.collectors.importers.kineto.event_columns import ROLES
+from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_names import PAUSES, PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
-from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place
+from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place, rank_of
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.errors import FormatError
 from tracekit.gpu_activity import Activity
@@ -27,12 +27,13 @@ _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 
 
 def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str) -> GpuRecording:
-    """The recording. Raises FormatError if a file has no GPU ops, or files contradict each other."""
-    _check(files)
+    """The recording. Raises FormatError if no file has GPU ops, or files contradict each other."""
+    left_out = _left_out(files)
+    files = [one for one in files if len(one.gpu["start"])]
     _check_steps(files)
     placement = place(files)
     groups = groups_of(files, placement.ranks, placement.world_size)
-    origins = [_origin_ns(one) for one in files]
+    origins = _origins_ns(files)
     first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
     gpu, calls, spans, pauses, calls_before = [], [], [], [], 0
     order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
@@ -46,6 +47,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         calls_before += len(one.calls["start"])
     mesh = mesh_of(files, placement.ranks)
     hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
+    by_rank = {placement.ranks[number]: files[number] for number in order}
     return GpuRecording(
         name=name,
         gpu_ops=pl.concat(gpu),
@@ -53,35 +55,46 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         step_spans=pl.concat(spans),
         pauses=pl.concat(pauses),
         hosts=hosts,
-        files={placement.ranks[number]: files[number].file for number in order},
+        files={rank: one.file for rank, one in by_rank.items()},
         groups=groups.groups,
         world_size=placement.world_size,
         notes=tuple(dict.fromkeys([*placement.notes, *(note for one in files for note in one.notes)])),
         device_name=_device_name(files),
-        cut=any(one.cut for one in files),
+        cut=tuple(rank for rank, one in by_rank.items() if one.cut),
+        damaged={rank: one.damaged for rank, one in by_rank.items()},
+        unlinked={rank: one.unlinked for rank, one in by_rank.items()},
+        left_out=left_out,
         coordinates=mesh.coordinates,
         axes=mesh.axes,
     )
 
 
-def _check(files: Sequence[RankColumns]) -> None:
-    """Raise FormatError for a file that holds nothing to analyse."""
-    for one in files:
-        if len(one.gpu["start"]):
-            continue
-        if one.cut:
-            raise FormatError(f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again")
-        if one.notes:
-            raise FormatError(f"{one.notes[0]}, and no GPU op is left; copy or record it again")
-        if one.host_events or len(one.calls["start"]):
-            raise FormatError(
-                f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
-                " record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-            )
-        raise FormatError(
-            f"{one.file}: a Chrome trace, but not of torch.profiler: no event is a GPU op or an operator; export one"
-            " with torch.profiler's export_chrome_trace"
+def _left_out(files: Sequence[RankColumns]) -> dict[int, str]:
+    """Why ranks have no GPU ops. Raises FormatError if none has, or a file without does not state its rank."""
+    found = {}
+    empty = [one for one in files if not len(one.gpu["start"])]
+    for one in empty:
+        if len(empty) == len(files) or (rank := rank_of(one)) is None:
+            raise FormatError(_why_empty(one))
+        found[rank] = _why_empty(one).removeprefix(one.file).removeprefix(PurePath(one.file).name).removeprefix(": ")
+    return found
+
+
+def _why_empty(one: RankColumns) -> str:
+    """Why a file has no GPU ops."""
+    if one.cut:
+        return f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
+    if one.notes:
+        return f"{one.notes[0]}, and no GPU op is left; copy or record it again"
+    if one.host_events or len(one.calls["start"]):
+        return (
+            f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
+            " record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         )
+    return (
+        f"{one.file}: a Chrome trace, but not of torch.profiler: no event is a GPU op or an operator; export one with"
+        " torch.profiler's export_chrome_trace"
+    )
 
 
 def _check_steps(files: Sequence[RankColumns]) -> None:
@@ -97,13 +110,17 @@ def _check_steps(files: Sequence[RankColumns]) -> None:
             )
 
 
-def _origin_ns(one: RankColumns) -> int:
-    """What the times of a file count from, nanoseconds; newer files state times relative to a base."""
-    base = one.header.get("baseTimeNanoseconds")
-    own = one.base_us * 1000
-    if type(base) is int and base > 0 and own < base // 2:
-        return base + own
-    return own
+def _origins_ns(files: Sequence[RankColumns]) -> list[int]:
+    """What the times of each file count from, nanoseconds; newer files state times relative to a base.
+
+    A base that puts a file a day away from most others is damaged: the file then begins when most others do.
+    """
+    found = []
+    for one in files:
+        base, own = one.header.get("baseTimeNanoseconds"), one.base_us * 1000
+        found.append(base + own if type(base) is int and base > 0 and own < base // 2 else own)
+    usual = sorted(found)[len(found) // 2]
+    return [origin if abs(origin - usual) <= LONGEST_US * 1000 else usual for origin in found]
 
 
 def _first_us(one: RankColumns) -> float:

@@ -34,11 +34,15 @@ from tracekit.collectors.importers.kineto.event_tables import (
 from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR, says_more
 from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
 from tracekit.gpu_activity import CallRole
+from tracekit.model import LARGEST_SIZE
 
 #: A fused file holds several ranks: its process ids are rank * FUSED_PID + pid.
 FUSED_PID = 100_000_000
-#: No op lasts a day (microseconds): such durations are wrong subtractions.
+#: No recording lasts a day (microseconds): such durations are wrong subtractions, such times are damaged.
 LONGEST_US = 86.4e9
+#: An event is damaged, unless most are, if it lasts this many times as long as all starts of its file are apart, or
+#: begins this many times as far away as all but two percent of them are apart.
+_LONGEST_SPANS, _FURTHEST_SPANS = 2, 1000
 _INT64 = (1 << 63) - 1
 
 #: Rows of `Batch`, [Column, events].
@@ -76,7 +80,8 @@ class ColumnBuilder:
             table: {name: [] for name in schema} for table, schema in SCHEMAS.items()
         }
         self._base_us: int | None = None
-        self._negative = self._absurd = self._host_events = 0
+        self._negative = self._absurd = self._nameless = self._host_events = 0
+        self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs, of hosts
         self._says_more: list[bool] = []
         self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
@@ -108,39 +113,46 @@ class ColumnBuilder:
             pieces = rows[[Column.BEGIN, Column.END]].T.tolist()
             self._add_events("cuda_sync", [event for begin, end in pieces if (event := decoded(text[begin:end]))])
             return
-        possible = self._possible(times)
-        if not possible.all():
-            rows, times = rows[:, possible], times[:, possible]
+        whole = self._whole(table, times, rows[Column.NAME] != NO_ID)
+        if not whole.all():
+            rows, times = rows[:, whole], times[:, whole]
         if times.size:
             self._keep(table, times, rows[Column.PID], self._columns_by[table](text, rows))
 
     def _add_events(self, category: str, events: list[Event]) -> None:
         """Of one category."""
         table = TABLES[category]
-        times = np.array([[event.ts for event in events], [event.dur or 0.0 for event in events]], np.float64)
-        possible = self._possible(times)
-        kept = [event for event, can_be in zip(events, possible.tolist(), strict=True) if can_be]
+        times = np.array([[event.ts for event in events], [event.dur for event in events]], np.float64)
+        whole = self._whole(table, times, np.array([event.name is not None for event in events]))
+        kept = [event for event, is_whole in zip(events, whole.tolist(), strict=True) if is_whole]
         if not kept:
             return
         columns = self._described_by[table](kept)
         if table == "gpu":
             columns["activity"] = np.full(len(kept), ACTIVITY_OF[CATEGORIES.index(category)])
         pid = np.array([event.pid if type(event.pid) is int and 0 <= event.pid <= _INT64 else 0 for event in kept])
-        self._keep(table, times[:, possible], pid, columns)
+        self._keep(table, times[:, whole], pid, columns)
 
-    def _possible(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-        """Which events can have been."""
+    def _whole(self, table: str, times: npt.NDArray[np.float64], named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which events have a name and can have been."""
         possible = np.isfinite(times[0]) & (np.abs(times[1]) <= LONGEST_US)
+        if self._base_us is None and possible.any():
+            starts = times[0, possible]
+            usual = float(np.median(starts))
+            self._base_us = math.floor(starts[0] if abs(starts[0] - usual) <= LONGEST_US else usual)
+        possible[possible] = np.abs(times[0, possible] - (self._base_us or 0)) <= LONGEST_US
+        whole = np.asarray(possible & named)
         self._absurd += int((~possible).sum())
-        return np.asarray(possible)
+        self._nameless += int((possible & ~named).sum())
+        self._negative += (negative := int((times[1, whole] < 0).sum()))
+        self._events[_of_host(table)] += len(whole)
+        self._damaged[_of_host(table)] += len(whole) - int(whole.sum()) + negative
+        return whole
 
     def _keep(self, table: str, times: npt.NDArray[np.float64], pid: Ints, columns: dict[str, Any]) -> None:
         start, duration = times
-        self._negative += int((duration < 0).sum())
-        if self._base_us is None:
-            self._base_us = math.floor(start[0])
         when = {
-            "part": np.maximum(pid, 0) // FUSED_PID, "ts": start - self._base_us, "dur": np.maximum(duration, 0.0)
+            "part": _parts(pid), "ts": start - (self._base_us or 0), "dur": np.maximum(duration, 0.0)
         }  # fmt: skip
         found = {name: np.asarray(values, SCHEMAS[table][name]) for name, values in (when | columns).items()}
         if table in {"operators", "annotations"}:
@@ -172,6 +184,7 @@ class ColumnBuilder:
                 name: np.concatenate(parts.pop(name)) if parts[name] else np.empty(0, kind)
                 for name, kind in schema.items()
             }
+        self._drop_impossible(tables)
         calls = tables["calls"]
         tables["calls"] = rows_of(calls, np.flatnonzero((calls["role"] >= 0) | (calls["correlation"] != NO_ID)))
         return FileColumns(
@@ -181,8 +194,27 @@ class ColumnBuilder:
             collectives=tuple(self._collectives),
             negative=self._negative,
             absurd=self._absurd,
+            nameless=self._nameless,
+            damaged=float((self._damaged / np.maximum(self._events, 1)).max()),
             **tables,
         )
+
+    def _drop_impossible(self, tables: dict[str, Table]) -> None:
+        """Leave out the few events that begin far away from all others, or last longer than a recording can."""
+        starts = np.concatenate([tables[table]["ts"] for table in ("gpu", "calls")])
+        if not len(starts):
+            return
+        begin, end = np.quantile(starts, (0.01, 0.99))
+        away = _FURTHEST_SPANS * (end - begin)
+        span = np.ptp(starts[(starts >= begin - away) & (starts <= end + away)])
+        for name, table in tables.items():
+            near = (table["ts"] >= begin - away) & (table["ts"] <= end + away)
+            kept = np.flatnonzero(near & (table["dur"] <= _LONGEST_SPANS * span))
+            lost = len(near) - len(kept)
+            if 0 < lost < len(kept):
+                tables[name] = rows_of(table, kept)
+                self._absurd += lost
+                self._damaged[_of_host(name)] += lost
 
     def _gpu_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
         device, stream = rows[Column.DEVICE], rows[Column.STREAM]
@@ -286,6 +318,17 @@ class ColumnBuilder:
         return self._collectives.setdefault(key, len(self._collectives))
 
 
+def _parts(pid: Ints) -> Ints:
+    """The rank of each process in a fused file; 0 for numbers that no rank can have."""
+    part = np.maximum(pid, 0) // FUSED_PID
+    return np.where(part < LARGEST_SIZE, part, 0)
+
+
+def _of_host(table: str) -> int:
+    """1 for a table of host events, 0 for one of the GPU."""
+    return int(table not in {"gpu", "syncs"})
+
+
 def _integers(values: Sequence[int | str | None], otherwise: Sequence[int | str | None] = ()) -> npt.NDArray[np.int64]:
     """Ids as numbers of 64 bits, NO_ID where there is none; `otherwise`: what to take there."""
     try:
@@ -335,7 +378,9 @@ def _list_at(text: bytes, begin: int, end: int) -> Any:
 def _shape(args: Args) -> str:
     if args.grid is None and args.block is None:
         return ""
-    return "x".join(map(str, args.grid or ())) + "/" + "x".join(map(str, args.block or ()))
+    return "/".join(
+        "x".join(map(str, sizes if isinstance(sizes, list) else (sizes or "",))) for sizes in (args.grid, args.block)
+    )
 
 
 def _role(name: str) -> int:

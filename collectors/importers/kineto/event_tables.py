@@ -74,8 +74,9 @@ class FileColumns:
 
     `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0.
     `operators`: those inside no other one of their thread, and what says more than that.
-    `host_events`: of operators and annotations, all. `negative`, `absurd`: durations below 0 (taken as 0), and ops of
-    more than a day or without times (left out).
+    `host_events`: of operators and annotations, all. `negative`: durations below 0 (taken as 0). Left out: `absurd`,
+    events of more than a day or without times, or a day away from the others; `nameless`, without a name. `damaged`:
+    the share of all of these among the events of GPUs or hosts, whichever is larger.
     """
 
     base_us: int
@@ -89,6 +90,8 @@ class FileColumns:
     collectives: tuple[CollectiveArgs, ...]
     negative: int
     absurd: int
+    nameless: int
+    damaged: float
 
 
 def rows_of(table: Table, rows: Ints) -> Table:

@@ -258,7 +258,7 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
     for (int i = 0; i < COLUMNS; i++) row[i] = NONE;
     row[ODD] = 0;
     times[TS] = Py_NAN;
-    times[DUR] = 0.0;
+    times[DUR] = Py_NAN;
     for (int first = 1;; first = 0) {
         if (!(at = next_key(scan, at, first, &key))) return NULL;
         if (!key.begin) break;

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 COLLECTIVE_OPERATOR = "record_param_comms"
-STEP = re.compile(r"ProfilerStep#(\d+)")
+STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")
 #: Names that say what phase of a step their calls belong to, the first match counts.
 _PHASE_PATTERNS = (
     ("optimizer", re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer", re.IGNORECASE)),
@@ -23,6 +23,8 @@ _PAUSE_PATTERNS = (
     ("gc", re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)),
 )
 PAUSES = tuple(kind for kind, _ in _PAUSE_PATTERNS)
+#: Calls that make the GPU do something.
+LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 

@@ -35,7 +35,7 @@ class Placement:
 
 def place(files: Sequence[RankColumns]) -> Placement:
     """The rank of each file. Raises FormatError if sources contradict each other or two files have one rank."""
-    stated = [_rank(one) for one in files]
+    stated = [rank_of(one) for one in files]
     notes: list[str] = []
     if len(files) > 1 and all(rank is None for rank in stated):
         notes.append("no file states its rank: ranks are numbered in the order of the file names")
@@ -73,8 +73,8 @@ def place(files: Sequence[RankColumns]) -> Placement:
     return Placement(tuple(ranks), world_size, tuple(notes))
 
 
-def _rank(one: RankColumns) -> int | None:
-    """The rank that wrote a file, None if nothing says it."""
+def rank_of(one: RankColumns) -> int | None:
+    """The rank that wrote a file, None if nothing says it. Raises FormatError if sources contradict each other."""
     found: list[tuple[str, int]] = []
     if one.fused:
         return one.part

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, out
 from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, FileColumns, Table, rows_of
 from tracekit.collectors.importers.kineto.host_names import (
     COLLECTIVE_OPERATOR,
+    LAUNCHES,
     NCCL_ANNOTATION,
     STEP,
     codes_of_phases,
     pause_of,
 )
+
+#: Clocks of host and GPU do not move apart by this much within a recording, microseconds.
+_EARLY_US = 1000.0
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -39,7 +44,9 @@ class RankColumns:
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
     (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream, waits_for_stream
     (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `pauses`: thread, start,
-    duration, kind (position in PAUSES). `host_events`: of the whole file. `cut`: whether its end is missing.
+    duration, kind (position in PAUSES). `host_events`: of the whole file. `unlinked`: the share of GPU ops and
+    launches whose other half is missing. `cut`: whether the end of the file is missing, `damaged`: the share of its
+    events that were left out or repaired.
     """
 
     file: str
@@ -56,7 +63,9 @@ class RankColumns:
     ranks_in_groups: tuple[CollectiveArgs, ...]
     host_events: int
     notes: tuple[str, ...]
+    unlinked: float
     cut: bool = False
+    damaged: float = 0.0
 
 
 def ranks_of(
@@ -75,7 +84,7 @@ def _rank(
     def of(table: Table) -> Table:
         mine = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
         sorted_already = (mine["ts"][1:] >= mine["ts"][:-1]).all()
-        return mine if sorted_already else rows_of(mine, np.argsort(mine["ts"], kind="stable"))
+        return _without_copies(mine if sorted_already else rows_of(mine, np.argsort(mine["ts"], kind="stable")))
 
     names = columns.strings
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
@@ -87,6 +96,10 @@ def _rank(
     inside = threads.containing(collective_calls)
     step = _step_at(steps, calls["ts"])
     launch = _launches(gpu, calls)
+    kept = _not_too_early(gpu, launch, calls)
+    if early := len(launch) - len(kept):
+        gpu, launch = rows_of(gpu, kept), launch[kept]
+        notes = (*notes, f"{PurePath(file).name}: {early} GPU ops that begin before their launch were left out")
     stated = np.append(collective_calls["collective"], NO_ID)[np.append(inside, -1)[launch]]
     own = gpu["collective"]
     collective, all_args = _named(
@@ -117,7 +130,47 @@ def _rank(
         ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
         host_events=columns.host_events,
         notes=notes,
+        unlinked=_unlinked(gpu, launch, calls, all_calls, names),
     )  # fmt: skip
+
+
+def _without_copies(table: Table) -> Table:
+    """Events in order of start without those that equal another one: nothing happens twice at the same moment."""
+    same = np.flatnonzero((table["ts"][1:] == table["ts"][:-1]) & (table["dur"][1:] > 0))
+    if not len(same):
+        return table
+    alike = np.union1d(same, same + 1)
+    columns = np.stack([values[alike].astype(np.float64) for values in table.values()])
+    _, first = np.unique(columns, axis=1, return_index=True)
+    kept = np.ones(len(table["ts"]), np.bool_)
+    kept[np.setdiff1d(alike, alike[first])] = table["dur"][np.setdiff1d(alike, alike[first])] == 0
+    return rows_of(table, np.flatnonzero(kept))
+
+
+def _not_too_early(gpu: Table, launch: Ints, calls: Table) -> Ints:
+    """The rows of GPU ops without those that begin long before their launch, by the clocks of nearly all others."""
+    delay = gpu["ts"] - np.append(calls["ts"], np.nan)[launch]
+    known = delay[np.isfinite(delay)]
+    place = min(max(1, len(known) // 100), len(known) - 1)
+    usual = float(np.partition(known, place)[place]) if len(known) else 0.0
+    return np.flatnonzero(~(delay < min(usual, 0.0) - _EARLY_US))
+
+
+def _unlinked(gpu: Table, launch: Ints, calls: Table, all_calls: Table, names: Sequence[str]) -> float:
+    """The share of GPU ops and of calls that launch some whose other half is missing.
+
+    A GPU op that was launched before the recording comes before all others of its stream, and one that had not run when
+    the recording ended was launched after all others.
+    """
+    device, stream = (np.unique(gpu[name], return_inverse=True)[1] for name in ("device", "stream"))
+    stream = device * (int(stream.max(initial=0)) + 1) + stream
+    first = np.full(int(stream.max(initial=-1)) + 1, np.inf)
+    np.minimum.at(first, stream[launch >= 0], gpu["ts"][launch >= 0])
+    missing = int(((launch < 0) & (gpu["ts"] > first[stream])).sum())
+    launches = np.array([LAUNCHES.search(name) is not None for name in [*names, ""]])[all_calls["name"]]
+    launches &= all_calls["ts"] <= calls["ts"][launch[launch >= 0]].max(initial=-np.inf)
+    in_vain = int((launches & ~np.isin(all_calls["correlation"], gpu["correlation"])).sum())
+    return (missing + in_vain) / max(len(launch) + int(launches.sum()), 1)
 
 
 def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
@@ -153,7 +206,7 @@ def _steps(annotations: Table, names: Sequence[str]) -> Table:
     """The marked steps, by start."""
     numbers = np.array([int(found[1]) if (found := STEP.match(name)) else -1 for name in [*names, ""]], np.int64)
     step = numbers[annotations["name"]]
-    marked = np.flatnonzero(step >= 0)
+    marked = np.flatnonzero((step >= 0) & (annotations["dur"] > 0))
     return {"start": annotations["ts"][marked], "duration": annotations["dur"][marked], "step": step[marked]}
 
 

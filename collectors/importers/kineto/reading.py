@@ -33,14 +33,16 @@ def read_file(path: Path) -> list[RankColumns]:
                 f"{path.name}: {stream.cut}; the part before was read, and only what all ranks have is compared: copy"
                 " or record it again for the rest"
             )
-        if stream.lost:
-            notes.append(f"{path.name}: {stream.lost} damaged events were left out")
+        if lost := stream.lost + columns.nameless:
+            notes.append(f"{path.name}: {lost} damaged events were left out")
         if columns.absurd:
             notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
         if columns.negative:
             notes.append(f"{path.name}: {columns.negative} negative durations were set to 0")
         found = ranks_of(columns, str(path), stream.header(), tuple(notes))
-        return [replace(one, cut=stream.cut is not None) for one in found]
+        lost = max(stream.lost - (stream.cut is not None), 0)  # the event in which a file is cut off is not damaged
+        damaged = columns.damaged + lost / max(len(columns.gpu["ts"]), 1)
+        return [replace(one, cut=stream.cut is not None, damaged=damaged) for one in found]
 
 
 def send_file() -> None:

@@ -116,6 +116,77 @@ def test_a_negative_duration_is_zero_and_one_of_236_years_is_left_out(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "note"),
+    [
+        ("ts", "1e40", "impossible times"),
+        ("ts", "1e17", "impossible times"),
+        ("ts", "null", "impossible times"),
+        ("dur", "1e400", "impossible times"),
+        ("dur", "NaN", "impossible times"),
+        ("dur", "null", "impossible times"),
+        ("dur", "1e7", "impossible times"),
+        ("name", "null", "damaged events"),
+        ("name", "7", "damaged events"),
+        ("name", '"\\ud800"', "damaged events"),
+        ("tid", "[1]", "damaged events"),
+        ("args", "[" * 5000 + "]" * 5000, "damaged events"),
+    ],
+)
+def test_an_event_that_cannot_be_is_left_out_and_counted(tmp_path, field, value, note):
+    """The third of ten, or the first."""
+    for at in (0, 2):
+        events = [kernel(GEMM, 20 + 10 * number, 5) for number in range(10)]
+        events[at][field] = "here"
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps(document(events, world=1)).replace('"here"', value))
+        recording = read_kineto([path])
+        assert recording.gpu_ops.height == 9
+        assert recording.notes == (f"trace.json: 1 {'events with ' * (note[0] == 'i')}{note} were left out",)
+        assert recording.damaged == {0: pytest.approx(0.1, abs=0.02)}
+
+
+@pytest.mark.parametrize("field", ["pid", "tid", "grid", "block", "stream", "device", "correlation", "In msg nelems"])
+@pytest.mark.parametrize("value", [-1, 7, 1.5, 2**63 - 1, 2**63, 10**29, "x", True, None, {"a": [1]}])
+def test_an_absurd_number_in_one_event_ends_in_a_report(tmp_path, field, value):
+    for rank in (0, 1):
+        events = [all_reduce(20 + 10 * number, 5) for number in range(4)]
+        if rank:
+            (events[1] if field in events[1] else events[1]["args"])[field] = value
+        write(tmp_path / f"rank{rank}.json", document(events, rank))
+    report = load_gpu(tmp_path).whatif()
+    assert report.recording.gpu_ops.height >= 7
+    json.loads(report.to_json())
+
+
+def test_the_mark_of_a_step_with_thirty_digits_marks_nothing(tmp_path):
+    events = [event("user_annotation", f"ProfilerStep#{'7' * 30}", 0, 60), *EVENTS]
+    recording = read_kineto([write(tmp_path / "trace.json", document(events, world=1))])
+    assert recording.step_spans["step"].to_list() == [4]
+
+
+@pytest.mark.parametrize("base", [10**30, -5, "x", 2**64])
+def test_a_file_whose_base_of_times_is_damaged_begins_with_the_others(tmp_path, base):
+    for rank, stated in enumerate((1_700_000_000_000_000_000, 1_700_000_000_000_000_000, base)):
+        write(tmp_path / f"{rank}.json", document([kernel(GEMM, 20, 30)], rank, 3, baseTimeNanoseconds=stated))
+    assert read_kineto([tmp_path]).gpu_ops["start"].to_list() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ([event("cpu_op", "aten::mm", 0, 5)], "holds no GPU ops (1 host events): it was recorded on the CPU only"),
+        ([], "a Chrome trace, but not of torch.profiler"),
+    ],
+)
+def test_a_rank_without_gpu_ops_does_not_keep_the_others_from_being_read(tmp_path, events, why):
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json", document(events if rank == 1 else GPU, rank, 3))
+    recording = read_kineto([tmp_path])
+    assert recording.ranks == (0, 2)
+    assert recording.left_out[1].startswith(why)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_of_a_file_that_is_cut_off_what_is_whole_is_read(tmp_path, packed):
     events = [launch(10, 1), *(kernel(GEMM, 20 + 10 * number, 5, correlation=1) for number in range(2000))]

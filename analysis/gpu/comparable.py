@@ -1,0 +1,204 @@
+"""The ranks and steps of a recording that can be compared.
+
+In: a recording. Out: `Comparable`: the recording without ranks that lack what the comparison needs, and of the steps
+that all other ranks recorded as a whole. If a rank with half of its events were compared, it would hide who is slow, or
+be blamed for what its file lacks. A recording in which nothing is missing stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
+from tracekit.analysis.gpu.matching import Matches, match_collectives
+from tracekit.analysis.gpu.steps import with_steps
+from tracekit.analysis.gpu.trust import NOISE_S
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.gpu_recording import GpuRecording
+from tracekit.text import ranks_text
+
+#: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
+#: named.
+LARGEST_MISSING_SHARE = 0.01
+#: A comparison over fewer steps than this does not show what a rank costs in the steps that are left out.
+FEWEST_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparable:
+    """`recording`: what is compared, with the steps of all calls. `left_out`: why ranks with a file are not compared.
+
+    `doubts`: why the comparison cannot be trusted.
+    """
+
+    recording: GpuRecording
+    matches: Matches
+    clocks: ClockOffsets
+    left_out: Mapping[int, str]
+    doubts: tuple[str, ...] = ()
+
+
+def comparable_part(recording: GpuRecording) -> Comparable:
+    """The part of a recording in which ranks can be compared; all of it if fewer than two ranks can be."""
+    unfit = _incomplete(recording)
+    while len(ranks := [rank for rank in recording.ranks if rank not in unfit]) > 1:
+        found = _matched(_of_ranks(recording, ranks), {**recording.left_out, **unfit})
+        steps = _whole_steps(found.recording)
+        some, every = set.union(*steps.values()), set.intersection(*steps.values())
+        short = [rank for rank in ranks if steps[rank] != some or rank in recording.cut]
+        if not short:
+            return found
+        if not some:
+            doubt = f"the file of {ranks_text(short)} is cut off, and no steps are marked to compare"
+            return replace(found, doubts=(doubt,))
+        if every:
+            return _of_steps(found, every, short)
+        rank = min(steps, key=lambda one: (len(steps[one]), one not in recording.cut))
+        unfit[rank] = "it has no step as a whole that the other ranks recorded"
+    doubts = [f"rank {rank} cannot be compared: {why}" for rank, why in unfit.items()]
+    return _matched(recording, recording.left_out, doubts)
+
+
+def _incomplete(recording: GpuRecording) -> dict[int, str]:
+    """Why ranks cannot be compared: what others recorded is missing or damaged."""
+    overlapping, unlinked = ranks_with_overlaps(recording), _beyond_peers(recording, recording.unlinked)
+    found = {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
+    found |= {
+        rank: f"for {share:.0%} of its GPU ops and launches, the other half is missing" for rank, share in unlinked
+    }
+    for rank, share in recording.damaged.items():
+        if share > LARGEST_MISSING_SHARE:
+            found[rank] = f"{share:.0%} of its events are damaged"
+    for table, why in (
+        (recording.step_spans, "its file marks no steps"),
+        (recording.calls, "its file has no calls of the host; record with activities=[CPU, CUDA] on all ranks"),
+    ):
+        there = set(table["rank"].unique().to_list())
+        found |= {rank: why for rank in recording.ranks if there and rank not in there}
+    return found
+
+
+def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:
+    """The ranks of whose GPU ops more last beyond the start of the next one of their stream, and what share of them."""
+    ops = recording.gpu_ops
+    stream = numbered(ops["rank"], ops["device"], ops["stream"])
+    order = np.argsort(stream, kind="stable")
+    start, end = ops["start"].to_numpy()[order], (ops["start"] + ops["duration"]).to_numpy()[order]
+    beyond = (end[:-1] > start[1:] + NOISE_S) & (np.diff(stream[order]) == 0)
+    ranks, counts = np.unique(ops["rank"].to_numpy(), return_counts=True)
+    lasting = np.bincount(np.searchsorted(ranks, ops["rank"].to_numpy()[order][:-1][beyond]), minlength=len(ranks))
+    return _beyond_peers(recording, dict(zip(ranks.tolist(), (lasting / counts).tolist(), strict=True)))
+
+
+def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[tuple[int, float]]:
+    """The ranks whose share exceeds what is usual on the others."""
+    found = []
+    for rank, share in shares.items():
+        others = [shares.get(one, 0.0) for one in recording.ranks if one != rank]
+        if others and share > float(np.median(others)) + LARGEST_MISSING_SHARE:
+            found.append((rank, share))
+    return found
+
+
+def _matched(recording: GpuRecording, left_out: Mapping[int, str], doubts: Iterable[str] = ()) -> Comparable:
+    matches = match_collectives(recording)
+    clocks = measure_offsets(matches, recording.ranks)
+    doubts = (*doubts, *mismatched(matches, clocks))
+    return Comparable(with_steps(recording, matches), matches, clocks, left_out, doubts)
+
+
+def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
+    """Why not all matches can be right: some are missing between others, or ended before others of theirs began."""
+    groups = [group for group in matches.groups if group.matched and not group.transfers]
+    last = np.full(matches.matched, -np.inf)
+    np.maximum.at(last, matches.instance, matches.start - clocks.of(matches.rank))
+    ended = matches.end - clocks.of(matches.rank) < last[matches.instance] - NOISE_S
+    collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
+    ended &= (matches.synchronising & collective)[matches.instance]
+    count = int(ended.sum()) + sum(group.inside for group in groups)
+    if count <= LARGEST_MISSING_SHARE * len(matches.row):
+        return []
+    recorded = dict.fromkeys(clocks.ranks, 0)
+    for group in groups:
+        for rank in group.ranks:
+            recorded[rank] += group.matched + group.unmatched.get(rank, 0)
+    fewest = [rank for rank in recorded if recorded[rank] == min(recorded.values())]
+    who = f"{ranks_text(fewest)} recorded fewest"
+    return [f"{count} kernels of collectives fit none on the other ranks at their time ({who}): some were not recorded"]
+
+
+def _whole_steps(recording: GpuRecording) -> dict[int, set[int]]:
+    """The steps that each rank recorded; without the one in which its file is cut off."""
+    marked = [table.select("rank", "step").drop_nulls().unique() for table in (recording.calls, recording.gpu_ops)]
+    found = {}
+    for rank in recording.ranks:
+        called, ran = (set(table.filter(rank=rank)["step"].to_list()) for table in marked)
+        last = min(max(called, default=-1), max(ran, default=-1)) if rank in recording.cut else np.inf
+        found[rank] = {step for step in called if step < last}
+    return found
+
+
+def _of_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
+    """The recording of some ranks."""
+    if len(ranks) == len(recording.ranks):
+        return recording
+    kept = [table["rank"].is_in(list(ranks)) for table in (recording.gpu_ops, recording.calls)]
+    return replace(
+        _kept(recording, *kept),
+        step_spans=recording.step_spans.filter(pl.col("rank").is_in(list(ranks))),
+        pauses=recording.pauses.filter(pl.col("rank").is_in(list(ranks))),
+        hosts={rank: host for rank, host in recording.hosts.items() if rank in ranks},
+        files={rank: file for rank, file in recording.files.items() if rank in ranks},
+        cut=tuple(rank for rank in recording.cut if rank in ranks),
+    )
+
+
+def _kept(recording: GpuRecording, ops: pl.Series, calls: pl.Series) -> GpuRecording:
+    """The recording with some of its GPU ops and calls."""
+    row = pl.Series(np.append(np.where(calls, np.cumsum(calls) - 1, -1), -1))
+    launch = row.gather(recording.gpu_ops["launch"].fill_null(recording.calls.height))
+    return replace(
+        recording,
+        gpu_ops=recording.gpu_ops.with_columns(launch=launch.set(launch < 0, None)).filter(ops),
+        calls=recording.calls.filter(calls),
+    )
+
+
+def _of_steps(found: Comparable, steps: Collection[int], short: Collection[int]) -> Comparable:
+    """What was launched from the first of these steps to the last, on each rank by its own marks.
+
+    `short`: the ranks that did not record the other steps.
+    """
+    recording, calls = found.recording, found.recording.calls
+    begins = pl.concat(
+        [calls.select("rank", "step", start="busy_since"), recording.step_spans.select("rank", "step", "start")]
+    )
+    begins = begins.filter(step=min(steps)).group_by("rank").agg(begin=pl.col("start").min())
+    if min(steps) == calls["step"].min():
+        begins = begins.with_columns(begin=pl.lit(-np.inf))
+    ends = calls.filter(step=max(steps)).group_by("rank").agg(end=pl.col("start").max())
+    limits = begins.join(ends, on="rank")
+
+    def inside(table: pl.DataFrame) -> pl.Series:
+        times = table.select("rank", "start").join(limits, on="rank", how="left", maintain_order="left")
+        return times.select(pl.col("start").is_between("begin", "end")).to_series()
+
+    called = inside(calls)
+    ops = recording.gpu_ops.select(
+        "rank", "start", "launch", kept=pl.concat([called, pl.Series([False])]).gather(
+            recording.gpu_ops["launch"].fill_null(calls.height)),
+    ).join(limits, on="rank", how="left", maintain_order="left")  # fmt: skip
+    earlier = pl.col("launch").is_null() & pl.col("begin").is_infinite()
+    last = pl.col("start").filter("kept").max().over("rank")
+    part = _kept(recording, ops.select(pl.col("kept") | (earlier & (pl.col("start") <= last))).to_series(), called)
+    spans, pauses = (table.filter(inside(table)) for table in (recording.step_spans, recording.pauses))
+    note = f"compared over {ranks_text(steps, name='step')}: {ranks_text(short)} did not record the others as a whole"
+    marked = spans.group_by("step").len().filter(pl.col("len") >= len(recording.ranks)).height
+    few = (marked if recording.step_spans.height else len(steps)) < FEWEST_STEPS
+    notes = recording.notes if few else (*recording.notes, note)
+    part = replace(part, step_spans=spans, pauses=pauses, cut=(), notes=notes)
+    return _matched(part, found.left_out, [f"a rank may cost more or less in other steps: {note}"] if few else [])

@@ -1,0 +1,176 @@
+"""Of a folder with a damaged file, the culprit is found as without the damage, or the report says that it is not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kinetosim import Job, Recording, Trouble
+from tracekit.analysis.verdict import LossKind
+from tracekit.gpu_job import load_gpu
+from tracekit.gpu_report import GpuReport
+
+HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")
+#: Rank 2 waits 1.5 ms for its data in each of four steps, a third of the job.
+CULPRIT, OTHER = 2, 1
+Events = list[dict[str, Any]]
+
+
+@cache
+def recording() -> Recording:
+    return Job(ranks=4, steps=4, layers=4, bucket=2, seed=3, troubles=(Trouble(CULPRIT, input_us=1500.0),)).run()
+
+
+@cache
+def undamaged_share(folder: Path) -> float:
+    return share(report_of(folder, OTHER, lambda events: events))
+
+
+def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> GpuReport:
+    """On the job whose rank recorded other events than it should have."""
+    for one in range(4):
+        document = recording().document(one)
+        if one == rank:
+            document["traceEvents"] = damage(copy.deepcopy(document["traceEvents"]))
+        (folder / f"rank{one}.json").write_text(json.dumps(document))
+    return load_gpu(folder).whatif()
+
+
+def share(report: GpuReport) -> float:
+    assert report.culprit is not None
+    assert report.culprit.rank == CULPRIT
+    return report.culprit.saved_s / report.recorded_s
+
+
+def without(*categories: str, name: str = "") -> Callable[[Events], Events]:
+    return lambda events: [one for one in events if one["cat"] not in categories or not one["name"].startswith(name)]
+
+
+def every(number: int, categories: tuple[str, ...], **changed: Any) -> Callable[[Events], Events]:
+    """A field of every so many events is something else, or missing."""
+
+    def damage(events: Events) -> Events:
+        for one in [one for one in events if one["cat"] in categories][::number]:
+            one.update(changed)
+            for field in [field for field in changed if changed[field] is ...]:
+                del one[field]
+        return events
+
+    return damage
+
+
+#: What can be missing of a rank, and the words that say so.
+DAMAGES = {
+    "activities=[CUDA]": (without(*HOST, "ac2g"), "no calls of the host"),
+    "no marks of steps": (without("user_annotation", name="ProfilerStep"), "marks no steps"),
+    "durations that are no numbers": (every(5, GPU, dur=float("nan")), "% of its events are damaged"),
+    "negative durations": (every(5, HOST, dur=-50.0), "% of its events are damaged"),
+    "names": (every(5, GPU, name=None), "% of its events are damaged"),
+    "times": (every(5, HOST, ts=...), "% of its events are damaged"),
+    "arguments": (every(5, GPU, args=...), "the other half is missing"),
+    "kernels": (without("kernel", name="void"), "the other half is missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(tmp_path, name):
+    """The others are compared as if it had not been recorded; whether it is late itself may not be known."""
+    damage, why = DAMAGES[name]
+    expected = undamaged_share(tmp_path)
+    report = report_of(tmp_path, OTHER, damage)
+    assert share(report) == pytest.approx(expected, rel=0.05)
+    assert any(f"rank {OTHER} is left out" in doubt and why in doubt for doubt in report.doubts)
+    assert all(f"rank {OTHER}" in doubt for doubt in report.distrust)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(tmp_path, name):
+    """The others wait for it in what looks like transfers."""
+    report = report_of(tmp_path, CULPRIT, DAMAGES[name][0])
+    assert report.culprit is None
+    assert any(f"rank {CULPRIT}" in doubt for doubt in report.distrust)
+
+
+@pytest.mark.parametrize("rank", [OTHER, CULPRIT])
+@pytest.mark.parametrize("part", [0.35, 0.6, 0.9])
+def test_a_file_that_is_cut_off_is_compared_over_the_steps_that_all_ranks_have(tmp_path, rank, part):
+    """Shares are of these steps; of one step alone, nothing follows for the others."""
+    expected = undamaged_share(tmp_path)
+    path = tmp_path / f"rank{rank}.json"
+    path.write_text(path.read_text()[: int(part * path.stat().st_size)])
+    report = load_gpu(tmp_path).whatif()
+    assert share(report) == pytest.approx(expected, rel=0.05)
+    assert any(f"rank {rank} did not record the others as a whole" in doubt for doubt in report.doubts)
+    assert bool(report.distrust) == (part < 0.5)
+
+
+def later_by_two_steps(events: Events) -> Events:
+    begin = sorted(one["ts"] for one in events if one["name"].startswith("ProfilerStep"))[2]
+    return [one for one in events if one["ts"] >= begin]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        later_by_two_steps,
+        lambda events: events + events[::5],
+        every(10**6, GPU, dur=1e9),
+        every(10**6, HOST, ts=1e40),
+        every(10**6, GPU, ts=4e9),
+    ],
+)
+@pytest.mark.parametrize("rank", [OTHER, CULPRIT])
+def test_what_can_be_repaired_changes_nothing(tmp_path, rank, damage):
+    """Fewer steps, events that are there twice, single ones with impossible times."""
+    expected = undamaged_share(tmp_path)
+    report = report_of(tmp_path, rank, damage)
+    assert share(report) == pytest.approx(expected, rel=0.05)
+    assert not report.distrust
+
+
+def test_transfers_are_not_to_blame_while_a_rank_is_missing(tmp_path):
+    undamaged_share(tmp_path)
+    (tmp_path / f"rank{CULPRIT}.json").unlink()
+    report = load_gpu(tmp_path).whatif()
+    assert report.kind is LossKind.COMMUNICATION
+    assert any(f"may be waiting for rank {CULPRIT}, of which nothing is known" in doubt for doubt in report.distrust)
+
+
+def test_waits_that_nothing_recorded_explains_cost_trust(tmp_path):
+    """No rank recorded its host: three ranks wait for the fourth in every step."""
+    run = Job(ranks=4, steps=4, layers=4, bucket=2, host_us=30.0, seed=3, troubles=(Trouble(CULPRIT, host=2.5),)).run()
+    for events in run.events:
+        events[:] = without(*HOST, "ac2g")(events)
+    run.write(tmp_path)
+    report = load_gpu(tmp_path).whatif()
+    assert report.culprit is None
+    (doubt,) = [doubt for doubt in report.distrust if "nothing recorded says for what" in doubt]
+    assert doubt.startswith("3 ranks wait up to")
+    assert f"for rank {CULPRIT}" in doubt
+
+
+def test_a_collective_that_is_missing_between_others_costs_trust(tmp_path):
+    """One of eight kernels of rank 1: those behind it are matched with the wrong ones."""
+
+    def damage(events: Events) -> Events:
+        gone = [one for one in events if one["name"].startswith("nccl")][3]
+        gone["args"]["Process Group Name"] = "another"
+        return events
+
+    report = report_of(tmp_path, OTHER, damage)
+    assert any(f"rank {OTHER} recorded fewest" in doubt for doubt in report.distrust)
+
+
+def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path):
+    run = Job(ranks=2, steps=3, layers=4, bucket=2, seed=3).run()
+    run.events[1][:] = every(5, GPU, dur=float("nan"))(run.events[1])
+    run.write(tmp_path)
+    report = load_gpu(tmp_path).whatif()
+    assert report.recording.ranks == (0, 1)
+    assert any("rank 1 cannot be compared: 21% of its events" in doubt for doubt in report.distrust)
