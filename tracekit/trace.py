@@ -161,7 +161,9 @@ class Trace:
         dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
-        return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
+        traced = rank_of >= 0
+        workers = np.argwhere(traced).tolist()
+        return {Worker(*worker): rank for worker, rank in zip(workers, rank_of[traced].tolist(), strict=True)}
 
     @property
     def hosts(self) -> dict[int, str]:

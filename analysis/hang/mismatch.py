@@ -41,11 +41,12 @@ def find_mismatches(record: FlightRecord, rendezvous: Rendezvous, hidden: pl.Dat
     if differing.is_empty():
         return []
     first = stuck.join(differing, on="id").sort("sequence").unique("group", keep="first", maintain_order=True)
+    doubtful = stuck.join(hidden, on="id").select("group", "rank").unique()  # a call before this one may differ, too
     return [
         _mismatch(
-            record, made, calls.filter(id=number).sort("rank"), hidden.filter(id=number).height, rendezvous.doubtful
+            record, made, calls.filter(id=number).sort("rank"), doubtful.filter(group=group).height, rendezvous.doubtful
         )
-        for number in first["id"]
+        for number, group in first.select("id", "group").iter_rows()
     ]
 
 
@@ -77,7 +78,7 @@ def _mismatch(
     record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame, hidden: int, doubtful: tuple[int, ...]
 ) -> Mismatch:
     """`made`: all collectives with their signatures; `calls`: those that should be the same; `hidden`: how many members
-    made a call that is damaged; `doubtful`: ranks whose other calls may be damaged.
+    made a damaged call, this one or another; `doubtful`: ranks whose other calls may be damaged.
     """
     group, counts = int(calls["group"][0]), Counter(calls["signature"].to_list())
     # The group's own history does not show it: a rank that skips a rare call makes the usual one in its place.

@@ -80,7 +80,7 @@ def _find(record: FlightRecord, doubtful: list[int]) -> tuple[Rendezvous, set[in
     stale = _stale(operations, members)
     newest = record.operations.group_by("rank").agg(pl.col("created_ns").max().alias("newest_ns"))
     impossible = _against_all(record, _known_sequences(record, []), newest)
-    impossible |= _old_and_new(operations, members, stale, newest)
+    impossible |= _old_and_new(operations, members, stale, newest) | _against_status(record)
     if stale:
         members = _without_dump(members, [rank for rank in readable if rank not in set(stale)])
         operations = operations.join(members.filter(state=WAITS).select("id").unique(), on="id", how="semi")
@@ -90,28 +90,36 @@ def _find(record: FlightRecord, doubtful: list[int]) -> tuple[Rendezvous, set[in
 
 def _against_all(record: FlightRecord, known: pl.DataFrame, newest: pl.DataFrame) -> set[int]:
     """Ranks that have finished collectives which none of their peers, two at least, has issued, or not issued what all
-    of them have finished, in a dump that is no older. Of two ranks: those further apart than any recorder reaches.
+    of them have finished, in a dump that is no older. Of two ranks of one age, both: one of them is wrong.
     """
     collectives = record.operations.filter(~pl.col("p2p"))
-    needs_all = pl.col("name").str.contains(_NEEDS_ALL).all().over("group")
-    waits_since = pl.col("created_ns").filter(pl.col("progress") != int(Progress.FINISHED)).min().over("group")
-    seen = collectives.select("rank", "group", needs_all.alias("needs_all"), waits_since.alias("since_ns")).unique()
-    issued, finished, ranks = pl.col("issued"), pl.col("finished"), pl.len().over("group")
+    open_since = pl.col("created_ns").filter(pl.col("progress") != int(Progress.FINISHED)).min()
+    seen = collectives.group_by("rank", "group").agg(
+        pl.col("name").str.contains(_NEEDS_ALL).all().alias("needs_all"), open_since.alias("since_ns")
+    )
+    seen = seen.filter(pl.col("needs_all").all().over("group")).join(newest, on="rank")
+    issued, finished, since_ns, newest_ns = (pl.col(name) for name in ("issued", "finished", "since_ns", "newest_ns"))
 
     def of_others(values: pl.Expr, *, highest: bool) -> pl.Expr:
-        first, second = (values.sort(descending=highest).slice(at, 1).first().over("group") for at in (0, 1))
+        ordered = values.sort(descending=highest, nulls_last=True)
+        first, second = (ordered.slice(at, 1).first().over("group") for at in (0, 1))
         return pl.when(values == first).then(second).otherwise(first)
 
-    counted = known.filter(issued.is_not_null()).join(seen.filter("needs_all"), on=["rank", "group"])
-    least = pl.when(ranks > 2).then(0).otherwise(FURTHEST)
-    found = counted.join(newest, on="rank").filter(
-        (ranks > 1)
-        & (
-            (finished - of_others(issued, highest=True) > least)
-            | ((of_others(finished, highest=False) - issued > least) & (pl.col("newest_ns") >= pl.col("since_ns")))
-        )
-    )
-    return set(found["rank"])
+    ranks = pl.len().over("group")
+    behind = of_others(finished, highest=False) - issued
+    ahead = finished - of_others(issued, highest=True)
+    new = newest_ns >= of_others(since_ns, highest=False)
+    others_new = (ranks > 2) | (of_others(newest_ns, highest=True) >= since_ns)
+    counted = known.filter(issued.is_not_null()).join(seen, on=["rank", "group"])
+    odd = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
+    return set(counted.filter((ranks > 1) & odd)["rank"])
+
+
+def _against_status(record: FlightRecord) -> set[int]:
+    """Ranks whose group says it has issued, and not finished, more than the newest of their entries."""
+    seen = record.operations.filter(~pl.col("p2p")).group_by("rank", "group").agg(pl.col("sequence").max())
+    stated = seen.join(_statuses(record), on=["rank", "group"])
+    return set(stated.filter(pl.col("issued") > pl.max_horizontal("sequence", "finished"))["rank"])
 
 
 def _old_and_new(
@@ -137,15 +145,7 @@ def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
         pl.col("sequence").filter(~done).min().alias("first_open"),
         pl.col("sequence").filter(done).max().alias("last_done"),
     )
-    highest = seen.group_by("group").agg(pl.col("seen").max().alias("highest"))
-    transfers = record.operations.filter(pl.col("p2p")).select("group").unique()
-    statuses = (
-        record.statuses.join(transfers, on="group", how="anti")
-        .join(highest, on="group", how="semi")
-        .join(highest, on="group")
-        .filter(pl.col("issued") <= pl.col("highest") + _STATUS_SLACK)
-        .drop("highest")
-    )
+    statuses = _statuses(record)
     both = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
     return both.select(
         "rank",
@@ -156,6 +156,14 @@ def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
             pl.col("finished"),
         ).alias("finished"),
     )
+
+
+def _statuses(record: FlightRecord) -> pl.DataFrame:
+    """The statuses that count collectives."""
+    p2p, sequence = pl.col("p2p"), pl.col("sequence")
+    groups = record.operations.group_by("group").agg(p2p.any(), sequence.filter(~p2p).max().alias("highest"))
+    counted = record.statuses.join(groups.filter(~p2p), on="group")
+    return counted.filter(pl.col("issued") <= pl.col("highest") + _STATUS_SLACK).select(record.statuses.columns)
 
 
 def _collectives(
