@@ -340,7 +340,9 @@ def elements(sizes: Any) -> int | None:
     count = 0
     for size in sizes:
         sides = [whole_number(side) for side in size]
-        count += math.prod(MOST_ELEMENTS + 1 if side is None else min(side, MOST_ELEMENTS + 1) for side in sides[:MOST_DIMENSIONS])
+        count += math.prod(
+            MOST_ELEMENTS + 1 if side is None else min(side, MOST_ELEMENTS + 1) for side in sides[:MOST_DIMENSIONS]
+        )
     return count if count <= MOST_ELEMENTS else None
 
 
