@@ -60,6 +60,13 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
 
 
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names from outside, each of them short, and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(map(short, every[:most])) + more
+
+
 def ranks_text(ranks: Iterable[int], most: int = 6) -> str:
     """`ranks 0-3, 8`, cut after `most` runs."""
     runs: list[list[int]] = []

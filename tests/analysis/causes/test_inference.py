@@ -20,7 +20,7 @@ def inference(dp, pp, slow=None, factor=2.0, kind="forward-compute"):
     for step in range(STEPS):
         for dp_rank in range(dp):
             free = np.zeros(pp)
-            for microbatch in range(MICROBATCHES):
+            for _ in range(MICROBATCHES):
                 for stage in range(pp):
                     place = step, dp_rank + dp * stage, dp_rank, stage
                     start = free[stage]
