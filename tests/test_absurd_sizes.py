@@ -126,6 +126,33 @@ def test_few_traced_of_a_million_dp_ranks_cost_what_they_are(tmp_path: Path) -> 
     assert len(coverage.missing_workers) == MOST_MISSING
 
 
+class Watched(tuple):
+    """A tuple that counts how often it is searched from its beginning or copied."""
+
+    reads = 0
+
+    def __contains__(self, value: object) -> bool:
+        Watched.reads += 1
+        return super().__contains__(value)
+
+    def __iter__(self) -> Any:
+        Watched.reads += 1
+        return super().__iter__()
+
+
+def test_dp_ranks_are_not_searched_once_for_each_of_them() -> None:
+    """2,000 workers, and a few passes over their DP ranks: time in proportion to their number, not to its square."""
+    count = 2_000
+    ranks = np.arange(count)
+    ops = pl.DataFrame({"rank": ranks, "dp_rank": ranks, "duration": np.linspace(1, 1.1, count)}).with_columns(
+        step=0, pp_rank=0, seq=0, start=0.0, kind=pl.lit("forward-compute")
+    )
+    graph = job(ops, Layout(dp=count)).replay.graph
+    graph.__dict__["dp_ranks"] = Watched(graph.dp_ranks)
+    assert graph.label_names[-1] == "rank"
+    assert Watched.reads < 10
+
+
 # ---- layers, texts, files
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit import __version__, memory
-from tracekit.errors import NotAStoreError, TracekitError
+from tracekit.errors import NotAStoreError, TracekitError, bounded
 from tracekit.exit_codes import ExitCode
 from tracekit.stderr import open_stderr, say, silence_stdout
 from tracekit.text import printable
@@ -90,10 +90,10 @@ def main() -> None:
         from tracekit.commands.recognise import Wanted, what_it_is
 
         words = what_it_is(error.path, Wanted.STORE)
-        say(f"tracekit: {printable(str(error) if words is None else f'{error.path}: {words}')}")
+        say(f"tracekit: {bounded(printable(str(error) if words is None else f'{error.path}: {words}'))}")
         sys.exit(ExitCode.BAD_INPUT)
     except TracekitError as error:
-        say(f"tracekit: {printable(str(error))}")
+        say(f"tracekit: {bounded(printable(str(error)))}")
         sys.exit(ExitCode.BAD_INPUT)
     except BrokenPipeError:
         silence_stdout()
@@ -105,7 +105,7 @@ def main() -> None:
         sys.exit(0 if stop.code == 1 else stop.code)
     except OSError as error:
         silence_stdout()
-        say(f"tracekit: reading or writing failed: {printable(str(error))}; check disk and permissions")
+        say(f"tracekit: reading or writing failed: {bounded(printable(str(error)))}; check disk and permissions")
         sys.exit(ExitCode.BAD_INPUT)
     except MemoryError:
         say("tracekit: out of memory; analyse fewer steps or use a larger machine")
@@ -116,7 +116,7 @@ def main() -> None:
 def _usage(error: click.ClickException) -> str:
     """What is wrong with the arguments, on one line, and where it says what to type."""
     words = (
-        printable(" ".join(error.format_message().split()).rstrip("."))
+        bounded(printable(" ".join(error.format_message().split()).rstrip(".")))
         .replace(". (Did you", " (did you")
         .replace(". Did you", "; did you")
     )

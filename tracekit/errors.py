@@ -15,19 +15,40 @@
     └── OutputError       a result cannot be written
 
 The command line catches `TracekitError` once and exits with 2. A message carries the offending value,
-what was expected and the next step.
+what was expected and the next step. Every message is cut here, whatever a foreign file put into it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from tracekit.text import LONGEST_QUOTE, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: A message has at most this many characters in all, and `LONGEST_QUOTE` of one value.
+LONGEST_MESSAGE = 1500
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_QUOTE + 1},}}")
+
+
+def bounded(message: str) -> str:
+    """A message without endless values: words of at most `LONGEST_QUOTE` characters, `LONGEST_MESSAGE` in all. Its
+    beginning, which says where, and its end, which says what to do, are kept.
+    """
+    if len(message) <= LONGEST_QUOTE:
+        return message
+    few = cut(message, 4 * LONGEST_MESSAGE)
+    return cut(_LONG_WORD.sub(lambda word: cut(word.group(), LONGEST_QUOTE), few), LONGEST_MESSAGE)
+
+
 class TracekitError(Exception):
     """Base of all errors that a user can act on."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(bounded(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class TraceError(TracekitError):

@@ -34,7 +34,9 @@ class ProcessGroup:
 class RankDump:
     """What one rank left behind.
 
-    `problem`: why its dump cannot be read, None if it can; `operations`: number of entries, including finished ones.
+    `problem`: why its dump cannot be read, None if it can. `doubt`: what is damaged in it, None if nothing is: the rank
+    may have done what the damage hides, so its silence proves nothing, and it is never a culprit. `operations`: number
+    of entries, including finished ones.
     `host`, `stack` (innermost frame first), `phase` (what the rank is known to be busy with) and `process` (what the
     system reports about a process that did not answer) are None if the dump does not contain them; PyTorch's own dumps
     never do.
@@ -42,6 +44,7 @@ class RankDump:
 
     source: str
     problem: str | None = None
+    doubt: str | None = None
     operations: int = 0
     host: str | None = None
     phase: str | None = None
@@ -51,7 +54,8 @@ class RankDump:
 
 #: One row per operation of one rank. `sequence` counts the collectives (or the transfers) of a group on that rank,
 #: `order` all operations of the rank as it issued them; `source` and `target` are ranks of the job, null in
-#: collectives; `elements_*` count the elements of all tensors; `progress` is a `Progress`.
+#: collectives; `elements` counts those of all input tensors, null, like `dtypes`, if the entry is damaged there;
+#: `progress` is a `Progress`.
 OPERATIONS = pl.Schema(
     {
         "rank": pl.Int32(),
@@ -62,8 +66,7 @@ OPERATIONS = pl.Schema(
         "source": pl.Int32(),
         "target": pl.Int32(),
         "sizes": pl.String(),
-        "elements_in": pl.Int64(),
-        "elements_out": pl.Int64(),
+        "elements": pl.Int64(),
         "dtypes": pl.String(),
         "created_ns": pl.Int64(),
         "progress": pl.Int8(),

@@ -12,6 +12,7 @@ from typing import Any
 
 from tracekit.enums import StrEnum
 from tracekit.errors import LayoutError, TraceError
+from tracekit.text import quoted
 
 
 class OpKind(StrEnum):
@@ -243,5 +244,5 @@ class Layout:
         """The inverse of `to_dict`; raises LayoutError on unknown names."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(sizes) - known):
-            raise LayoutError(f"layout: unknown size {unknown[0]!r}; known: {', '.join(sorted(known))}")
+            raise LayoutError(f"layout: unknown size {quoted(unknown[0])}; known: {', '.join(sorted(known))}")
         return cls(**sizes)

@@ -18,7 +18,7 @@ import polars as pl
 from tracekit.atomic_write import replacing
 from tracekit.errors import FormatError
 from tracekit.model import ProcessGroup
-from tracekit.text import encodable
+from tracekit.text import encodable, quoted
 from tracekit.trace import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
 
 
@@ -82,4 +82,4 @@ def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
             metadata=dict(header.get("metadata", {})),
         )
     except (TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{path}: damaged tracekit metadata ({error!r}); write the trace again") from None
+        raise FormatError(f"{path}: damaged tracekit metadata ({quoted(error)}); write the trace again") from None

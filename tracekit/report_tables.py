@@ -291,11 +291,11 @@ class ReportTables:
     ) -> pl.DataFrame:
         """One row per set of ops, from the step times of its replays ([sets] of [steps])."""
         found = self.attribution
-        slowdowns = [float(times.mean()) / found.ideal_s for times in added]
-        columns: dict[str, Any] = {**names, "slowdown": slowdowns, "waste": [waste(slowdown) for slowdown in slowdowns]}
+        slowdowns = _means(added) / found.ideal_s
+        columns: dict[str, Any] = {**names, "slowdown": slowdowns, "waste": list(map(waste, slowdowns.tolist()))}
         unknown = [None] * len(added)
-        late = unknown if delayed is None else [float(times.mean()) / found.original_s for times in delayed]
-        fixed = pl.Series(unknown if removed is None else [float(times.mean()) for times in removed], dtype=pl.Float64)
+        late = unknown if delayed is None else _means(delayed) / found.original_s
+        fixed = pl.Series(unknown if removed is None else _means(removed), dtype=pl.Float64)
         columns["launch_delay_slowdown"] = pl.Series(late, dtype=pl.Float64)
         columns["fixed_step_time_s"] = fixed
         columns["saved_s"] = found.original_s - fixed
@@ -309,6 +309,11 @@ class ReportTables:
         columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
         columns["slowdown"] = (times / found.ideal[:, None]).ravel()
         return pl.DataFrame(columns)
+
+
+def _means(sets: Sequence[Floats]) -> Floats:
+    """The mean of each of [sets] of [steps]."""
+    return np.stack(sets).mean(axis=1) if len(sets) else np.zeros(0)
 
 
 class _Finding(Protocol):

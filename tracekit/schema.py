@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from tracekit.errors import LayoutError, TraceError
 from tracekit.model import KINDS, Layout, Worker
+from tracekit.text import LONGEST_NAME, cut, listed, printable, quoted
 
 KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
 #: Canonical columns. `start` and `duration` are seconds, `start` from the start of the step.
@@ -114,7 +115,11 @@ class Source(Struct, frozen=True):
 
     def column(self, name: str) -> str:
         """The name of a column in messages."""
-        return f"column {self.columns.get(name, name)!r}"
+        return f"column {quoted(self.columns.get(name, name))}"
+
+    def typed(self, column: pl.Series) -> str:
+        """A column and its type in messages."""
+        return f"{self.column(column.name)} has type {cut(printable(str(column.dtype)), LONGEST_NAME)}"
 
 
 def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.DataFrame:
@@ -136,7 +141,7 @@ def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
     optional = {name for name in NULLABLE if name not in ops.columns}
     if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
         raise TraceError(
-            f"{source}: {source.column(missing[0])} is missing; found {', '.join(ops.columns)}; expected"
+            f"{source}: {source.column(missing[0])} is missing; found {listed(ops.columns)}; expected"
             f" {', '.join(SCHEMA)}"
         )
     if ops.height == 0:
@@ -155,10 +160,7 @@ def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
     try:
         waited = column.cast(WAITED_TYPE).rechunk()
     except pl.exceptions.PolarsError:
-        raise TraceError(
-            f"{source}: {source.column(column.name)} has type {column.dtype}; expected lists of numbers; convert the"
-            " column"
-        ) from None
+        raise TraceError(f"{source}: {source.typed(column)}; expected lists of numbers; convert the column") from None
     ranks, length = layout.tp * layout.cp, waited.list.len().fill_null(0)
     wrong = (length != 0) & (length != ranks)
     if wrong.any():
@@ -174,9 +176,7 @@ def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
 def _host_time(column: pl.Series, source: Source) -> pl.Series:
     """A column of optional seconds from 0 on."""
     if not (column.dtype.is_numeric() or column.dtype == pl.Null):
-        raise TraceError(
-            f"{source}: {source.column(column.name)} has type {column.dtype}; expected seconds; convert the column"
-        )
+        raise TraceError(f"{source}: {source.typed(column)}; expected seconds; convert the column")
     seconds = column.cast(pl.Float64).rechunk()
     wrong = (~seconds.is_finite() | (seconds < 0)).fill_null(value=False)
     if wrong.any():
@@ -191,9 +191,7 @@ def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source
     wanted = "a number" if dtype == pl.Float64 else "an integer"
     fits = column.dtype.is_numeric() if dtype == pl.Float64 else column.dtype.is_integer()
     if not fits and column.null_count() < len(column):
-        raise TraceError(
-            f"{source}: {source.column(column.name)} has type {column.dtype}; expected {wanted}; convert the column"
-        )
+        raise TraceError(f"{source}: {source.typed(column)}; expected {wanted}; convert the column")
     try:
         converted = column.cast(dtype)
     except pl.exceptions.InvalidOperationError:
@@ -208,16 +206,14 @@ def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source
 def _kinds(column: pl.Series, source: Source) -> pl.Series:
     """The kind column as codes of `OpKind`."""
     if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
-        raise TraceError(
-            f"{source}: {source.column('kind')} has type {column.dtype}; expected a string such as {str(KINDS[0])!r}"
-        )
+        raise TraceError(f"{source}: {source.typed(column)}; expected a string such as {str(KINDS[0])!r}")
     if column.null_count():
         raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
     if column.dtype == KIND_TYPE:
         return column
     known = set(KINDS)
     if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
-        row = int((column.cast(pl.String) == unknown[0]).arg_max() or 0)
+        row = int((column == unknown[0]).arg_max() or 0)  # not as strings: a category can be long and in every row
         raise violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
     return column.cast(KIND_TYPE)
 
@@ -342,4 +338,4 @@ def _describe(ops: pl.DataFrame, row: int) -> str:
 
 def violation(source: Source, column: pl.Series, row: int, expectation: str) -> TraceError:
     """The error for an invalid value in `row` of `column`."""
-    return TraceError(f"{source}: {source.column(column.name)}, row {row}: {column[row]!r}; {expectation}")
+    return TraceError(f"{source}: {source.column(column.name)}, row {row}: {quoted(column[row])}; {expectation}")

@@ -6,10 +6,13 @@ In: any string. Out: a string that cannot break a line, control a terminal or fa
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 
 #: Longer names are cut for display.
 LONGEST_NAME = 80
+#: Messages cut values from outside to this many characters.
+LONGEST_QUOTE = 200
 #: What stands for a name of spaces only.
 NO_NAME = "(no name)"
 #: Nothing is more certain than this.
@@ -33,6 +36,35 @@ def short(text: str) -> str:
     """A name to show or to click: `printable`, cut to LONGEST_NAME characters; words for a blank one."""
     shown = printable(text) if text.strip() else NO_NAME
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+
+
+def quoted(value: object, most: int = LONGEST_QUOTE) -> str:
+    """A value from outside as messages quote it: as Python writes it, on one line, cut in the middle. Costs no more for
+    a value of any size or depth.
+    """
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value[: most + 1])
+    writer = reprlib.Repr()
+    writer.maxstring = writer.maxother = writer.maxlong = 2 * most
+    writer.maxlevel = 3
+    try:
+        shown = writer.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        shown = f"a {type(value).__name__} of more digits than Python writes"
+    return cut(printable(shown), most)
+
+
+def cut(text: str, most: int) -> str:
+    """`text`, or its beginning and end with dots in between: at most so many characters."""
+    end = (most - 3) // 3
+    return text if len(text) <= most else f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names from outside, each of them short, and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(map(short, every[:most])) + more
 
 
 def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:

@@ -24,7 +24,7 @@ from tracekit.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.magnitudes import check_magnitudes
 from tracekit.model import Layout, Unit, Worker, unit_of_time
 from tracekit.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, first_rows, step_positions
-from tracekit.text import encodable
+from tracekit.text import encodable, quoted
 from tracekit.units import in_seconds
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _FIGURES_IN = {"gpus": "throttled"}
 #: Beyond the first million, a file with more rows per byte than this contains no real ops: each op has two times of its
 #: own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
+#: Files with more columns than usual may not hold more values than this per byte, nor more columns than that.
+USUAL_COLUMNS, MOST_VALUES_PER_BYTE, MOST_COLUMNS = 32, 64, 10_000
 #: Read files with more rows than this one column at a time.
 MOST_ROWS_AT_ONCE = 250_000
 #: Name at most this many workers that were not traced.
@@ -161,7 +163,9 @@ class Trace:
         dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
-        return {Worker(*map(int, cell)): int(rank_of[tuple(cell)]) for cell in np.argwhere(rank_of >= 0)}
+        traced = rank_of >= 0
+        workers = np.argwhere(traced).tolist()
+        return {Worker(*worker): rank for worker, rank in zip(workers, rank_of[traced].tolist(), strict=True)}
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -301,7 +305,8 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
         raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read it")
     if version != SCHEMA_VERSION:
         raise FormatError(
-            f"{source}: schema version {version!r}; this tracekit reads version {SCHEMA_VERSION}: upgrade tracekit"
+            f"{source}: schema version {quoted(version)}; this tracekit reads version {SCHEMA_VERSION}: upgrade"
+            " tracekit"
         )
     try:
         layout = Layout.from_dict(header["layout"])
@@ -309,7 +314,7 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
         step_starts = {int(step): float(start) for step, start in header.get("step_starts", {}).items()}
         metadata = dict(header.get("metadata", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FormatError(f"{source}: damaged tracekit metadata ({error!r}); write the trace again") from None
+        raise FormatError(f"{source}: damaged tracekit metadata ({quoted(error)}); write the trace again") from None
     except LayoutError as error:
         raise LayoutError(f"{source}: {error}") from None
     return Trace.from_frame(
@@ -339,6 +344,8 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
+    if (width := len(_parquet(path, pl.read_parquet_schema))) > USUAL_COLUMNS:
+        _check_columns(path, width)
     few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
     if few.height <= MOST_ROWS_AT_ONCE:
         return few.rechunk()
@@ -364,10 +371,24 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
 
 def _check_rows(path: str | os.PathLike[str]) -> None:
     """Raise FormatError if the file claims more ops than its bytes can hold: one value repeated without end."""
-    rows = _parquet(path, lambda file: int(pl.scan_parquet(file).select(pl.len()).collect().item()))
-    size = Path(path).stat().st_size
+    rows, size = _rows(path), Path(path).stat().st_size
     if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
         raise FormatError(f"{path}: {rows} rows in {size} bytes, too few for the times of real ops; record it again")
+
+
+def _check_columns(path: str | os.PathLike[str], columns: int) -> None:
+    """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
+    rows, size = _rows(path), Path(path).stat().st_size
+    if columns > MOST_COLUMNS or rows * columns > max(MOST_VALUES_PER_BYTE * size, FEWEST_ROWS * USUAL_COLUMNS):
+        raise FormatError(
+            f"{path}: {rows} rows of {columns} columns in {size} bytes; expected at most {MOST_COLUMNS} columns, and no"
+            f" more than {MOST_VALUES_PER_BYTE} values per byte: keep the columns of a trace"
+        )
+
+
+def _rows(path: str | os.PathLike[str]) -> int:
+    """The number of rows that a file claims."""
+    return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
 
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:

@@ -22,7 +22,8 @@ from tracekit.analysis.evidence.workload import elasticity, position_factor, wor
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
 
-FORWARD, BACKWARD = 0, 1
+#: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
+FORWARD, BACKWARD = 0, -1
 #: This quantile of the microbatches represents a DP rank or a step.
 QUARTILE = 0.25
 #: A pause is at least this share of the compute that it interrupts, and this many spreads long.
@@ -51,7 +52,7 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     `pause_s`: seconds beyond what the factors explain, 0 for no pause, [kinds, stages, chunks, microbatches, steps,
     dp_ranks]; `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: correlation
     of forwards and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of
-    those backwards, relative.
+    those backwards, relative; both 0 in a job with one kind.
     """
 
     base_s: Floats
@@ -273,7 +274,7 @@ def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]
         expected = expected * model.position[:, None, None, :, None, None]
     # Noise with mean one around the expectation: forwards and backwards scatter alike.
     ratio = grid / safe(expected)
-    samples = [sampled(ratio[kind]) for kind in (FORWARD, BACKWARD)]
+    samples = [sampled(of_kind) for of_kind in ratio]
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]
     sigma = max(float(_spread(sample, (0,))) for sample in samples)
     threshold = max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma)
@@ -283,6 +284,8 @@ def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]
 
 def _length_signature(relative: Floats, pause: Floats) -> tuple[float, float]:
     """Correlation of forwards and backwards within a DP rank and step, averaged over stages; spread of backwards."""
+    if len(relative) < 2:
+        return 0.0, 0.0
     logs = np.log(np.maximum(relative, 1e-12))
     logs = np.where(pause > 0, np.nan, logs)
     over_stages: Any = nan_mean(logs, (1, 2))

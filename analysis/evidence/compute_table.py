@@ -37,7 +37,8 @@ class _Placement(Struct, frozen=True, eq=False):
 
 
 class ComputeTable(Struct, frozen=True, eq=False, dict=True):
-    """Costs of computes as a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]; kinds: forward, backward.
+    """Costs of computes as a grid [kinds, stages, chunks, microbatches, steps, dp_ranks]; kinds: forward, backward, or
+    the only one that the job has.
 
     Cells that were not recorded are nan. If stages differ in their number of computes, the grid has one chunk, and
     "microbatch" counts the computes of a stage.
@@ -51,16 +52,17 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
     def of(cls, replay: JobReplay, costs: tuple[Floats, ...] | None = None) -> ComputeTable:
         """Find every forward and backward of the job. `costs`: seconds, [rows, lanes] per block; None: as recorded."""
         graph = replay.graph
+        kinds = [kind for kind in COMPUTE_KINDS if any(kind.code in block.template.kind for block in graph.blocks)]
         placements = [
             part
             for number, block in enumerate(graph.blocks)
-            for part in _placements(block, number, np.array(graph.dp_ranks), graph.layout.pp)
+            for part in _placements(block, number, kinds, np.array(graph.dp_ranks), graph.layout.pp)
         ]
         cells = {len(part.computes) for part in placements}
         chunks = graph.layout.vpp
         regular = len(cells) == 1 and not next(iter(cells)) % chunks
         split = (chunks, next(iter(cells)) // chunks) if regular else (1, max(cells, default=0))
-        shape = (len(COMPUTE_KINDS), graph.layout.pp, *split, len(graph.steps), len(graph.dp_ranks))
+        shape = (len(kinds), graph.layout.pp, *split, len(graph.steps), len(graph.dp_ranks))
         return cls(shape, tuple(placements), replay.durations.cost if costs is None else costs)
 
     @cached_property
@@ -70,8 +72,8 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def empty(self) -> bool:
-        """True if the job has no forward or no backward computes."""
-        return len({part.kind for part in self.placements}) < len(COMPUTE_KINDS)
+        """True if the job has neither forward nor backward computes."""
+        return not self.placements
 
     def gather(self, costs: Sequence[Floats]) -> Floats:
         """`costs` (one [rows, lanes] matrix per block) as a grid."""
@@ -99,11 +101,11 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
             yield Part(part.block, rows, np.repeat(here, computes.parts, axis=0) if computes.parts > 1 else here)
 
 
-def _placements(block: Block, number: int, dp_ranks: Ints, stages: int) -> list[_Placement]:
+def _placements(block: Block, number: int, kinds: Sequence[OpKind], dp_ranks: Ints, stages: int) -> list[_Placement]:
     dp_index = np.searchsorted(dp_ranks, block.dp_rank)
     placements = []
     for stage in range(stages):
-        for at, kind in enumerate(COMPUTE_KINDS):
+        for at, kind in enumerate(kinds):
             computes = compute_rows(block, stage, kind)
             if len(computes):
                 placements.append(_Placement(number, at, stage, computes, block.step, dp_index))

@@ -36,12 +36,12 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def profile(self) -> ComputeProfile | None:
-        """The factors behind their costs; None if the job has no forwards or no backwards."""
+        """The factors behind their costs; None if the job has neither forwards nor backwards."""
         return None if self.table.empty else profile_computes(self.table)
 
     @cached_property
     def pauses(self) -> Pauses | None:
-        """Their pauses; None if the job has no forwards or no backwards."""
+        """Their pauses; None if the job has neither forwards nor backwards."""
         if self.profile is None:
             return None
         return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)

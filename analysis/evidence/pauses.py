@@ -77,7 +77,7 @@ class Pauses(Struct, frozen=True, eq=False):
     @property
     def backwards(self) -> int:
         """The number of paused backwards."""
-        return int((self.seconds[BACKWARD] > 0).sum())
+        return int((self.seconds[1:] > 0).sum())
 
     @property
     def of_processes(self) -> bool:
@@ -134,7 +134,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     seconds = _without_noise(beyond, 1.0)
     stopped, usual_s = _stopped(grid, base, shared)
     by_kind = np.nansum(base, axis=(1, 2, 3))
-    backward_share = float(by_kind[BACKWARD] / max(by_kind.sum(), 1e-12))
+    backward_share = float(by_kind[1:].sum() / max(by_kind.sum(), 1e-12))
     found = Pauses(seconds, stopped, usual_s, _own_length(beyond, base), backward_share)
     if found.own_length and not found.spare_backwards:
         stopped = stopped | _where_nearly_all_are(seconds)
@@ -224,7 +224,7 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     of_worker = _by_worker(within)
     range_ = lower_quantile(of_worker, -1, 0.9) - lower_quantile(of_worker, -1, 0.1)
     usual = np.fmax(
-        lower_median(range_, axis=2)[:, :, None], lower_median(range_.reshape(2, -1), axis=1)[:, None, None]
+        lower_median(range_, axis=2)[:, :, None], lower_median(range_.reshape(len(range_), -1), axis=1)[:, None, None]
     )
     stops = _stops(of_worker, np.maximum(STOP_RANGES * usual, SMALLEST_STOP))
     nats = np.where(stops, _nats_of_long(of_worker), 0.0)

@@ -220,9 +220,10 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         hosts, host_of = self.trace.hosts, codes.copy()
         names = tuple(sorted(set(hosts.values())))
         number = {name: code for code, name in enumerate(names)}
+        row_of = {dp_rank: row for row, dp_rank in enumerate(self.dp_ranks)}
         for at, rank in self.trace.worker_ranks().items():
-            if at.dp_rank in self.dp_ranks:
-                cell = int(np.searchsorted(self.dp_ranks, at.dp_rank)), at.pp_rank
+            if (row := row_of.get(at.dp_rank)) is not None:
+                cell = row, at.pp_rank
                 codes[cell] = rank
                 host_of[cell] = number.get(hosts.get(rank, ""), UNLABELLED)
         labels = {"rank": Label(codes)}

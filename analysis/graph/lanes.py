@@ -121,7 +121,7 @@ def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[Plac
     """The counted ops of `lanes`, placed and grouped by structure."""
     found = []
     for placed in ops.placed(counts, lanes):
-        for same in by_structure(placed, ops.chunks):
+        for same in by_structure(placed):
             part = placed.only(same)
             found.append(replace(part, chunk=part.chunk[:, :1]))
     return found

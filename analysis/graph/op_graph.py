@@ -23,6 +23,7 @@ from tracekit.analysis.numeric.codes import numbered
 from tracekit.errors import GraphError, TraceError
 from tracekit.magnitudes import LONGEST_S
 from tracekit.model import ProcessGroup
+from tracekit.text import listed, quoted
 from tracekit.units import LATEST_S
 
 if TYPE_CHECKING:
@@ -168,8 +169,8 @@ class OpGraph:
 def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
     """Raise TraceError if a column is missing. `what`: the name of the frame in the message."""
     if missing := [name for name in names if name not in frame.columns]:
-        there = ", ".join(frame.columns) or "none"
-        raise TraceError(f"{what}: column {missing[0]!r} is missing; found {there}")
+        there = listed(frame.columns) or "none"
+        raise TraceError(f"{what}: column {quoted(missing[0])} is missing; found {there}")
 
 
 class _Reader:
@@ -230,7 +231,7 @@ class _Reader:
         bad = column.is_null() | (column < 0) | (column > np.iinfo(np.int32).max)
         if bad.any():
             row = int(bad.arg_max() or 0)
-            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected an integer >= 0")
+            raise TraceError(f"ops: column {name!r}, row {row}: {quoted(column[row])}; expected an integer >= 0")
         return column.cast(pl.Int32).to_numpy()
 
     def seconds(self, name: str) -> Floats:
@@ -247,7 +248,7 @@ class _Reader:
             expected = f"finite seconds{' >= 0' if is_duration else ''}"
             if np.isfinite(values[row]) and abs(values[row]) > most:
                 expected = f"at most {most:,.0f} seconds; convert the column"
-            raise TraceError(f"ops: column {name!r}, row {row}: {column[row]!r}; expected {expected}")
+            raise TraceError(f"ops: column {name!r}, row {row}: {quoted(column[row])}; expected {expected}")
         return np.ascontiguousarray(values)
 
     def label(self, name: str) -> Label:
@@ -257,7 +258,7 @@ class _Reader:
             bad = (column < 0) | (column > np.iinfo(np.int32).max)
             if bad.any():
                 row = int(bad.arg_max() or 0)
-                raise TraceError(f"ops: label {name!r}, row {row}: {column[row]!r}; expected an integer >= 0")
+                raise TraceError(f"ops: label {name!r}, row {row}: {quoted(column[row])}; expected an integer >= 0")
             return Label(column.cast(pl.Int32).fill_null(UNLABELLED).to_numpy())
         codes, names = _numbered(self.text(name))
         if len(names) > MOST_VALUES:
@@ -314,7 +315,8 @@ class _Reader:
             if bad.any():
                 at = int(bad.argmax())
                 raise TraceError(
-                    f"edges: column {name!r}, row {at}: {column[at]!r}; the ops have rows 0 to {self.ops.height - 1}"
+                    f"edges: column {name!r}, row {at}: {quoted(column[at])}; the ops have rows 0 to"
+                    f" {self.ops.height - 1}"
                 )
             ends.append(rows)
         if "why" not in self.edges.columns:
@@ -331,7 +333,7 @@ class _Reader:
         coordinates = np.zeros((len(ranks), len(axes)), np.int32)
         for number, axis in enumerate(axes):
             if axis not in self.ops.columns:
-                raise TraceError(f"ops: axis {axis!r} is not a column; the columns are {', '.join(self.ops.columns)}")
+                raise TraceError(f"ops: axis {axis!r} is not a column; the columns are {listed(self.ops.columns)}")
             values = self.integers(axis)
             coordinates[:, number] = values[first]
             differs = values != coordinates[inverse, number]

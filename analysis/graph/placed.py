@@ -13,14 +13,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.rules.megatron import (
-    BACKWARD,
-    COMPUTE_STREAM,
-    DP_STREAM,
-    FORWARD,
-    NO_OP_SLACK_S,
-    is_held,
-)
+from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, DP_STREAM, is_held
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.model import KINDS, OpKind
 
@@ -72,15 +65,13 @@ class PlacedLanes(Struct, frozen=True, eq=False):
         )
 
 
-def by_structure(placed: PlacedLanes, chunks: int) -> list[npt.NDArray[np.int64]]:
-    """Indices of lanes by chunk assignment, order within streams, and sends or recvs that never ran."""
+def by_structure(placed: PlacedLanes) -> list[npt.NDArray[np.int64]]:
+    """Indices of lanes by chunk assignment, order within streams, and sends that waited for a reduction."""
     signature = np.zeros(len(placed.step), np.uint64)
     if placed.chunk.shape[1] > 1:
         signature = row_hash(placed.chunk.T)
     native.hash_streams(placed.start, *_stream_ranges(placed.by_stage), signature)
     _hash_held_sends(placed, signature)
-    if chunks > 1:
-        _hash_no_ops(placed, signature)
     return by_value(signature, np.arange(len(signature)))
 
 
@@ -117,28 +108,6 @@ def _stream_ranges(by_stage: Int32s) -> tuple[npt.NDArray[np.int64], npt.NDArray
     return np.array(bounds, np.int64).reshape(-1, 2), np.array(streams, np.int64)
 
 
-def _hash_no_ops(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> None:
-    """Add to each lane's signature the recvs that start too late, and the sends that end too early, to have run."""
-    by_stage = placed.by_stage
-    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
-
-    def rows(stage: int, kind: OpKind) -> range:
-        return range(end[stage, kind.code] - by_stage[stage, kind.code], end[stage, kind.code])
-
-    for stage in range(len(by_stage)):
-        for direction in (FORWARD, BACKWARD):
-            computes = rows(stage, direction.compute)
-            if not computes:
-                continue
-            last_start = placed.start[computes[-1]] - NO_OP_SLACK_S
-            first_end = placed.start[computes[0]] + placed.duration[computes[0]] + NO_OP_SLACK_S
-            for row in rows(stage, direction.recv):
-                signature += np.where(placed.start[row] < last_start, np.uint64(0), _mark(row))
-            for row in rows(stage, direction.send):
-                early = placed.start[row] + placed.duration[row] < first_end
-                signature += np.where(early, _mark(row), np.uint64(0))
-
-
 def _mark(row: int) -> np.uint64:
     """A 64-bit number that differs from row to row."""
     return np.uint64((int(row) + 1) * _MIX % 2**64)
@@ -151,5 +120,6 @@ def _hash_held_sends(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> 
     for stage in range(len(by_stage)):
         if by_stage[stage, OpKind.ALL_REDUCE.code] and by_stage[stage, BACKWARD.send.code]:
             reduction, send = end[stage, OpKind.ALL_REDUCE.code] - 1, end[stage, BACKWARD.send.code] - 1
-            held = is_held(placed.start[send], placed.start[reduction] + placed.duration[reduction])
+            begin = placed.start[reduction]
+            held = is_held(placed.start[send], begin, begin + placed.duration[reduction])
             signature += np.where(held, _mark(send), np.uint64(0))

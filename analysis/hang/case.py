@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit.analysis.hang.mismatch import hidden_calls
 from tracekit.analysis.hang.states import NOBODY, WAITS, Rendezvous, find_rendezvous
 from tracekit.analysis.hang.wait_graph import Ints, WaitGraph, build_graph, stalls
 from tracekit.flight_record import FlightRecord
@@ -26,6 +27,7 @@ class Case:
     graph: WaitGraph
     stall: Ints
     leading: Ints  # operations that are the earliest unfinished one of a rank
+    hidden: pl.DataFrame  # id, rank: calls that are damaged
 
     @classmethod
     def of(cls, record: FlightRecord) -> Case:
@@ -34,7 +36,8 @@ class Case:
         graph = build_graph(rendezvous, record.world_size)
         waits = rendezvous.members.filter(state=WAITS)
         at_first = graph.first_order[waits["rank"].to_numpy()] == waits["order"].to_numpy()
-        return cls(record, rendezvous, graph, stalls(graph), waits.filter(at_first)["id"].unique().to_numpy())
+        leading = waits.filter(at_first)["id"].unique().to_numpy()
+        return cls(record, rendezvous, graph, stalls(graph), leading, hidden_calls(record, rendezvous))
 
     def operation(self, number: int) -> str:
         """The name of an unfinished operation, in words."""

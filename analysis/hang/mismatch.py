@@ -22,7 +22,8 @@ _EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast
 class Mismatch:
     """`ranks`: the ranks whose call differs from that of most members. If the group is split evenly: the ranks whose
     calls, from there on, match fewer calls of other groups of this kind. If that does not decide either: all members.
-    `calls`: rank -> what it called and where, one rank per kind of call.
+    Empty if members whose call is damaged could tip the balance. `calls`: rank -> what it called and where, one rank
+    per kind of call.
     """
 
     id: int
@@ -30,26 +31,55 @@ class Mismatch:
     calls: tuple[tuple[int, str], ...]
 
 
-def find_mismatches(record: FlightRecord, rendezvous: Rendezvous) -> list[Mismatch]:
-    """The earliest mismatch of each group that is stuck because of one."""
+def find_mismatches(record: FlightRecord, rendezvous: Rendezvous, hidden: pl.DataFrame) -> list[Mismatch]:
+    """The earliest mismatch of each group that is stuck because of one. `hidden`: see `hidden_calls`."""
     stuck = rendezvous.operations.filter(~pl.col("p2p")).select("id", "group", "sequence")
     waiting = rendezvous.members.filter(state=WAITS).select("id").unique()
-    made = record.operations.filter(~pl.col("p2p")).with_columns(_signature().alias("signature"))
+    made = _calls(record).filter(pl.col("signature").is_not_null())
     calls = made.join(stuck.join(waiting, on="id", how="semi"), on=["group", "sequence"])
     differing = calls.group_by("id").agg(pl.col("signature").n_unique().alias("kinds")).filter(pl.col("kinds") > 1)
     if differing.is_empty():
         return []
     first = stuck.join(differing, on="id").sort("sequence").unique("group", keep="first", maintain_order=True)
-    return [_mismatch(record, made, calls.filter(id=number).sort("rank")) for number in first["id"]]
+    doubtful = stuck.join(hidden, on="id").select("group", "rank").unique()  # a call before this one may differ, too
+    return [
+        _mismatch(
+            record, made, calls.filter(id=number).sort("rank"), doubtful.filter(group=group).height, rendezvous.doubtful
+        )
+        for number, group in first.select("id", "group").iter_rows()
+    ]
 
 
-def _signature() -> pl.Expr:
-    shares = pl.concat_str(pl.lit(" "), "dtypes", pl.lit(" "), pl.col("elements_in").cast(pl.String))
-    return pl.concat_str("name", pl.when(pl.col("name").str.contains(_EQUAL_SHARES)).then(shares).otherwise(pl.lit("")))
+def hidden_calls(record: FlightRecord, rendezvous: Rendezvous) -> pl.DataFrame:
+    """id, rank: members of collectives whose call is damaged in their dump, so that it may differ from the others'."""
+    members = rendezvous.members.select("id", "rank").join(
+        rendezvous.operations.filter(~pl.col("p2p")).select("id", "group", "sequence"), on="id"
+    )
+    calls = members.join(_calls(record), on=["rank", "group", "sequence"], how="left")
+    doubtful = pl.col("rank").is_in(rendezvous.doubtful)
+    hidden = calls.filter(pl.col("signature").is_null() & (pl.col("name").is_not_null() | doubtful))
+    return hidden.select("id", "rank")
 
 
-def _mismatch(record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame) -> Mismatch:
-    """`made`: all collectives with their signatures; `calls`: those that should be the same."""
+def _calls(record: FlightRecord) -> pl.DataFrame:
+    """All collectives with what the members of each must agree on, their `signature`; null where an entry does not
+    state it and another one of the same operation does.
+    """
+    stated = pl.when(pl.col("elements") > 0).then(
+        pl.concat_str("name", pl.lit(" "), "dtypes", pl.lit(" "), pl.col("elements").cast(pl.String))
+    )
+    others_state = stated.is_not_null().any().over("group", "sequence")
+    shares = pl.col("name").str.contains(_EQUAL_SHARES)
+    signature = pl.when(shares & others_state).then(stated).otherwise("name")
+    return record.operations.filter(~pl.col("p2p")).with_columns(signature.alias("signature"))
+
+
+def _mismatch(
+    record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame, hidden: int, doubtful: tuple[int, ...]
+) -> Mismatch:
+    """`made`: all collectives with their signatures; `calls`: those that should be the same; `hidden`: how many members
+    made a damaged call, this one or another; `doubtful`: ranks whose other calls may be damaged.
+    """
     group, counts = int(calls["group"][0]), Counter(calls["signature"].to_list())
     # The group's own history does not show it: a rank that skips a rare call makes the usual one in its place.
     siblings = [
@@ -66,6 +96,10 @@ def _mismatch(record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame) -> 
         or (elsewhere[0] if len(elsewhere) == 1 else None)
     )
     wrong = calls.filter(pl.col("signature") != right) if right is not None else calls
+    first, second, *_ = (*sorted(counts.values(), reverse=True), 0)
+    others = {rank for place in siblings for rank in record.groups[place].ranks}
+    if hidden >= first - second and (hidden or not others.isdisjoint(doubtful)):
+        wrong = wrong.clear()
     shown = calls.unique("signature", keep="first", maintain_order=True)
     return Mismatch(
         id=int(calls["id"][0]),

@@ -38,8 +38,15 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
         stacks=_stacks(record),
         without_dump=tuple(rank for rank in range(record.world_size) if rank not in readable),
         taken_ns=record.taken_ns,
-        notes=(*record.notes, *stale),
+        notes=(*record.notes, *stale, *_contradicted(case)),
     )
+
+
+def _contradicted(case: Case) -> list[str]:
+    """Notes on ranks in doubt whose own dump does not show why."""
+    ranks = [rank for rank in case.rendezvous.doubtful if case.record.dumps[rank].doubt is None]
+    why = "contradict those of all its peers: its dump is damaged, and it is not accused"
+    return [f"sequence numbers in the dump of rank {rank} {why}" for rank in ranks]
 
 
 def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:

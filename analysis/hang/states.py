@@ -7,7 +7,7 @@ from the lowest unfinished sequence number and from the status of the group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -25,6 +25,8 @@ _NEEDS_ALL = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 #: A status counts either collectives or transfers, whichever came last; if it is this far beyond every entry, it counts
 #: transfers.
 _STATUS_SLACK = 1000
+#: No rank is further ahead of another one: its recorder would have no place for what it has not finished.
+FURTHEST = 1 << 22
 
 
 _OPERATION = ["id", "group", "sequence", "name", "needs_all", "p2p", "source", "target", "since_ns"]
@@ -35,38 +37,107 @@ _MEMBER = ["id", "rank", "state", "order", "progress", "call_site"]
 class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
     state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and for those that wait: order, progress, call_site. `stale`:
-    ranks whose dump is older than what their peers have finished with them. `known`: rank, group, issued, finished: the
-    last collective that each rank issued and finished in each group.
+    ranks whose dump is older than what their peers have finished with them. `doubtful`: ranks whose dump is damaged in
+    part: what it shows holds, unless its peers contradict it, and all else is unknown. `known`: rank, group, issued,
+    finished: the last collective that each rank issued and finished in each group; `issued` is null in doubtful ranks.
     """
 
     operations: pl.DataFrame
     members: pl.DataFrame
     stale: tuple[int, ...]
+    doubtful: tuple[int, ...]
     known: pl.DataFrame
 
 
 def find_rendezvous(record: FlightRecord) -> Rendezvous:
     """Collectives and transfers that are unfinished somewhere, in the order in which they were first issued."""
+    doubtful = [rank for rank, dump in record.dumps.items() if dump.doubt is not None]
+    found, impossible = _find(record, doubtful)
+    if not impossible:
+        return found
+    kept = record.operations.filter(~pl.col("rank").is_in(impossible))
+    return _find(replace(record, operations=kept), sorted({*doubtful, *impossible}))[0]
+
+
+def _find(record: FlightRecord, doubtful: list[int]) -> tuple[Rendezvous, set[int]]:
+    """The operations and members, and the ranks whose numbers cannot all be right."""
     readable = [rank for rank, dump in record.dumps.items() if dump.problem is None]
-    known = _known_sequences(record)
+    known = _known_sequences(record, doubtful)
     unfinished = record.operations.filter(pl.col("progress") != int(Progress.FINISHED))
     unfinished = unfinished.join(known, on=["rank", "group"], how="left").filter(
         pl.col("p2p") | (pl.col("sequence") > pl.col("finished").fill_null(-1))
     )
     collectives, members = _collectives(record, unfinished.filter(~pl.col("p2p")), known)
-    transfers, ends = _transfers(record, unfinished.filter(pl.col("p2p")), _known_transfers(record), collectives.height)
+    passed = _known_transfers(record, doubtful)
+    transfers, ends = _transfers(record, unfinished.filter(pl.col("p2p")), passed, collectives.height)
     operations, members = pl.concat([collectives, transfers]), pl.concat([members, ends])
-    members = _without_dump(members, readable)
+    members = _without_dump(members, readable).with_columns(
+        pl.when(pl.col("rank").is_in(doubtful) & (pl.col("state") == NOT_ISSUED))
+        .then(pl.lit(UNKNOWN, pl.Int8))
+        .otherwise("state")
+        .alias("state")
+    )
     stale = _stale(operations, members)
+    newest = record.operations.group_by("rank").agg(pl.col("created_ns").max().alias("newest_ns"))
+    impossible = _against_all(record, _known_sequences(record, []), newest)
+    impossible |= _old_and_new(operations, members, stale, newest) | _against_status(record)
     if stale:
         members = _without_dump(members, [rank for rank in readable if rank not in set(stale)])
         operations = operations.join(members.filter(state=WAITS).select("id").unique(), on="id", how="semi")
         members = members.join(operations.select("id"), on="id", how="semi")
-    return _numbered(operations, members, stale, known)
+    return _numbered(operations, members, stale, tuple(doubtful), known), impossible
 
 
-def _known_sequences(record: FlightRecord) -> pl.DataFrame:
+def _against_all(record: FlightRecord, known: pl.DataFrame, newest: pl.DataFrame) -> set[int]:
+    """Ranks that have finished collectives which none of their peers, two at least, has issued, or not issued what all
+    of them have finished, in a dump that is no older. Of two ranks of one age, both: one of them is wrong.
+    """
+    collectives = record.operations.filter(~pl.col("p2p"))
+    open_since = pl.col("created_ns").filter(pl.col("progress") != int(Progress.FINISHED)).min()
+    seen = collectives.group_by("rank", "group").agg(
+        pl.col("name").str.contains(_NEEDS_ALL).all().alias("needs_all"), open_since.alias("since_ns")
+    )
+    seen = seen.filter(pl.col("needs_all").all().over("group")).join(newest, on="rank")
+    issued, finished, since_ns, newest_ns = (pl.col(name) for name in ("issued", "finished", "since_ns", "newest_ns"))
+
+    def of_others(values: pl.Expr, *, highest: bool) -> pl.Expr:
+        ordered = values.sort(descending=highest, nulls_last=True)
+        first, second = (ordered.slice(at, 1).first().over("group") for at in (0, 1))
+        return pl.when(values == first).then(second).otherwise(first)
+
+    ranks = pl.len().over("group")
+    behind = of_others(finished, highest=False) - issued
+    ahead = finished - of_others(issued, highest=True)
+    new = newest_ns >= of_others(since_ns, highest=False)
+    others_new = (ranks > 2) | (of_others(newest_ns, highest=True) >= since_ns)
+    counted = known.filter(issued.is_not_null()).join(seen, on=["rank", "group"])
+    odd = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
+    return set(counted.filter((ranks > 1) & odd)["rank"])
+
+
+def _against_status(record: FlightRecord) -> set[int]:
+    """Ranks whose group says it has issued, and not finished, more than the newest of their entries."""
+    seen = record.operations.filter(~pl.col("p2p")).group_by("rank", "group").agg(pl.col("sequence").max())
+    stated = seen.join(_statuses(record), on=["rank", "group"])
+    return set(stated.filter(pl.col("issued") > pl.max_horizontal("sequence", "finished"))["rank"])
+
+
+def _old_and_new(
+    operations: pl.DataFrame, members: pl.DataFrame, stale: tuple[int, ...], newest: pl.DataFrame
+) -> set[int]:
+    """Ranks whose dump is older than what their peers have finished, but not than what it waits in with them, nor than
+    when they issued what it lacks.
+    """
+    old, waits = pl.col("rank").is_in(stale), members.filter(state=WAITS)
+    together = waits.filter(old).join(waits.filter(~old).select("id"), on="id", how="semi")
+    lacks = members.filter(old, state=NOT_ISSUED).join(operations.filter("needs_all").select("id", "since_ns"), on="id")
+    later = lacks.join(newest, on="rank").filter(pl.col("newest_ns") >= pl.col("since_ns"))
+    return {*together["rank"], *later["rank"]}
+
+
+def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
     """rank, group, issued, finished: the last collective that each rank issued and finished in each group."""
+    certain = ~pl.col("rank").is_in(doubtful)
     collectives = record.operations.filter(~pl.col("p2p"))
     done = pl.col("progress") == int(Progress.FINISHED)
     seen = collectives.group_by("rank", "group").agg(
@@ -74,25 +145,25 @@ def _known_sequences(record: FlightRecord) -> pl.DataFrame:
         pl.col("sequence").filter(~done).min().alias("first_open"),
         pl.col("sequence").filter(done).max().alias("last_done"),
     )
-    highest = seen.group_by("group").agg(pl.col("seen").max().alias("highest"))
-    transfers = record.operations.filter(pl.col("p2p")).select("group").unique()
-    statuses = (
-        record.statuses.join(transfers, on="group", how="anti")
-        .join(highest, on="group", how="semi")
-        .join(highest, on="group")
-        .filter(pl.col("issued") <= pl.col("highest") + _STATUS_SLACK)
-        .drop("highest")
-    )
+    statuses = _statuses(record)
     both = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
     return both.select(
         "rank",
         "group",
-        pl.max_horizontal("seen", "issued").alias("issued"),
+        pl.when(certain).then(pl.max_horizontal("seen", "issued")).alias("issued"),
         pl.max_horizontal(
-            pl.coalesce(pl.col("first_open") - 1, "last_done"),
+            pl.coalesce(pl.when(certain).then(pl.col("first_open") - 1), "last_done"),
             pl.col("finished"),
         ).alias("finished"),
     )
+
+
+def _statuses(record: FlightRecord) -> pl.DataFrame:
+    """The statuses that count collectives."""
+    p2p, sequence = pl.col("p2p"), pl.col("sequence")
+    groups = record.operations.group_by("group").agg(p2p.any(), sequence.filter(~p2p).max().alias("highest"))
+    counted = record.statuses.join(groups.filter(~p2p), on="group")
+    return counted.filter(pl.col("issued") <= pl.col("highest") + _STATUS_SLACK).select(record.statuses.columns)
 
 
 def _collectives(
@@ -126,7 +197,7 @@ def _collectives(
             .then(WAITS)
             .when(pl.col("sequence") > pl.col("issued"))
             .then(NOT_ISSUED)
-            .when(pl.col("issued").is_not_null())
+            .when(pl.col("issued").is_not_null() | (pl.col("sequence") <= pl.col("finished")))
             .then(FINISHED)
             .otherwise(_UNTOLD)
             .cast(pl.Int8)
@@ -196,13 +267,13 @@ def _counted_alike(record: FlightRecord, ends: pl.DataFrame) -> list[int]:
     ]
 
 
-def _known_transfers(record: FlightRecord) -> pl.DataFrame:
+def _known_transfers(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
     """rank, group, finished: the last transfer that each rank is known to have finished in each group."""
     transfers = record.operations.filter("p2p")
     done = pl.col("progress") == int(Progress.FINISHED)
     return transfers.group_by("rank", "group").agg(
         pl.coalesce(
-            pl.col("sequence").filter(~done).min() - 1,
+            pl.col("sequence").filter(~done & ~pl.col("rank").is_in(doubtful)).min() - 1,
             pl.col("sequence").filter(done).max(),
         ).alias("finished")
     )
@@ -224,9 +295,13 @@ def _stale(operations: pl.DataFrame, members: pl.DataFrame) -> tuple[int, ...]:
 
 
 def _numbered(
-    operations: pl.DataFrame, members: pl.DataFrame, stale: tuple[int, ...], known: pl.DataFrame
+    operations: pl.DataFrame,
+    members: pl.DataFrame,
+    stale: tuple[int, ...],
+    doubtful: tuple[int, ...],
+    known: pl.DataFrame,
 ) -> Rendezvous:
     ordered = operations.sort("since_ns", "group", "sequence").with_row_index("new")
     numbers = ordered.select("id", pl.col("new").cast(pl.Int64))
     members = members.join(numbers, on="id").drop("id").rename({"new": "id"}).sort("id", "rank")
-    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale, known)
+    return Rendezvous(ordered.drop("id").rename({"new": "id"}), members, stale, doubtful, known)

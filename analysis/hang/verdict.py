@@ -26,13 +26,14 @@ def find_hang(record: FlightRecord) -> HangReport:
     case = Case.of(record)
     rendezvous, graph = case.rendezvous, case.graph
     sinks = find_sinks(graph, rendezvous)
-    mismatches = find_mismatches(record, rendezvous)
+    mismatches = find_mismatches(record, rendezvous, case.hidden)
     explained = {int(case.stall[graph.world_size + one.id]) for one in mismatches}
-    culprits = [_mismatched(case, one, rank) for one in mismatches for rank in one.ranks]
+    doubtful = set(rendezvous.doubtful)
+    culprits = [_mismatched(case, one, rank) for one in mismatches for rank in one.ranks if rank not in doubtful]
     named = {culprit.rank for culprit in culprits}
     ranks = [rank for rank in _proven(case, sinks) if rank in graph.broken or int(case.stall[rank]) not in explained]
     culprits += [_stuck(case, rank) for rank in ranks if rank not in named]
-    undecided = []
+    undecided = [_in_doubt(case, rank) for rank in _doubtful(sinks, mismatches, doubtful)]
     for number in sinks.operations:
         if int(case.stall[graph.world_size + number]) not in explained:
             late, open_question = _not_reached(case, number)
@@ -50,12 +51,28 @@ def find_hang(record: FlightRecord) -> HangReport:
             out_of_order = _out_of_order(case, ring, {True, None})
             culprits += out_of_order
             undecided += [] if out_of_order else [_ring(case, ring)]
-    return report_of(case, culprits, undecided)
+    return report_of(case, [one for one in culprits if one.rank not in doubtful], undecided)
+
+
+def _doubtful(sinks: Sinks, mismatches: list[Mismatch], doubtful: set[int]) -> list[int]:
+    """The ranks in doubt at which waiting ends, or whose calls differ, or may do so."""
+    differing = {rank for one in mismatches for rank in one.ranks if rank in doubtful}
+    return sorted({*sinks.doubtful, *differing} or (doubtful if any(not one.ranks for one in mismatches) else set()))
+
+
+def _in_doubt(case: Case, rank: int) -> Undecided:
+    """A rank that may hold others up, or just wait: part of its dump is damaged."""
+    rows = case.rendezvous.members.filter((pl.col("rank") == rank) & pl.col("state").is_in([WAITS, UNKNOWN]))
+    number = int(rows["id"].to_numpy().min())
+    where = f"{case.operation(number)} of {case.group(number)}"
+    return Undecided((rank,), where, "its dump is damaged in part: what it did last is unknown (see the notes)")
 
 
 def _proven(case: Case, sinks: Sinks) -> list[int]:
     """The ranks at the end of waiting, except those whose state is unknown and that may wait themselves."""
     silent = case.graph.silent
+    if sinks.doubtful:  # they may be what the silent ones wait for
+        return [rank for rank in sinks.ranks if rank not in silent]
     seen = [rank for rank in sinks.ranks if rank not in silent]
     suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]
     if not suspects:
@@ -91,7 +108,8 @@ def _never_came(case: Case, rank: int, culprits: frozenset[int]) -> bool:
         at_first = first[waits["rank"].to_numpy()] == waits["order"].to_numpy()
         if not at_first.any():
             continue
-        only_silent = not rows["p2p"][0] and at_first.all() and rows.filter(state=NOT_ISSUED).is_empty()
+        absent_seen = (pl.col("state") == NOT_ISSUED) | pl.col("rank").is_in(case.rendezvous.doubtful)
+        only_silent = not rows["p2p"][0] and at_first.all() and rows.filter(absent_seen).is_empty()
         if (only_silent or not may_wait_elsewhere) and not _absent_alike(case, int(str(number)), rank):
             return True
     return False
@@ -204,6 +222,10 @@ def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided
                 tuple(rows["rank"]), where, "its peer is unknown: the dumps do not say which rank of the job it is"
             )
         ]
+    hidden = case.hidden.filter(id=number)["rank"].to_list()
+    if hidden:
+        missing = f"what {_ranks(hidden)} called is damaged in the dump: the calls may differ"
+        return [], [Undecided(tuple(sorted(rows["rank"])), where, missing)]
     if rows.height == 1:
         alone = int(rows["rank"][0])
         return [_culprit(case, alone, StallClass.DEVICE, number, (f"{where} needs nobody else",))], []

@@ -25,6 +25,8 @@ from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, 
 from tracekit.flight_record import Progress
 
 Ints = npt.NDArray[np.int64]
+#: The place of the earliest unfinished operation of a rank in doubt: something that is damaged may come before all.
+BEFORE_ALL = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +58,26 @@ class WaitGraph:
 @dataclass(frozen=True, slots=True)
 class Sinks:
     """Where waiting ends: ranks, operations that everybody has issued, rings of nodes, with the send in each that its
-    target waits beyond (`unreceived`), and rings that nothing resolves.
+    target waits beyond (`unreceived`), and rings that nothing resolves. `doubtful`: the same for what ranks in doubt
+    are part of, which shows nothing.
     """
 
     ranks: tuple[int, ...]
     operations: tuple[int, ...]
     unreceived: Mapping[tuple[int, ...], int]
     rings: tuple[tuple[int, ...], ...]
+    doubtful: tuple[int, ...]
 
 
 def build_graph(rendezvous: Rendezvous, world_size: int) -> WaitGraph:
     """The graph of one state of the job."""
     members = rendezvous.members.join(rendezvous.operations.select("id", "needs_all", "p2p", "target"), on="id")
-    broken = _broken(members)
+    doubtful = pl.col("rank").is_in(rendezvous.doubtful)
+    broken = _broken(members, doubtful)
     waits = members.filter((pl.col("state") == WAITS) & ~pl.col("rank").is_in(broken))
     first = np.full(world_size, np.iinfo(np.int64).max)
     np.minimum.at(first, waits["rank"].to_numpy(), waits["order"].to_numpy())
+    first[list(rendezvous.doubtful)] = BEFORE_ALL
     held = _held(members, broken, first)
     begin = np.concatenate([waits["rank"].to_numpy(), world_size + held["id"].to_numpy()]).astype(np.int64)
     end = np.concatenate([world_size + waits["id"].to_numpy(), held["rank"].to_numpy()]).astype(np.int64)
@@ -81,12 +87,15 @@ def build_graph(rendezvous: Rendezvous, world_size: int) -> WaitGraph:
     )
 
 
-def _broken(members: pl.DataFrame) -> list[int]:
-    """Ranks with an unfinished operation that at least as many peers have finished, and could not without them."""
+def _broken(members: pl.DataFrame, doubtful: pl.Expr) -> list[int]:
+    """Ranks with an unfinished operation that at least as many peers have finished, and could not without them. Peers
+    in doubt may wait in it, too.
+    """
+    may_wait = (pl.col("state") == WAITS) | (doubtful & (pl.col("state") == UNKNOWN))
     counts = (
         members.filter("needs_all")
         .group_by("id")
-        .agg((pl.col("state") == FINISHED).sum().alias("finished"), (pl.col("state") == WAITS).sum().alias("waiting"))
+        .agg((pl.col("state") == FINISHED).sum().alias("finished"), may_wait.sum().alias("waiting"))
         .filter((pl.col("finished") > 0) & (pl.col("finished") >= pl.col("waiting")))
     )
     received = members.filter(pl.col("p2p") & (pl.col("state") == FINISHED) & (pl.col("rank") == pl.col("target")))
@@ -108,13 +117,17 @@ def _held(members: pl.DataFrame, broken: list[int], first: Ints) -> pl.DataFrame
 def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     """Follow all edges to their ends."""
     ranks, operations, rings = _ends(graph, graph.edges)
+    doubt = set(rendezvous.doubtful)
+    doubtful = tuple(sorted(doubt.intersection(ranks).union(*(doubt.intersection(ring) for ring in rings))))
+    ranks = tuple(rank for rank in ranks if rank not in doubt)
+    rings = [ring for ring in rings if not doubt.intersection(ring)]
     alone = [ring for ring in rings if sum(node < graph.world_size for node in ring) == 1]
     ranks = tuple(sorted({*ranks, *(ring[0] for ring in alone)}))  # it waits for itself: its device is stuck
     rings = [ring for ring in rings if ring not in alone]
     unreceived = {ring: number for ring in rings if (number := _unreceived(graph, rendezvous, ring)) is not None}
     open_rings = [ring for ring in rings if ring not in unreceived]
     if not open_rings:
-        return Sinks(ranks, operations, unreceived, ())
+        return Sinks(ranks, operations, unreceived, (), doubtful)
     inside = np.zeros(graph.nodes, bool)
     inside[[node for ring in open_rings for node in ring]] = True
     edges = graph.edges[:, ~_posted_ahead(graph, rendezvous, inside)]
@@ -125,6 +138,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
         tuple(sorted({*operations, *(one for one in more_operations if inside[one + graph.world_size])})),
         unreceived,
         tuple(ring for ring in left if inside[list(ring)].all()),
+        doubtful,
     )
 
 

@@ -21,6 +21,7 @@ from tracekit.chrome import END, MARK, OPS_MARK, RECORDED, VERSION
 from tracekit.collectors.importers.formats import refuse_unit
 from tracekit.errors import FormatError, LayoutError
 from tracekit.model import Layout, Unit
+from tracekit.text import quoted
 from tracekit.trace import Trace
 
 _GZIP = b"\x1f\x8b"
@@ -179,7 +180,8 @@ def _header(text: str, path: Path) -> _Header:
         content, _ = json.JSONDecoder().raw_decode(text, found.end())
         if content.get(MARK) != VERSION:
             raise FormatError(
-                f"{path}: {MARK} is {content.get(MARK)!r}, but this tracekit reads version {VERSION}; export it again"
+                f"{path}: {MARK} is {quoted(content.get(MARK))}, but this tracekit reads version {VERSION}; export it"
+                " again"
             )
         if content.get(OPS_MARK):
             raise FormatError(f"{path}: a timeline of an op trace, which cannot be read back; use the op trace itself")

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.collectors.importers.flight_recorder_entries import checked_entries, whole_number
 from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
-from tracekit.collectors.importers.flight_recorder_rows import DumpRows, last_generation, take_operations, take_statuses
+from tracekit.collectors.importers.flight_recorder_rows import DumpRows, take_operations, take_statuses
 from tracekit.errors import FormatError
 from tracekit.flight_record import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, RankDump
 from tracekit.text import printable, short
@@ -27,6 +28,8 @@ from tracekit.text import printable, short
 FAR_APART_S = 1800.0
 #: Maximum length of host and process names from a dump, characters.
 LONGEST_TEXT = 200
+#: Damaged entries of a dump that a note lists.
+LISTED = 3
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|dump|bin))?$")
 #: Names of dumps that continue after the rank, with `.json.gz` or a time: `nccl_trace_rank_12.json.gz`.
 _RANK_INSIDE_NAME = re.compile(r"trace_rank_(\d+)\.")
@@ -107,39 +110,50 @@ def _take(
     taken: list[int],
     notes: list[str],
 ) -> RankDump:
-    """Put one dump into the columns; one whose content has other types than a dump's counts as damaged."""
-    operations, statuses = len(columns.operations), len(columns.statuses)
+    """Put one dump into the columns; one whose groups have other types than a dump's counts as damaged."""
+    config = dump.get("pg_config") or {}
     try:
-        config, entries = dump.get("pg_config") or {}, dump["entries"]
         groups = columns.groups.add(rank, config)
         world = max((str(about.get("ranks", "")).count(",") + 1 for about in _default_groups(config)), default=0)
-        if world > 1:
-            worlds[rank] = world
-        places = take_operations(columns, rank, entries, groups)
-        if last_generation(entries):
-            notes.append(
-                f"{short(name)}: sequence numbers of a group start again (a restart); older operations are left out"
-            )
-        take_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
-        about = dump.get("tracekit") or {}
-        if "taken_ns" in about:
-            taken.append(int(about["taken_ns"]))
-        if is_newer(dump["version"]):
-            notes.append(f"{short(name)} has version {dump['version'][:10]}, newer than the known 2.10")
-        stack = about.get("stack")
-        return RankDump(
-            name,
-            operations=len(entries),
-            host=_text(about.get("host")),
-            phase=_text(about.get("phase")),
-            process=_text(about.get("process")),
-            stack=None if stack is None else tuple(map(str, stack)),
-        )
-    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        del columns.operations[operations:], columns.statuses[statuses:]
-        reason = f"is damaged: its content is not that of a dump ({type(error).__name__})"
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        reason = f"is damaged: its pg_config is not that of a dump ({type(error).__name__})"
         notes.append(f"{short(name)} {reason}")
-        return RankDump(name, reason)
+        return RankDump(name, reason, doubt=reason)
+    if world > 1:
+        worlds[rank] = world
+    found = checked_entries(dump["entries"])
+    if dump["entries"] and not found.entries:
+        reason = f"is damaged: {found.left_out[0]}; none of its {len(dump['entries'])} entries can be used"
+        notes.append(f"{short(name)} {reason}")
+        return RankDump(name, reason, doubt=reason)
+    places = take_operations(columns, rank, found.entries, groups)
+    odd_status = take_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
+    if found.restarted:
+        notes.append(
+            f"{short(name)}: sequence numbers of a group start again (a restart); older operations are left out"
+        )
+    if is_newer(dump["version"]):
+        notes.append(f"{short(name)} has version {dump['version'][:10]}, newer than the known 2.10")
+    odd = [*found.left_out, *([] if odd_status is None else [odd_status])]
+    doubts = [*found.doubts, *([] if odd_status is None else ["its pg_status is damaged"])]
+    doubt = f"rank {rank} is not accused: {', '.join(doubts)}" if doubts else None
+    if odd or doubts:
+        listed = [*odd[:LISTED], *([f"{len(odd) - LISTED} more"] if len(odd) > LISTED else [])]
+        notes.append(f"{short(name)}: {'; '.join([*listed, *([] if doubt is None else [doubt])])}")
+    about = dump.get("tracekit")
+    about = about if isinstance(about, dict) else {}
+    if (taken_ns := whole_number(about.get("taken_ns"))) is not None:
+        taken.append(taken_ns)
+    stack = about.get("stack")
+    return RankDump(
+        name,
+        doubt=doubt,
+        operations=len(found.entries),
+        host=_text(about.get("host")),
+        phase=_text(about.get("phase")),
+        process=_text(about.get("process")),
+        stack=tuple(map(str, stack)) if isinstance(stack, list | tuple) else None,
+    )
 
 
 def _text(value: Any) -> str | None:

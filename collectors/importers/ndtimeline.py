@@ -23,6 +23,7 @@ from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.errors import FormatError
 from tracekit.model import Layout, OpKind, Unit
+from tracekit.text import quoted
 from tracekit.trace import UNIT_KEY, Trace
 
 #: Metric -> op kinds, where it is not the name of the kind itself.
@@ -173,7 +174,7 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
                 float(duration),
             )
     except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{where}: damaged ({error!r}); delete the line") from None
+        raise FormatError(f"{where}: damaged ({quoted(error)}); delete the line") from None
 
 
 def _chrome_events(path: Path) -> Iterator[_Event]:
@@ -198,7 +199,7 @@ def _chrome_events(path: Path) -> Iterator[_Event]:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
-                f"{path}, event {number}: damaged ({error!r}); expected name, ts, dur, pid, args"
+                f"{path}, event {number}: damaged ({quoted(error)}); expected name, ts, dur, pid, args"
             ) from None
 
 

@@ -203,6 +203,23 @@ def test_any_job_replays_to_its_recording(pp, vpp, groups, dp, gpipe, overlap, n
     assert worst_difference(trace) < 1e-9
 
 
+@pytest.mark.parametrize("forward_s", [1e-3, 250e-6, 50e-6])
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (4, 2)])
+def test_transfers_that_never_ran_are_told_from_short_ones_of_any_length(pp, vpp, forward_s):
+    """All costs are scaled with the forward, so that transfers take 25, 6 and 1 us."""
+    usual = BaseCosts()
+    scaled = {name: getattr(usual, name) * forward_s / usual.forward_s for name in BaseCosts.__slots__}
+    spec = SynthSpec(
+        layout=Layout(dp=2, pp=pp, vpp=vpp),
+        schedule=Schedule.INTERLEAVED,
+        microbatches=2 * pp,
+        steps=3,
+        costs=BaseCosts(**scaled),
+        record_no_ops=True,
+    )
+    assert worst_difference(synthesize(spec)) < 1e-9
+
+
 class TestTrace:
     def test_the_same_spec_gives_the_same_trace_and_another_seed_another(self):
         causes = (SlowWorker(), PythonGc(), SequenceLengthImbalance(), FlappingNetwork())

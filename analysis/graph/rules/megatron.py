@@ -39,8 +39,8 @@ COMPUTE_STREAM = (
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
 #: The collectives that combine gradients over the DP ranks; DistributedDataParallel uses all-reduce.
 GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
-#: Tolerance in comparing recorded times, seconds, to detect a send or recv that never ran.
-NO_OP_SLACK_S = 50e-6
+#: Largest tolerance in comparing recorded times, seconds, to detect a send that waited for a reduction.
+HELD_SLACK_S = 50e-6
 
 
 class Direction(Struct, frozen=True):
@@ -101,9 +101,10 @@ def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
     return rows[np.argsort(keys, kind="stable")]
 
 
-def is_held(send_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
+def is_held(send_start: Floats, reduction_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
     """Whether a send was recorded after a reduction, not before or during it; times in seconds."""
-    held: npt.NDArray[np.bool_] = send_start > reduction_end - NO_OP_SLACK_S
+    slack = np.minimum(HELD_SLACK_S, (reduction_end - reduction_start) / 2)
+    held: npt.NDArray[np.bool_] = send_start > reduction_end - slack
     return held
 
 
@@ -188,7 +189,7 @@ class _Builder:
         reductions, sends = self.rows(stage, OpKind.ALL_REDUCE), self.rows(stage, BACKWARD.send)
         if len(reductions) and len(sends):
             reduction, send = int(reductions[-1]), int(sends[-1])
-            if is_held(self.ops.start[send], self.ops.end[reduction]):
+            if is_held(self.ops.start[send], self.ops.start[reduction], self.ops.end[reduction]):
                 self.edge(reduction, send)
 
     def _of_chunk(self, computes: Ints, collective: int) -> Ints:
@@ -202,11 +203,8 @@ class _Builder:
         rows = self.rows(stage, direction.recv)
         inner = self._inner(direction, stage, receiving=True)
         at_edge = stage == direction.edge_stage(ops.stages, receiving=True)
-        candidates = [rows]
-        if ops.chunks > 1 and len(computes):
-            ran = ops.start[rows] < ops.start[computes[-1]] - NO_OP_SLACK_S
-            candidates.insert(0, rows[: int(ran.sum())])
-        for recvs in candidates:
+        for idle in self._idle(direction, stage, receiving=True):
+            recvs = rows[: len(rows) - idle]
             if len(recvs) == len(computes):
                 matched = computes
             elif at_edge and len(recvs) == len(computes) - 1:
@@ -224,14 +222,10 @@ class _Builder:
 
     def match_sends(self, direction: Direction, stage: int) -> Ints:
         """Order sends after the computes of their direction; returns those that pair with a recv."""
-        ops, computes = self.ops, self.rows(stage, direction.compute)
-        rows = self.rows(stage, direction.send)
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.send)
         inner = self._inner(direction, stage, receiving=False)
-        candidates = [rows]
-        if ops.chunks > 1 and len(computes):
-            early = ops.end[rows] < ops.end[computes[0]] + NO_OP_SLACK_S
-            candidates.insert(0, rows[int(early.sum()) :])
-        for sends in candidates:
+        for idle in self._idle(direction, stage, receiving=False):
+            sends = rows[idle:]
             if len(sends) == len(computes):
                 matched = computes
             elif len(sends) == inner.sum():
@@ -241,6 +235,31 @@ class _Builder:
             self.edge(matched, sends)
             return sends[inner[matched - computes[0]]] if len(sends) else sends
         raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
+
+    def _idle(self, direction: Direction, stage: int, *, receiving: bool) -> list[int]:
+        """How many transfers of a stage may never have run, most likely number first.
+
+        With virtual stages, some recorders add a send before the first compute and a recv after the last one. The
+        stages that transfer something for each compute show how many: those they have beyond their computes.
+        """
+        ops, kind = self.ops, direction.recv if receiving else direction.send
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, kind)
+        if ops.chunks == 1 or not len(computes):
+            return [0]
+        edge = direction.edge_stage(ops.stages, receiving=receiving)
+        whole = [other for other in range(ops.stages) if other != edge] if stage == edge else [stage]
+        extra = [len(self.rows(other, kind)) - len(self.rows(other, direction.compute)) for other in whole]
+        beyond = len(rows) - int(self._inner(direction, stage, receiving=receiving).sum())
+        likely = dict.fromkeys([min(extra, default=0), 0, beyond])
+        return [idle for idle in likely if idle == 0 or (idle > 0 and not self._ran(computes, rows, idle, receiving))]
+
+    def _ran(self, computes: Ints, rows: Ints, idle: int, receiving: bool) -> bool:
+        """Whether a compute in between shows that the last `idle` recvs (first sends) ran."""
+        if idle > len(rows):
+            return True
+        if receiving:
+            return bool(self.ops.start[rows[-idle]] < self.ops.start[computes[-2:][0]])
+        return bool(self.ops.start[rows[idle - 1]] > self.ops.end[computes[0]])
 
     def _inner(self, direction: Direction, stage: int, *, receiving: bool) -> npt.NDArray[np.bool_]:
         """Which computes have a peer on another stage, [computes]: all except those at the model's end."""

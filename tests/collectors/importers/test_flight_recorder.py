@@ -138,9 +138,8 @@ def test_a_group_that_no_job_can_have_makes_a_dump_damaged(tmp_path, ranks):
     """What follows is as large as the job: a rank of that number would claim the memory."""
     dumped = content()
     dumped[3]["pg_config"]["0"]["ranks"] = ranks
-    dumped[4]["entries"][0]["record_id"] = 2**70
     found = read(tmp_path, dumped)
-    assert {rank for rank, dump in found.dumps.items() if dump.problem} == {3, 4}
+    assert {rank for rank, dump in found.dumps.items() if dump.problem} == {3}
     assert found.world_size == 8
 
 

@@ -1,0 +1,352 @@
+"""The entries of one flight-recorder dump, checked, in the order in which the rank issued them.
+
+In: the list of entries as decoded. Out: `Entries`. Nothing about an entry can be relied on, not even its type. An entry
+with an impossible value is left out by name. Unless that loses nothing, the rank is in doubt: it may have done what the
+entry would have shown, and nothing may be concluded from its silence.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracekit.text import quoted, short
+
+#: Wider than any ring buffer of a recorder.
+MOST_RECORDS = 1 << 22
+#: No tensor has more elements.
+MOST_ELEMENTS = 1 << 50
+#: Nor more dimensions: PyTorch allows 64.
+MOST_DIMENSIONS = 64
+_STATES = ("scheduled", "started", "completed")
+_TRANSFER = re.compile(r"(?:^|:)(?:send|recv|isend|irecv)\s+\d+\s*(?:->|<-)\s*\d+")
+#: Recorders write `backend:operation`.
+_NAME = re.compile(r"\w+:\s*\w")
+COALESCED = "coalesced"
+
+
+class ImpossibleError(ValueError):
+    """An entry holds a value that no recorder writes; the message is a clause about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation as its recorder describes it. `sequence` counts collectives or transfers of its group; `pg_id` is
+    negative in transfers that `hang_watch` adds; `raw`: the rest, unchecked.
+    """
+
+    record: int
+    pg_id: int
+    group: tuple[str, str]
+    p2p: bool
+    sequence: int
+    name: str
+    finished: bool
+    started: bool
+    created_ns: int | None
+    raw: Mapping[str, Any]
+
+    @property
+    def counted(self) -> tuple[int, bool]:
+        """What its sequence number counts: collectives or transfers of a group."""
+        return self.pg_id, self.p2p
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """`left_out`: a clause per entry that is not used, or not in full. `restarted`: groups began to count again, and
+    only their last life is here. `doubts`: why the rank may have done more, or in another order, than `entries` show.
+    """
+
+    entries: list[Entry]
+    left_out: list[str]
+    restarted: bool
+    doubts: list[str]
+
+
+def checked_entries(listed: Sequence[Any]) -> Entries:
+    """Every usable entry once, ordered by its record."""
+    kept: dict[int, Entry] = {}
+    left_out: list[str] = []
+    lost: list[Any] = []
+
+    def leave_out(raw: Any, why: str) -> None:
+        name = raw.get("record_id") if isinstance(raw, dict) else None
+        left_out.append(f"entry {quoted(name, 20)}: {why}")
+        lost.append(raw)
+
+    for raw in listed:
+        try:
+            entry = _entry(raw)
+        except ImpossibleError as error:
+            leave_out(raw, str(error))
+            continue
+        other = kept.setdefault(entry.record, entry)
+        if other.raw != entry.raw:
+            leave_out(raw, "another entry has the same record_id")
+    ordered = [kept[record] for record in sorted(kept)]
+    for check in (_far_records, _unlike_groups, _jumps, _lone_restarts):
+        odd = check(ordered)
+        for entry in ordered:
+            if entry.record in odd:
+                leave_out(entry.raw, odd[entry.record])
+        ordered = [entry for entry in ordered if entry.record not in odd]
+    begins = _last_lives(ordered)
+    last_life = [entry for entry in ordered if entry.record >= begins.get(entry.pg_id, 0)]
+    doubts = (
+        ["what is left out may be the last that it did"] if not all(_is_past(raw, last_life) for raw in lost) else []
+    )
+    if not _in_time(last_life):
+        doubts.append("times of unfinished entries contradict their record_id")
+    if _repeated(last_life):
+        doubts.append("entries repeat a sequence number")
+    if not _are_lives(ordered, begins):
+        doubts.append("one entry alone counts differently")
+    return Entries(last_life, [*left_out, *_unstated(last_life)], len(last_life) < len(ordered), doubts)
+
+
+def _unstated(used: list[Entry]) -> list[str]:
+    """Clauses on entries that do not state their tensors as others do: their calls are not compared."""
+    found = []
+    for name, stated in (("input_sizes", elements), ("input_dtypes", first_dtype)):
+        missing = [entry for entry in used if not entry.p2p and not stated(entry.raw.get(name))]
+        if len(missing) < len(used) or any(entry.raw.get(name) not in (None, [], ()) for entry in missing):
+            found += [
+                f"entry {entry.record}: {name} is {quoted(entry.raw.get(name))}, not compared" for entry in missing
+            ]
+    return found
+
+
+def _entry(raw: Any) -> Entry:
+    """Raises ImpossibleError."""
+    if not isinstance(raw, dict):
+        raise ImpossibleError("not a table of values")
+    name = raw.get("profiling_name")
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise ImpossibleError(f"profiling_name is {quoted(name)}")
+    p2p = _flag(raw, "is_p2p", missing=_TRANSFER.search(name) is not None)
+    if p2p != (_TRANSFER.search(name) is not None) and COALESCED not in name:
+        raise ImpossibleError(f"is_p2p is {quoted(raw.get('is_p2p'))} in {quoted(name)}")
+    finished, started = _progress(raw)
+    return Entry(
+        record=_count(raw, "record_id"),
+        pg_id=_count(raw, "pg_id", least=-MOST_RECORDS if p2p else 0),
+        group=_group_name(raw.get("process_group")),
+        p2p=p2p,
+        sequence=_count(raw, "p2p_seq_id" if p2p else "collective_seq_id"),
+        name=name,
+        finished=finished or (name.startswith("gloo:") and _flag(raw, "retired", missing=False)),
+        started=started,
+        created_ns=whole_number(raw.get("time_created_ns")),
+        raw=raw,
+    )
+
+
+def whole_number(value: Any) -> int | None:
+    """A number from 0 that fits 64 bits, also as text or as a float without a fraction; None for anything else."""
+    if isinstance(value, str):
+        value = int(value) if value.isdecimal() and value.isascii() and len(value) < 20 else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < 1 << 63 else None
+
+
+def _count(raw: Mapping[str, Any], name: str, *, least: int = 0) -> int:
+    value = raw.get(name)
+    found = whole_number(value)
+    if found is None and type(value) is int and least <= value < 0:
+        return value
+    if found is None:
+        raise ImpossibleError(f"{name} is {quoted(value)}")
+    return found
+
+
+def _flag(raw: Mapping[str, Any], name: str, *, missing: bool) -> bool:
+    value = raw.get(name, missing)
+    if value not in (0, 1):
+        raise ImpossibleError(f"{name} is {quoted(value)}")
+    return bool(value)
+
+
+def _progress(raw: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether the operation is finished and started. NCCL's entries say so in their state, which follows from two times
+    that the recorder writes from version 2.2 on, and retire when they time out, too; gloo's only retire.
+    """
+    state = raw.get("state")
+    if state not in _STATES:
+        raise ImpossibleError(f"state is {quoted(state)}")
+    for name, states in (("time_discovered_completed_ns", _STATES[2:]), ("time_discovered_started_ns", _STATES[1:])):
+        value = raw.get(name)
+        if value is not None and (whole_number(value) is None or (whole_number(value) and state not in states)):
+            raise ImpossibleError(f"{name} is {quoted(value)} and state {state}")
+    return state == "completed", state == "started"
+
+
+def _group_name(stated: Any) -> tuple[str, str]:
+    if isinstance(stated, str):
+        return stated, ""
+    if isinstance(stated, tuple | list) and len(stated) > 1 and all(isinstance(part, str) for part in stated[:2]):
+        return stated[0], stated[1]
+    raise ImpossibleError(f"process_group is {quoted(stated)}")
+
+
+def _repeated(used: list[Entry]) -> bool:
+    """Whether operations share a number without being parts of one coalesced call."""
+    numbers: dict[tuple[int, bool, int], list[Entry]] = defaultdict(list)
+    for entry in used:
+        if entry.pg_id >= 0:
+            numbers[*entry.counted, entry.sequence].append(entry)
+    return any(len(alike) > 1 and not any(COALESCED in one.name for one in alike) for alike in numbers.values())
+
+
+def _far_records(ordered: list[Entry]) -> dict[int, str]:
+    """Record -> what is impossible: a ring buffer holds neighbouring records."""
+    middle = ordered[len(ordered) // 2].record if ordered else 0
+    far = (entry.record for entry in ordered if abs(entry.record - middle) > MOST_RECORDS)
+    return dict.fromkeys(far, f"record_id is far from those of the others, such as {middle}")
+
+
+def _unlike_groups(ordered: list[Entry]) -> dict[int, str]:
+    """Within a process, a group has one name and one number."""
+    pairs = Counter((entry.pg_id, entry.group) for entry in ordered if entry.pg_id >= 0)
+    numbers, names = Counter[int](), Counter[tuple[str, str]]()
+    for (number, name), count in pairs.items():
+        numbers[number] += count
+        names[name] += count
+    return {
+        entry.record: f"pg_id is {entry.pg_id} and process_group {quoted(entry.group)}, unlike in other entries"
+        for entry in ordered
+        if entry.pg_id >= 0 and 2 * pairs[entry.pg_id, entry.group] <= max(numbers[entry.pg_id], names[entry.group])
+    }
+
+
+def _jumps(ordered: list[Entry]) -> dict[int, str]:
+    """Each operation has a record, so no sequence number can rise faster than the numbers of records."""
+    lanes: dict[tuple[int, bool], list[Entry]] = defaultdict(list)
+    for entry in ordered:
+        if entry.pg_id >= 0:
+            lanes[entry.counted].append(entry)
+    found = {}
+    for (_, p2p), lane in lanes.items():
+        steady = {entry.record for entry in _lives(lane)}
+        field = "p2p_seq_id" if p2p else "collective_seq_id"
+        for entry in lane:
+            if entry.record not in steady:
+                found[entry.record] = f"{field} is {entry.sequence}, which its neighbours do not allow"
+    return found
+
+
+def _lives(lane: list[Entry]) -> list[Entry]:
+    """The entries of one counter that fit each other. A life is a run of such entries; after a restart within the
+    process, another one with lower numbers begins.
+    """
+    if not lane:
+        return []
+    life = _longest_run(lane)
+    before = _lives([entry for entry in lane if entry.record < life[0].record])
+    after = _lives([entry for entry in lane if entry.record > life[-1].record])
+    if before and before[-1].sequence <= life[0].sequence:
+        before = []
+    if after and after[0].sequence >= life[-1].sequence:
+        after = []
+    return [*before, *life, *after]
+
+
+def _longest_run(lane: list[Entry]) -> list[Entry]:
+    """The longest run in which sequence numbers neither fall nor rise faster than records: the longest chain of entries
+    in which the number and its distance from the record both grow.
+    """
+    ends: list[int] = []
+    last: list[Entry] = []
+    before: dict[int, Entry | None] = {}
+    at: Entry | None = None
+    for entry in sorted(lane, key=lambda one: (one.sequence, one.record)):
+        distance = entry.record - entry.sequence
+        place = bisect.bisect_right(ends, distance)
+        before[entry.record] = last[place - 1] if place else None
+        if place == len(ends):
+            at = entry  # of runs of equal length, the one with the lower numbers
+        ends[place : place + 1], last[place : place + 1] = [distance], [entry]
+    run: list[Entry] = []
+    while at is not None:
+        run.append(at)
+        at = before[at.record]
+    return run[::-1]
+
+
+def _lone_restarts(ordered: list[Entry]) -> dict[int, str]:
+    """A restart is one of all groups: none goes on counting across it."""
+    begins = _last_lives(ordered)
+    spans: dict[int, list[int]] = {}
+    for entry in ordered:
+        if not entry.p2p and entry.pg_id not in begins:
+            spans.setdefault(entry.pg_id, [entry.record, entry.record])[1] = entry.record
+    lone = {group for group, record in begins.items() if any(first < record <= last for first, last in spans.values())}
+    return {
+        entry.record: f"collective_seq_id is {entry.sequence}, as after a restart, but other groups count on"
+        for entry in ordered
+        if entry.pg_id in lone and not entry.p2p and entry.record >= begins[entry.pg_id]
+    }
+
+
+def _last_lives(ordered: list[Entry]) -> dict[int, int]:
+    """Group -> the record with which its numbers start again, for the last time."""
+    begins: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for entry in ordered:
+        if not entry.p2p:
+            if entry.sequence < last.get(entry.pg_id, 0):
+                begins[entry.pg_id] = entry.record
+            last[entry.pg_id] = entry.sequence
+    return begins
+
+
+def _are_lives(ordered: list[Entry], begins: Mapping[int, int]) -> bool:
+    """Whether every restart has two entries on either side: one entry can be damaged as well."""
+    sides = Counter((entry.pg_id, entry.record < begins.get(entry.pg_id, 0)) for entry in ordered if not entry.p2p)
+    return all(sides[group, earlier] > 1 for group in begins for earlier in (False, True))
+
+
+def _is_past(raw: Any, used: list[Entry]) -> bool:
+    """Whether an entry that is left out would show nothing: it says it is finished, and the same group's later entries
+    are there.
+    """
+    if not isinstance(raw, dict) or raw.get("state") != "completed":
+        return False
+    record, group, p2p = whole_number(raw.get("record_id")), whole_number(raw.get("pg_id")), raw.get("is_p2p", False)
+    if record is None or group is None:
+        return False
+    return any(entry.record > record and entry.counted == (group, p2p) for entry in used)
+
+
+def _in_time(used: list[Entry]) -> bool:
+    """Whether unfinished operations were recorded in the order of their records."""
+    times = [entry.created_ns for entry in used if not entry.finished and entry.created_ns]
+    return all(before <= after for before, after in itertools.pairwise(times))
+
+
+def elements(sizes: Any) -> int | None:
+    """How many elements tensors of these sizes have; None where no tensor has such a size."""
+    if not isinstance(sizes, list | tuple) or not all(isinstance(size, list | tuple) for size in sizes):
+        return None
+    count = 0
+    for size in sizes:
+        sides = [whole_number(side) for side in size]
+        count += math.prod(
+            MOST_ELEMENTS + 1 if side is None else min(side, MOST_ELEMENTS + 1) for side in sides[:MOST_DIMENSIONS]
+        )
+    return count if count <= MOST_ELEMENTS else None
+
+
+def first_dtype(dtypes: Any) -> str | None:
+    """The type of the first tensor; None where none is stated."""
+    stated = dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else None
+    return short(stated) if isinstance(stated, str) and stated else None

@@ -1,0 +1,82 @@
+"""Messages quote values from outside in part, whatever their size."""
+
+import json
+from dataclasses import astuple
+
+import polars as pl
+import pytest
+
+import tracekit
+from tests.handmade import run, slow_frame, write_canonical
+from tracekit.errors import FormatError, TraceError, bounded
+from tracekit.model import Layout
+from tracekit.text import quoted
+from tracekit.trace import METADATA_KEY, Trace
+
+HUGE = "x" * 1_000_000
+
+
+def test_a_message_keeps_where_it_is_and_what_to_do_and_cuts_the_value_in_between():
+    message = str(FormatError(f"trace.parquet: column 'kind', row 0: {HUGE}; expected an op kind"))
+    assert message.startswith("trace.parquet: column 'kind', row 0: xxx")
+    assert message.endswith("xxx; expected an op kind")
+    assert len(message) < 300
+
+
+def test_values_with_spaces_are_cut_too():
+    assert len(bounded("a b " * 1_000_000)) <= 1500
+
+
+@pytest.mark.parametrize(
+    "value",
+    [HUGE, HUGE.encode(), 10**10_000, [HUGE] * 1000, {"a": {"b": [[HUGE]]}}, "a\x1b\n" * 99],
+    ids=["text", "bytes", "number", "list", "nested", "control characters"],
+)
+def test_a_quoted_value_is_one_line_of_200_characters_at_most(value):
+    assert len(quoted(value)) <= 200
+    assert quoted(value).isprintable()
+
+
+def test_a_short_value_is_quoted_as_python_writes_it():
+    assert [quoted(value) for value in ("a'b", 3, None, [1, 2.5])] == ['"a\'b"', "3", "None", "[1, 2.5]"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ops: ops.with_columns(kind=pl.lit(HUGE)),
+        lambda ops: ops.with_columns(kind=pl.lit(HUGE, pl.Categorical)),
+        lambda ops: ops.rename({"step": HUGE}),
+        lambda ops: ops.with_columns(duration=pl.struct(pl.lit(1).alias(f"f{at}") for at in range(3000))),
+        lambda ops: ops.drop("step").with_columns(pl.lit(0).alias(f"c{at}") for at in range(3000)),
+    ],
+    ids=["kind", "category", "column", "type", "columns"],
+)
+def test_a_trace_of_absurd_values_is_refused_in_a_few_words(change):
+    with pytest.raises(TraceError) as refused:
+        Trace.from_frame(change(slow_frame().cast({"kind": pl.String})), Layout(dp=2, pp=2), name="job")
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("absurd", ["kind", "schema_version"])
+def test_a_file_of_a_few_kilobytes_prints_a_few_words(tmp_path, absurd):
+    """A million characters, which compress to nothing, in the first op kind or in the header."""
+    ops = slow_frame().cast({"kind": pl.String})
+    path = write_canonical(tmp_path / "huge.parquet", ops)
+    header = json.loads(pl.read_parquet_metadata(path)[METADATA_KEY])
+    if absurd == "kind":
+        ops = ops.with_columns(kind=pl.Series([HUGE, *ops["kind"][1:]]))
+    else:
+        header[absurd] = HUGE
+    ops.write_parquet(path, metadata={METADATA_KEY: json.dumps(header)})
+    code, _, err = astuple(run("info", path))
+    assert code == 2
+    assert len(err) < 1000
+
+
+def test_more_columns_than_any_trace_has_are_not_read(tmp_path):
+    """250,000 rows of 1,000 columns of one value: 2 GB in a few hundred kB."""
+    ops = pl.select(pl.repeat(0, 250_000).alias("step"))
+    path = write_canonical(tmp_path / "wide.parquet", ops.with_columns(pl.lit(0).alias(f"c{at}") for at in range(1000)))
+    with pytest.raises(FormatError, match=r"250000 rows of 1001 columns in \d+ bytes"):
+        tracekit.load(path)
