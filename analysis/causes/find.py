@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.attribution.patterns import pattern_of_series
+from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
 from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where, as_confidence
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
@@ -38,7 +39,7 @@ from tracekit.analysis.causes.rules_workers import BadWorker, SlowHost, SlowRank
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, undecided
-from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
@@ -201,11 +202,24 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
             candidate.where,
             on_cpus=evidence.trace.on_cpus,
         ),
-        time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
+        time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
         bound=candidate.bound,
         every_step=candidate.every_step,
         change=candidate.change,
     )
+
+
+def _time_of(series: Floats, steps: list[int]) -> TimePattern:
+    """When a cause of this strength acts; one that becomes weaker at some step does not act since then."""
+    pattern = pattern_of_series(series, steps)
+    if pattern.since_step is None:
+        return pattern
+    at = steps.index(pattern.since_step)
+    before, after = float(series[:at].mean()), float(series[at:].mean())
+    if after > before:
+        return pattern
+    strong = tuple(steps[position] for position in np.flatnonzero(series > (before + after) / 2).tolist())
+    return structs.replace(pattern, since_step=None, slow_steps=strong)
 
 
 def _undecided(evidence: Evidence) -> str:
