@@ -304,8 +304,7 @@ def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:
 def slow_host_code(evidence: Evidence) -> Bools:
     """Which workers' host code takes longer than their peers', and when, [stages, steps, dp_ranks].
 
-    A process that is stopped again and again also launches late: one problem, one cause. Where the kernel counted the
-    stops, that holds for the steps that have them.
+    Stops of a process make it launch late, too: one problem, one cause. Where the kernel counted them, steps with stops
+    are left out; otherwise, launch delays are those without the stops seen in computes.
     """
-    slow = evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~(evidence.process_stops_s > 0)
-    return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]
+    return np.asarray(evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~(evidence.process_stops_s > 0))

@@ -16,7 +16,7 @@ from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Toget
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.off_cpu import without_stops
-from tracekit.analysis.evidence.paused_starts import as_peers
+from tracekit.analysis.evidence.paused_starts import paused_share
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, needed_nats
 from tracekit.analysis.graph.op_grid import OpGrid
@@ -299,12 +299,13 @@ class ProcessPauses(Rule):
         share = float(beyond[mine].sum() / grid[mine].sum())
         figures = (
             Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
-            Figure("usual pause", float(np.median(beyond[mine][beyond[mine] > 0.2 * beyond.max()])), 0.0, Unit.SECONDS),
+            Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
         )
         changes: list[Change] = [Scale(evidence.table, factor)]
         for ops in (evidence.data_loads, evidence.host_work):
             if not ops.empty:
-                changes.append(Scale(ops, as_peers(ops.gather(evidence.replay.durations.cost), hit)))
+                share_of_op = paused_share(ops.gather(evidence.replay.durations.cost), pauses)
+                changes.append(Scale(ops, 1 - share_of_op * hit[:, None, None]))
         if evidence.paused_starts is not None:
             changes.append(evidence.paused_starts.change(hit))
         return Candidate(
