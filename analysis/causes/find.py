@@ -238,12 +238,12 @@ def _verdict(evidence: Evidence) -> Cause:
     attribution, more = evidence.attribution, _undecided(evidence)
     lost_s = attribution.original_s - attribution.ideal_s
     figures = (Figure("S", attribution.slowdown, 1.1),)
-    if attribution.straggling:
+    if attribution.straggling or evidence.noise.headline:
         return Cause(
             kind=CauseKind.UNEXPLAINED,
             where=Where(),
             title="Slow for a reason tracekit does not know",
-            signature="S of at least 1.1 and none of the known signatures",
+            signature="S of at least 1.1, or more than noise makes of it, and none of the known signatures",
             effect=f"stragglers cost {attribution.waste:.1%} of the step and show none of the known signatures",
             evidence=figures,
             confidence=0.0,
@@ -257,7 +257,7 @@ def _verdict(evidence: Evidence) -> Cause:
         kind=CauseKind.HEALTHY,
         where=Where(),
         title="No straggler",
-        signature="S below 1.1 and none of the known signatures",
+        signature="S below 1.1, hardly more than noise makes of it, and none of the known signatures",
         effect=f"ops that last longer than their ideal cost {max(attribution.waste, 0.0):.1%} of the step",
         evidence=figures,
         confidence=1.0,

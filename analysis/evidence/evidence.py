@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
@@ -80,6 +81,11 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     def unchanged_s(self) -> float:
         """Mean step without any change, seconds."""
         return float(self.unchanged.mean())
+
+    @cached_property
+    def noise(self) -> Parts:
+        """What the noise of the run makes of S."""
+        return Parts.of(self.attribution.original, self.attribution.ideal, noisy_step_times(self.replay))
 
     @cached_property
     def stalled_s(self) -> Floats:
