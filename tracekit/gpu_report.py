@@ -325,7 +325,7 @@ class GpuReport:
         """The results of the replay; its one step is the recording."""
         content, left = self.replayed.to_dict(), self.unexplained
         del content["verdict"]  # here it has causes, too
-        content["parts"] = self.parts.to_dict()
+        content["parts"] = {**self.parts.to_dict(), "sentence": self.parts.words(self.recorded_s, "the recording")}
         content["recording_time_s"] = content.pop("step_time_s")
         for question in content["questions"]:
             question["recording_time_s"] = question.pop("step_time_s")

@@ -121,7 +121,7 @@ class OpReport:
             "waste": waste(self.slowdown) if self.slowdown else math.nan,
             "straggling": self.straggling,
             "verdict": self.verdict,
-            "parts": self.parts.to_dict(),
+            "parts": {**self.parts.to_dict(), "sentence": self.parts.words(float(self.original.mean()))},
             "wasted_gpu_hours": float((self.original - self.ideal).sum()) * self.ranks / 3600,
             "wasted_gpu_hours_per_day": waste(self.slowdown) * self.ranks * 24 if self.slowdown else math.nan,
             "step_time_s": {

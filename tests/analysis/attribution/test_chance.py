@@ -12,6 +12,7 @@ from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.verdict import LossKind, Verdict
+from tracekit.dashboards.ui.sentences import op_headline
 from tracekit.gpu_job import load_gpu
 from tracekit.job import Job
 from tracekit.model import Layout
@@ -94,7 +95,10 @@ def test_an_op_trace_tells_it_too(longer, said, tmp_path):
     trace = OpTrace(ops, "in turn", rules=("streams",))
     trace.write_parquet(tmp_path / "ops.parquet")
     assert said in " ".join(run("whatif", tmp_path / "ops.parquet").out.split()).replace("STRAGGLER S", "STRAGGLER  S")
-    assert OpJob(trace).whatif().parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
+    report = OpJob(trace).whatif()
+    assert report.parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
+    told = report.parts.to_tell
+    assert (f"stragglers cost {0.875 * longer / (1 + longer):.0%}" in op_headline(report.to_dict()).sentence) == told
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1.1, LossKind.COMMUNICATION), (1.2, LossKind.STRAGGLER)])
