@@ -42,7 +42,6 @@ LONGER = {
 #: The share of the step that one member loses.
 OF_THE_STEP = {
     CauseKind.HOST_BOUND: "launch delays and host work, over the step",
-    CauseKind.BUSY_CORES: "waiting for a processor, over the step",
     CauseKind.SLOW_HOST_CODE: "longer than its peers, over the step",
     CauseKind.RANDOM_VARIATION: "cost of the spread, over the step",
     CauseKind.SHARED_CARD: "what goes without, over the step",
@@ -56,6 +55,7 @@ SECONDS = {
     CauseKind.LATE_DATA: "",
     CauseKind.SLOW_OPTIMIZER: "beyond its peers",
     CauseKind.UNRECORDED_WORKER_LATE: "its peers wait",
+    CauseKind.BUSY_CORES: "longest wait",
 }
 BY_CHANCE = {CauseKind.PROCESS_PAUSES}
 #: Any microbatch may be as much longer as it likes: its sequences are.
