@@ -19,7 +19,7 @@ from msgspec import Struct
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
@@ -104,7 +104,7 @@ def noisy_step_times(replay: JobReplay) -> Floats:
         factor = _of_previous(cost, _previous_lane(block))
         for kind in np.unique(block.template.kind).tolist():
             rows = block.template.kind == kind
-            factor[rows] = _usual(factor[rows], float(np.median(np.abs(factor[rows]))))
+            factor[rows] = _usual(factor[rows], float(np.median(np.abs(sampled(factor[rows])))))
         factors.append(factor)
     return _with_factors(replay, factors)
 

@@ -16,6 +16,8 @@ from benchmarks.eventsim import draw_job, simulate, truths
 from benchmarks.eventsim.truth import mean_step_s
 from tests.analysis.causes.corpus import specs
 from tests.analysis.causes.test_off_cpu import sleeps_and_stops
+from tests.analysis.causes.test_rules_host import job as host_job
+from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tracekit.analysis.causes import CauseKind
 from tracekit.job import Job
 from tracekit.synth import synthesize
@@ -114,13 +116,33 @@ def drawn_together(case: str, beside: str, seed: int) -> Drawn:
 
 def drawn_jobs() -> Iterator[Trace]:
     """Jobs of both simulators, most with several causes, and long runs."""
-    for case in ("two", "three", "four", "P7", "P8-recorded", "P10", "P12", "P13", "P14", "P17-gc", "slow-rank"):
+    for case in (
+        "two",
+        "three",
+        "four",
+        "slow-host",
+        "P1",
+        "P16-optimizer",
+        "P7",
+        "P8-recorded",
+        "P10",
+        "P12",
+        "P13",
+        "P14",
+        "P17-gc",
+        "slow-rank",
+    ):
         yield simulate(draw_job(11_000_000, case)).trace
     for case, beside, seed in (("P17-stops", "P16-launches", 1), ("P9", "P18", 2), ("P16-optimizer", "P16-data", 0)):
         job = drawn_together(case, beside, 11_000_000 + seed)
         yield simulate(replace(job, shape=replace(job.shape, steps=80))).trace
     yield from map(synthesize, islice(specs(11_000_000, 1, 0), 36, 72, 3))
     yield sleeps_and_stops(range(112, 400), (23, 91, 143, 178), steps=400)
+    evaluates, works = [("evaluation", 0.5), FORWARD, BACKWARD], [FORWARD, BACKWARD]
+    yield of_steps([[evaluates if step % 4 == 0 else works] * 3 for step in range(12)])
+    yield host_job("host-delay", before_s=(0.3, 0.3))
+    longer = host_job("host-delay", before_s=(0.001, 0.8))
+    yield replace(longer, metadata={"hosts": {"0": "a", "1": "a"}, "run_queue_s": {"0": 0.0, "1": 0.7}})
 
 
 def test_every_kind_of_cause_has_a_size():
