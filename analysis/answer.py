@@ -134,7 +134,7 @@ def _cost(evidence: Evidence, verdict: Verdict, causes: Sequence[Cause]) -> str:
     a_day = evidence.attribution.world_size * 24
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
-    than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence, causes) else ","
+    than = ", compared with mean ops;" if verdict.lost_s == straggling_s(evidence, causes, verdict.parts) else ","
     part_of_time = any(cause.saved_when_acting_s is not None for cause in causes[:1])
     return (
         f"{seconds(verdict.lost_s)} of {'the mean' if part_of_time else 'every'}"

@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step_times_with
@@ -111,7 +112,8 @@ class Verdict(Struct, frozen=True, eq=False):
     `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
     total loss over the recorded step. `step_lost_s`: what each step loses, [steps], `lost_s` in the mean. `label`: what
     readers see of the kind, which tells slow ranks from ranks with more work. `sentence`: the verdict in words, without
-    its kind. `confidence`: that of the leading cause, 0 to 1, None if no cause is named.
+    its kind. `confidence`: that of the leading cause, 0 to 1, None if no cause is named. `parts`: what S consists of,
+    with all causes.
     """
 
     kind: LossKind
@@ -125,6 +127,7 @@ class Verdict(Struct, frozen=True, eq=False):
     sentence: str
     confidence: float | None
     losses: tuple[Loss, ...]
+    parts: Parts
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""
@@ -139,19 +142,20 @@ class Verdict(Struct, frozen=True, eq=False):
             "sentence": self.sentence,
             "confidence": self.confidence,
             "losses": [{"kind": str(loss.kind), "lost_s": loss.lost_s} for loss in self.losses],
+            "parts": self.parts.to_dict(),
         }
 
 
 def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
     """The verdict on a job with these causes."""
     found = evidence.attribution
-    gone = _gone(evidence, causes)
-    losses = _losses(evidence, causes, gone)
+    gone, parts = _gone(evidence, causes), parts_of(evidence, causes)
+    losses = _losses(evidence, causes, gone, parts)
     lost_s = _lost_s(losses, gone)
     if not found.straggling and lost_s < SMALLEST_HEADLINE_SHARE * found.recorded_s:
         losses = [*_exposed_communication(evidence), *losses]
         lost_s = _lost_s(losses, gone)
-    share, headline = lost_s / evidence.recorded_s, _headline(evidence, losses, lost_s)
+    share, headline = lost_s / evidence.recorded_s, _headline(evidence, losses, lost_s, float(gone.mean()), parts)
     of_kind = losses[:1] if headline.kind is LossKind.MINOR else losses
     leading = next((loss.causes for loss in of_kind if headline.kind in {loss.kind, LossKind.MINOR}), ())
     uneven = headline.kind is LossKind.STRAGGLER and bool(leading) and leading[0].kind in _UNEVEN_WORK
@@ -164,10 +168,23 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
         step_lost_s=_step_lost_s(evidence, gone, lost_s),
         lost_gpu_hours=lost_s * len(found.steps) * found.world_size / 3600,
         lost_gpu_hours_per_day=share * found.world_size * 24,
-        sentence=headline.sentence,
+        sentence=_with_rest(headline.sentence, parts.words(evidence.recorded_s)),
         confidence=leading[0].confidence if leading else None,
         losses=tuple(losses),
+        parts=parts,
     )
+
+
+def parts_of(evidence: Evidence, causes: Sequence[Cause]) -> Parts:
+    """What the loss that S measures consists of."""
+    noise = evidence.noise
+    if noise.words(evidence.recorded_s) is None:  # there is nothing for causes to explain
+        return noise
+    return replace(noise, explained_s=max(_explained_of_s(evidence, causes), 0.0))
+
+
+def _with_rest(sentence: str, rest: str | None) -> str:
+    return sentence if rest is None or rest in sentence else f"{sentence}; {rest}"
 
 
 def _gone(evidence: Evidence, causes: Sequence[Cause]) -> Floats:
@@ -178,7 +195,7 @@ def _gone(evidence: Evidence, causes: Sequence[Cause]) -> Floats:
     return np.asarray(evidence.unchanged - step_times_with(evidence.replay, changes))
 
 
-def _losses(evidence: Evidence, causes: Sequence[Cause], gone: Floats) -> list[Loss]:
+def _losses(evidence: Evidence, causes: Sequence[Cause], gone: Floats, parts: Parts) -> list[Loss]:
     """The cost of each kind of loss; the kind whose fix saves most in the job as it is comes first."""
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
@@ -189,12 +206,11 @@ def _losses(evidence: Evidence, causes: Sequence[Cause], gone: Floats) -> list[L
         of_kind = gone if len(by_kind) == 1 else _gone(evidence, members)
         gone_s = max(float(of_kind.mean()), 0.0)
         losses.append(Loss(kind, gone_s, tuple(members), gone_s))
-    by_s = straggling_s(evidence, causes)
+    by_s = straggling_s(evidence, causes, parts)
     none = Loss(LossKind.STRAGGLER, 0.0, (), 0.0)
     stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
-    may_explain = [loss.lost_s for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
-    if by_s and (stragglers.causes or max(may_explain, default=0.0) < EXPLAINED_SHARE * by_s):
+    if by_s and (stragglers.causes or not _explained(evidence, others, by_s)):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
         left_s = max(by_s - _explained_of_s(evidence, stragglers.causes), 0.0)
         if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * evidence.recorded_s:
@@ -204,6 +220,15 @@ def _losses(evidence: Evidence, causes: Sequence[Cause], gone: Floats) -> list[L
             lost_s = min(lost_s, _beside(evidence, losses))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
     return sorted(losses, key=lambda loss: (-_weight_s(loss), -loss.lost_s))
+
+
+def _explained(evidence: Evidence, others: Sequence[Loss], by_s: float) -> bool:
+    """Whether losses of other kinds, alone or together, explain most of what S says is lost."""
+    may_explain = [loss for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
+    if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
+        return True
+    causes = [cause for loss in may_explain for cause in loss.causes]
+    return _explained_of_s(evidence, causes) >= EXPLAINED_SHARE * by_s
 
 
 def _weight_s(loss: Loss) -> float:
@@ -248,21 +273,23 @@ def _loss_kind(cause: Cause) -> LossKind:
     return _KIND_OF.get(cause.kind, LossKind.STRAGGLER)
 
 
-def straggling_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
-    """Seconds of a step that stragglers cost by S, compared with mean ops and without launch delays; 0 below S = 1.1.
+def straggling_s(evidence: Evidence, causes: Sequence[Cause], parts: Parts) -> float:
+    """Seconds of a step that stragglers cost by S, compared with mean ops and without launch delays; 0 below S = 1.1 if
+    causes and noise explain it.
 
     S also counts the time that the others wait for the checkpoint or evaluation of one rank. If `causes` names it, it
     is subtracted.
     """
     found = evidence.attribution
-    if not found.straggling:
+    if not found.straggling and not parts.headline:
         return 0.0
     planned = [_DONE_FOR_ALL[cause.kind] for cause in causes if _done_for_all(cause)]
     if not planned:
         return found.original_s - found.ideal_s
     without = (Edit(kind_of(*planned), Action.SET, 0.0),)
     original_s, ideal_s = (evidence.replay.mean_step_time(Scenario(base, without)) for base in Base)
-    return original_s - ideal_s if original_s >= STRAGGLING_SLOWDOWN * ideal_s else 0.0
+    straggling = original_s >= STRAGGLING_SLOWDOWN * ideal_s or parts.headline
+    return original_s - ideal_s if straggling else 0.0
 
 
 def _lost_s(losses: Sequence[Loss], gone: Floats) -> float:
@@ -283,8 +310,8 @@ def _step_lost_s(evidence: Evidence, gone: Floats, lost_s: float) -> Floats:
     return np.asarray(gone + (lost_s - gone.mean()) * rest / rest.mean())
 
 
-def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
-    """The kind of loss to name, its cost, and the sentence about it."""
+def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s: float, parts: Parts) -> _Headline:
+    """The kind of loss to name, its cost, and the sentence about it. `gone_s`: as in `_together`."""
     found = evidence.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
         step, exposed = seconds(found.recorded_s), seconds(losses[0].lost_s)
@@ -296,10 +323,11 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
         costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
         hiding = losses[0].causes and losses[0].causes[0].hidden
-        if not hiding or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
-            return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, *losses))
+        alone = sum(len(loss.causes) for loss in losses) == 1
+        if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s:
+            return _Headline(losses[0].kind, losses[0].lost_s, _loss_sentence(evidence, parts, *losses))
     if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * found.recorded_s or found.straggling):
-        return _together(evidence, losses, lost_s)
+        return _together(evidence, losses, lost_s, gone_s)
     if found.slowdown < SMALLEST_SLOWDOWN:
         return _Headline(
             LossKind.CONTRADICTION,
@@ -310,16 +338,18 @@ def _headline(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Hea
     sentence = (
         f"no straggler (slowdown {found.slowdown:.3f}), and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     )
+    if rest := parts.words(evidence.recorded_s):
+        sentence = f"slowdown {found.slowdown:.3f}: {rest}; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
-        sentence = f"{_loss_sentence(evidence, losses[0])}; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
+        sentence = f"{_loss_sentence(evidence, parts, losses[0])}; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more"
     left = evidence.delay_share_without([cause.change for loss in losses for cause in loss.causes if cause.change])
     if left > LARGEST_DISCREPANCY:
         sentence += f"; launch delays that no cause explains add {left:.0%} to the step"
     return _Headline(kind, of_kind_s, sentence)
 
 
-def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
+def _loss_sentence(evidence: Evidence, parts: Parts, loss: Loss, *others: Loss) -> str:
     """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
     causes.
 
@@ -328,9 +358,9 @@ def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
     step_s = evidence.recorded_s
     beside = [other for other in others if not loss.causes or not other.causes][:1]
     if beside:
-        return f"{_loss_sentence(evidence, loss)}; {_loss_sentence(evidence, *beside)}"
+        return f"{_loss_sentence(evidence, parts, loss)}; {_loss_sentence(evidence, parts, *beside)}"
     if not loss.causes:
-        return f"stragglers cost {loss.lost_s / step_s:.0%} of each step, for a reason tracekit does not know"
+        return parts.words(step_s) or f"stragglers cost {loss.lost_s / step_s:.0%} of each step"
     first, more = loss.causes[0], len(loss.causes) - 1
     place, effect = Names.of(evidence).place(first.where), main_clause(first.effect)
     if loss.kind is not LossKind.STRAGGLER:
@@ -344,8 +374,6 @@ def _loss_sentence(evidence: Evidence, loss: Loss, *others: Loss) -> str:
         said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
     if more:
         said += f"; with {_others(more)} {loss.explained_s / step_s:.0%}"
-    if loss.explained_s < EXPLAINED_SHARE * loss.lost_s:
-        said += f"; stragglers cost {loss.lost_s / step_s:.0%} in all, most of it for reasons tracekit does not know"
     return said
 
 
@@ -368,10 +396,13 @@ def main_clause(effect: str) -> str:
     return effect.split(";", maxsplit=1)[0]
 
 
-def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float) -> _Headline:
-    """The headline for causes that each cost little, often because they hide behind each other, but much together."""
+def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s: float) -> _Headline:
+    """The headline for causes that each cost little, often because they hide behind each other, but much together.
+
+    `gone_s`: what goes with all of them, seconds of the mean step.
+    """
     causes = [cause for loss in losses for cause in loss.causes]
-    share = lost_s / evidence.recorded_s
+    share = min(lost_s, gone_s) / evidence.recorded_s
     named = "; ".join(_described(evidence, cause) for cause in causes[:2])
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
     sentence = f"{len(causes)} causes cost {share:.0%} of each step together, each alone little: {named}{more}"

@@ -49,6 +49,15 @@ def _times(report: Report) -> Iterator[tuple[str, str]]:
     )
     yield "T(kept)", f"{seconds(float(found.with_delays.mean()))}, the replay of T(original) with launch delays kept"
     yield "S", f"T(original) / T(ideal) = {found.slowdown:.3f}; 1.1 or more is straggling"
+    parts = report.diagnosis.verdict.parts
+    yield (
+        "Rest",
+        (
+            f"T(original) - T(ideal) = {seconds(parts.lost_s)}, less {seconds(parts.explained_s)} of named causes and"
+            f" {seconds(parts.noise_s)} of noise = {seconds(parts.unexplained_s)} a step; mentioned from 2 % and three"
+            f" standard errors ({seconds(parts.error_s)}) on"
+        ),
+    )
 
 
 def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:

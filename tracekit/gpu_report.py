@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from msgspec import structs
 
+from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.gpu.breakdown import Breakdown
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.culprit import Culprit, GpuCause
@@ -80,11 +82,22 @@ class GpuReport:
             return kind
         return LossKind.BALANCED if self.culprit is None else LossKind.MINOR
 
+    @property
+    def _named_s(self) -> float:
+        """What the rank to blame costs, seconds; 0 if there is none."""
+        return 0.0 if self.culprit is None else self.culprit.saved_s
+
+    @property
+    def parts(self) -> Parts:
+        """What S consists of: the rank to blame, noise, and the rest. A rank alone is nobody's straggler."""
+        parts = self.replayed.parts
+        return structs.replace(parts, explained_s=self._named_s if len(self.recording.ranks) > 1 else parts.lost_s)
+
     def _shares(self) -> dict[LossKind, float]:
         """The share of the recording that each kind of loss costs. All ranks lose what the busiest GPU is idle."""
         recorded_s = self.recorded_s or 1.0
         return {
-            LossKind.STRAGGLER: 0.0 if self.culprit is None else self.culprit.saved_s / recorded_s,
+            LossKind.STRAGGLER: (self._named_s + self.parts.unexplained_s * self.parts.headline) / recorded_s,
             LossKind.HOST: min((one.idle_s for one in self.breakdowns), default=0.0) / recorded_s,
             LossKind.COMMUNICATION: max(self.exposed_communication_s, 0.0) / recorded_s,
         }
@@ -97,7 +110,13 @@ class GpuReport:
 
     @property
     def verdict(self) -> str:
-        """What costs most, in a sentence without its kind."""
+        """What costs most, and what else nobody can explain, in a sentence without its kind."""
+        costs, rest = self._costs_most, self.parts.words(self.recorded_s, "the recording")
+        return "; ".join(dict.fromkeys(said for said in (costs, rest) if said))
+
+    @property
+    def _costs_most(self) -> str | None:
+        """What costs most, None if nobody knows."""
         share, several = f"{self.share:.0%}", len(self.recording.ranks) > 1
         match self.kind:
             case LossKind.HOST:
@@ -107,7 +126,9 @@ class GpuReport:
                 return f"transfers that no compute hides cost {share} of the recording, with all ranks there"
             case LossKind.BALANCED:
                 return f"{'no rank stands out, and ' if several else ''}nothing costs 5% of the recording"
-        assert self.culprit is not None
+        if self.culprit is None:
+            return None
+        share = f"{self._named_s / self.recorded_s:.0%}"
         return f"{self.place(self.culprit.rank)} costs {share} of the recording: {self.effect}"
 
     @property
@@ -327,6 +348,7 @@ class GpuReport:
         """The results of the replay; its one step is the recording."""
         content, left = self.replayed.to_dict(), self.unexplained
         del content["verdict"]  # here it has causes, too
+        content["parts"] = {**self.parts.to_dict(), "sentence": self.parts.words(self.recorded_s, "the recording")}
         content["recording_time_s"] = content.pop("step_time_s")
         for question in content["questions"]:
             question["recording_time_s"] = question.pop("step_time_s")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracekit.analysis.attribution.chance import noisy_step_times_of_ops
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import label_values
@@ -105,6 +106,7 @@ class OpJob:
             with_delays=with_delays,
             original=original,
             ideal=ideal,
+            noisy=noisy_step_times_of_ops(replay, self.graph),
             labels_asked=tuple(labels),
             critical_label=(by_kind := self._critical_label()),
             critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([by_kind]).items()},

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN, waste
+from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.findings import Findings
@@ -26,7 +27,8 @@ _MOST_GAPS = 3
 
 @dataclass(frozen=True, slots=True)
 class OpReport:
-    """The result of `OpJob.whatif`. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps].
+    """The result of `OpJob.whatif`. `recorded`, `with_delays`, `original`, `ideal`: step times, seconds, [steps];
+    `noisy`: those of the ideal job with the noise of the run.
 
     `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds per step on the
     critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran. `gaps`: rendezvous
@@ -43,6 +45,7 @@ class OpReport:
     with_delays: Floats
     original: Floats
     ideal: Floats
+    noisy: Floats
     labels_asked: tuple[ByLabel, ...]
     critical_label: str
     critical_peers: Mapping[str, float]
@@ -63,6 +66,11 @@ class OpReport:
     def straggling(self) -> bool:
         """S >= 1.1."""
         return self.slowdown >= STRAGGLING_SLOWDOWN
+
+    @property
+    def parts(self) -> Parts:
+        """What S consists of; nobody looked for causes."""
+        return Parts.of(self.original, self.ideal, self.noisy)
 
     @property
     def replay_error(self) -> float:
@@ -113,6 +121,7 @@ class OpReport:
             "waste": waste(self.slowdown) if self.slowdown else math.nan,
             "straggling": self.straggling,
             "verdict": self.verdict,
+            "parts": {**self.parts.to_dict(), "sentence": self.parts.words(float(self.original.mean()))},
             "wasted_gpu_hours": float((self.original - self.ideal).sum()) * self.ranks / 3600,
             "wasted_gpu_hours_per_day": waste(self.slowdown) * self.ranks * 24 if self.slowdown else math.nan,
             "step_time_s": {

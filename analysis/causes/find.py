@@ -12,16 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.attribution.patterns import pattern_of_series
-from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Where, as_confidence
+from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
+from tracekit.analysis.causes.model import Candidate, Cause, CauseKind, Figure, Unit, Where, as_confidence
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_checkpoints import Checkpoints, Evaluations
 from tracekit.analysis.causes.rules_compute import DataSkew, SlowSteps, StageImbalance
-from tracekit.analysis.causes.rules_host import BusyCores, HostBound, LateData, SlowHostCode, SlowOptimizer
+from tracekit.analysis.causes.rules_host import (
+    BusyCores,
+    HostBound,
+    LateData,
+    SlowHostCode,
+    SlowOptimizer,
+    without_run_queue,
+)
 from tracekit.analysis.causes.rules_lockstep import LockstepJitter, SlowRankOfWorker
 from tracekit.analysis.causes.rules_outside import (
     ClockError,
@@ -37,8 +45,9 @@ from tracekit.analysis.causes.rules_variation import PositionEffect, RandomVaria
 from tracekit.analysis.causes.rules_workers import BadWorker, SlowHost, SlowRankGroup
 from tracekit.analysis.evidence.changes import Change, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, undecided
-from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.evidence.workers import MOST_OF_EXCESS, as_fast_as_peers, beyond_peers_s, undecided
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.robust import NOTHING
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import Worker
 from tracekit.trace import Trace
@@ -85,6 +94,7 @@ def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tu
 def causes_of(evidence: Evidence) -> tuple[Cause, ...]:
     """As `find_causes`, from evidence already gathered."""
     candidates = _without_trifles(evidence, [candidate for rule in RULES for candidate in rule.candidates(evidence)])
+    candidates = _beside_busy_cores(evidence, candidates)
     least_s = SMALLEST_COST_SHARE * evidence.unchanged_s
     named = [
         cause
@@ -125,6 +135,31 @@ def _one_for_each(evidence: Evidence, candidates: list[Candidate]) -> list[Candi
             kept += [BadWorker.of_workers(evidence, slow)] if slow else []
         else:
             kept.append(candidate)
+    return kept
+
+
+def _beside_busy_cores(evidence: Evidence, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, less sure by the share of their price that goes with the waits for a processor.
+
+    A thread without a processor is slow at whatever it does. A candidate gives way to busy cores if they explain most.
+    """
+    if not evidence.run_queue_s.any():
+        return candidates
+    free = without_run_queue(evidence, np.ones(evidence.run_queue_s.shape, np.bool_))
+    free_s = float(step_times_with(evidence.replay, (free,)).mean())
+    busy = any(candidate.kind is CauseKind.BUSY_CORES for candidate in candidates)
+    kept = []
+    for candidate in candidates:
+        explained = 0.0
+        if candidate.change is not None and candidate.kind is not CauseKind.BUSY_CORES:
+            saved_s = evidence.unchanged_s - float(step_times_with(evidence.replay, (candidate.change,)).mean())
+            left_s = free_s - float(step_times_with(evidence.replay, (free, candidate.change)).mean())
+            explained = 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
+        if not busy or explained < MOST_OF_EXCESS:
+            figure = Figure("explained by waits for a processor", explained, 0.0, Unit.SHARE)
+            figures = (*candidate.evidence, figure) if round(explained, 2) else candidate.evidence
+            sure = candidate.confidence * (1 - explained)
+            kept.append(structs.replace(candidate, evidence=figures, confidence=sure))
     return kept
 
 
@@ -201,11 +236,24 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Cause:
             candidate.where,
             on_cpus=evidence.trace.on_cpus,
         ),
-        time=candidate.time or (None if candidate.series is None else pattern_of_series(candidate.series, steps)),
+        time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
         bound=candidate.bound,
         every_step=candidate.every_step,
         change=candidate.change,
     )
+
+
+def _time_of(series: Floats, steps: list[int]) -> TimePattern:
+    """When a cause of this strength acts; one that becomes weaker at some step does not act since then."""
+    pattern = pattern_of_series(series, steps)
+    if pattern.since_step is None:
+        return pattern
+    at = steps.index(pattern.since_step)
+    before, after = float(series[:at].mean()), float(series[at:].mean())
+    if after > before:
+        return pattern
+    strong = tuple(steps[position] for position in np.flatnonzero(series > (before + after) / 2).tolist())
+    return structs.replace(pattern, since_step=None, slow_steps=strong)
 
 
 def _undecided(evidence: Evidence) -> str:
@@ -224,12 +272,12 @@ def _verdict(evidence: Evidence) -> Cause:
     attribution, more = evidence.attribution, _undecided(evidence)
     lost_s = attribution.original_s - attribution.ideal_s
     figures = (Figure("S", attribution.slowdown, 1.1),)
-    if attribution.straggling:
+    if attribution.straggling or evidence.noise.headline:
         return Cause(
             kind=CauseKind.UNEXPLAINED,
             where=Where(),
             title="Slow for a reason tracekit does not know",
-            signature="S of at least 1.1 and none of the known signatures",
+            signature="S of at least 1.1, or more than noise makes of it, and none of the known signatures",
             effect=f"stragglers cost {attribution.waste:.1%} of the step and show none of the known signatures",
             evidence=figures,
             confidence=0.0,
@@ -243,7 +291,7 @@ def _verdict(evidence: Evidence) -> Cause:
         kind=CauseKind.HEALTHY,
         where=Where(),
         title="No straggler",
-        signature="S below 1.1 and none of the known signatures",
+        signature="S below 1.1, hardly more than noise makes of it, and none of the known signatures",
         effect=f"ops that last longer than their ideal cost {max(attribution.waste, 0.0):.1%} of the step",
         evidence=figures,
         confidence=1.0,

@@ -21,6 +21,7 @@ from tracekit.analysis.causes.model import (
 )
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import (
+    Change,
     NoOverlap,
     Scale,
     ScaleDelays,
@@ -29,7 +30,7 @@ from tracekit.analysis.evidence.changes import (
 )
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.model import Worker
 from tracekit.text import ratio, seconds
@@ -283,28 +284,31 @@ class BusyCores(Rule):
         if not busy:
             return
         here = np.any([cells[host] for host in busy], axis=0)
-        wait_s = float(waits_s[here].mean())
+        wait_s, longest_s = float(waits_s[here].mean()), float(waits_s[here].max())
         figures = (
             Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
+            Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
         )
         on = "" if len(busy) == 1 else f" on {len(busy):,} hosts"
         effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
-        left = _without_run_queue(evidence, here)
-        change = Together((Scale(evidence.computing, left), ScaleDelays(evidence.computing, left)))
+        if seconds(longest_s) != seconds(wait_s):
+            effect += f", one of them {seconds(longest_s)}"
+        change = without_run_queue(evidence, here)
         where = Where(host=busy[0]) if len(busy) == 1 else Where()
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
 
 
-def _without_run_queue(evidence: Evidence, here: Bools) -> Floats:
-    """The factor that removes waits for a processor from these workers' own ops, as their grid."""
+def without_run_queue(evidence: Evidence, here: Bools) -> Change:
+    """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
     left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s(evidence)), LARGEST_WAITING_SHARE)
-    return np.asarray(np.where(here, left, 1.0)[:, None, None, :])
+    factor = np.where(here, left, 1.0)[:, None, None, :]
+    return Together((Scale(evidence.computing, factor), ScaleDelays(evidence.computing, factor)))
 
 
 def slow_host_code(evidence: Evidence) -> Bools:
     """Which workers' host code takes longer than their peers', and when, [stages, steps, dp_ranks].
 
-    A process that is stopped again and again also launches late: one problem, one cause.
+    Stops of a process make it launch late, too: one problem, one cause. Where the kernel counted them, steps with stops
+    are left out; otherwise, launch delays are those without the stops seen in computes.
     """
-    slow = evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~evidence.stopped_processes[:, None]
-    return slow if evidence.pauses is None else slow & ~evidence.pauses.stopped[:, None]
+    return np.asarray(evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~(evidence.process_stops_s > 0))

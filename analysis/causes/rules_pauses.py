@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
-from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, step_times_with
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.off_cpu import LEAST_OF_LONGEST, without_stops
-from tracekit.analysis.evidence.paused_starts import as_peers
+from tracekit.analysis.evidence.off_cpu import without_stops
+from tracekit.analysis.evidence.paused_starts import paused_share
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, needed_nats
 from tracekit.analysis.graph.op_grid import OpGrid
@@ -32,6 +32,8 @@ FEWEST_UNRECORDED = 3
 SMALLEST_STOP_SHARE = 0.02
 #: At most this share of a worker's own time can be spent in stops.
 MOST_STOPPED = 0.95
+#: No stop is shorter, seconds: the kernel counts microseconds.
+NEGLIGIBLE_S = 1e-6
 #: A worker stands out if it is stopped this many times as long as the usual one.
 STOP_FACTOR = 2.0
 #: What stops a worker does so in every step if it does in this share of them.
@@ -246,10 +248,27 @@ class ProcessPauses(Rule):
 
     def _counted(self, evidence: Evidence, hit: Bools) -> Candidate:
         """The candidate for the workers in `hit`, [stages, dp_ranks], whose stops the kernel counted."""
-        stops = np.where(hit[:, None], evidence.off_cpu_s, 0.0)
+        stops = evidence.process_stops_s
         busy_s = np.nansum(evidence.computing.gather(evidence.replay.durations.cost), axis=1)
-        by_step = stops.max(axis=(0, 2))
-        long = by_step[by_step > LEAST_OF_LONGEST * by_step.max()]
+        lasts_s = stops[stops > 0]
+        usual_and_longest_s = float(np.median(lasts_s)), float(lasts_s.max())
+        changes: list[Change] = [
+            Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
+        ]
+        # Who transfers with a stopped worker is in its stage or in its DP rank.
+        others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
+        for ops, taking_part in ((evidence.data_loads, hit), (evidence.communicating, others)):
+            if not ops.empty:
+                took_s = ops.gather(evidence.replay.durations.cost)
+                changes.append(Scale(ops, without_stops(took_s, taking_part, usual_and_longest_s)))
+        late_s = evidence.all_ops.gather(evidence.replay.durations.launch_delay)
+        changes.append(ScaleDelays(evidence.all_ops, without_stops(late_s, hit, usual_and_longest_s)))
+        change = Together(tuple(changes))
+        # A step that gets shorter without them has a stop, even one that the kernel could not tell from other waits.
+        saved_s = evidence.unchanged - step_times_with(evidence.replay, (change,))
+        by_step = np.maximum(stops.max(axis=(0, 2)), saved_s.clip(min=0))
+        by_step[by_step < NEGLIGIBLE_S] = 0.0
+        long = by_step[by_step > 0]
         figures = (
             Figure(
                 "neither running nor ready to, over the step",
@@ -257,28 +276,16 @@ class ProcessPauses(Rule):
                 SMALLEST_STOP_SHARE,
                 Unit.SHARE,
             ),
-            Figure("usual pause", float(np.median(long)), 0.0, Unit.SECONDS),
+            Figure("usual pause", usual_and_longest_s[0], 0.0, Unit.SECONDS),
         )
-        changes: list[Change] = [
-            Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
-        ]
-        # Who transfers with a stopped worker is in its stage or in its DP rank.
-        others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
-        usual_and_longest_s = float(np.median(long)), float(long.max())
-        for ops, taking_part in ((evidence.data_loads, hit), (evidence.communicating, others)):
-            if not ops.empty:
-                took_s = ops.gather(evidence.replay.durations.cost)
-                changes.append(Scale(ops, without_stops(took_s, taking_part, usual_and_longest_s)))
-        late_s = evidence.all_ops.gather(evidence.replay.durations.launch_delay)
-        changes.append(ScaleDelays(evidence.all_ops, without_stops(late_s, hit, usual_and_longest_s)))
         return Candidate(
             self.kind,
             Where(workers=evidence.workers_where(hit)),
-            f"the process is stopped for {seconds(figures[1].value)} in {len(long)} of {len(by_step)} steps: its"
+            f"the process is stopped for {seconds(float(long.mean()))} in {len(long)} of {len(by_step)} steps: its"
             " training thread neither runs nor waits for a processor",
             figures,
             confidence_from(figures[:1]),
-            Together(tuple(changes)),
+            change,
             1 + by_step / evidence.unchanged_s,
             title="The process of a worker is stopped again and again",
         )
@@ -292,12 +299,13 @@ class ProcessPauses(Rule):
         share = float(beyond[mine].sum() / grid[mine].sum())
         figures = (
             Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
-            Figure("usual pause", float(np.median(beyond[mine][beyond[mine] > 0.2 * beyond.max()])), 0.0, Unit.SECONDS),
+            Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
         )
         changes: list[Change] = [Scale(evidence.table, factor)]
         for ops in (evidence.data_loads, evidence.host_work):
             if not ops.empty:
-                changes.append(Scale(ops, as_peers(ops.gather(evidence.replay.durations.cost), hit)))
+                share_of_op = paused_share(ops.gather(evidence.replay.durations.cost), pauses)
+                changes.append(Scale(ops, 1 - share_of_op * hit[:, None, None]))
         if evidence.paused_starts is not None:
             changes.append(evidence.paused_starts.change(hit))
         return Candidate(

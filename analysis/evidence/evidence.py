@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
@@ -20,7 +21,7 @@ from tracekit.analysis.evidence.data_waits import DataWaits
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, stopped_s
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
@@ -80,6 +81,11 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     def unchanged_s(self) -> float:
         """Mean step without any change, seconds."""
         return float(self.unchanged.mean())
+
+    @cached_property
+    def noise(self) -> Parts:
+        """What the noise of the run makes of S."""
+        return Parts.of(self.attribution.original, self.attribution.ideal, noisy_step_times(self.replay))
 
     @cached_property
     def stalled_s(self) -> Floats:
@@ -315,21 +321,27 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return stopped_s(self.off_cpu_s, self.table)
 
     @cached_property
+    def process_stops_s(self) -> Floats:
+        """How long the process of each worker is stopped, if it is stopped again and again, as the kernel counted it,
+        seconds, [stages, steps, dp_ranks].
+        """
+        if self.table.empty:
+            return np.zeros_like(self.off_cpu_s)
+        by_kind_s: Floats = np.nansum(self.table.grid, axis=(2, 3)).transpose(0, 1, 3, 2)
+        members = self.off_cpu_s.transpose(0, 2, 1)
+        off_s, stops_s = (each.reshape(-1, each.shape[2]) for each in (members, self.stopped_s.transpose(0, 2, 1)))
+        by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
+        return stops_of(off_s, stops_s, by_kind_s, self.unchanged_s).reshape(members.shape).transpose(0, 2, 1)
+
+    @cached_property
     def stopped_processes(self) -> Bools:
         """Workers whose process is stopped in several steps, as the kernel counted it, [stages, dp_ranks]."""
-        if self.table.empty:
-            return np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
-        by_kind_s: Floats = np.nansum(self.table.grid, axis=(2, 3)).transpose(0, 1, 3, 2)
-        off_s, stops_s = (
-            each.transpose(0, 2, 1).reshape(-1, each.shape[1]) for each in (self.off_cpu_s, self.stopped_s)
-        )
-        by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
-        return stopped(off_s, stops_s, by_kind_s, self.unchanged_s).reshape(self.stages, -1)
+        return np.asarray((self.process_stops_s > 0).any(axis=1))
 
     @cached_property
     def steps_with_stops(self) -> Bools:
         """Steps with stops of the processes that count as stopped, [steps]."""
-        steps = np.asarray((np.where(self.stopped_processes[:, None], self.stopped_s, 0.0) > 0).any(axis=(0, 2)))
+        steps = np.asarray((self.process_stops_s > 0).any(axis=(0, 2)))
         if self.lockstep is not None:
             steps = steps | self.lockstep.stopped(self.unchanged_s)[0].any(axis=(0, 1))
         return steps

@@ -128,15 +128,18 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
     def as_peers(self, slow: Bools) -> Change:
         """The job in which these workers, [stages, steps, dp_ranks], no longer exceed their peers.
 
-        Removes the average excess only, so that their own scatter stays.
+        Removes their average share, so that their own scatter stays, also of code that sleeps now and then.
         """
-        share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
-        return self._scaled(np.where(slow & (self.taken_s > 0), 1 - share, 1.0), _HOST_OPS)
+        return self._scaled(np.where(slow, 1 - self._share_beyond(slow)[:, :, None], 1.0), _HOST_OPS)
+
+    def _share_beyond(self, slow: Bools) -> Floats:
+        """The share of what the workers take in those steps that exceeds their peers, [places, stages, dp_ranks]."""
+        taken_s = np.where(slow, self.taken_s, 0.0).sum(axis=2) / np.maximum(slow.sum(axis=1), 1)
+        return np.asarray(np.minimum(self.beyond_s(slow) / safe(taken_s), 1.0))
 
     def none_but_beyond(self, slow: Bools) -> Change:
         """The job without host code, except for these workers' excess over their peers. The loss is work, and stays."""
-        share = np.minimum(self.beyond_s(slow)[:, :, None] / safe(self.taken_s), 1.0)
-        return self._scaled(np.where(slow, share, 0.0), _HOST_OPS - {OpKind.LOSS})
+        return self._scaled(np.where(slow, self._share_beyond(slow)[:, :, None], 0.0), _HOST_OPS - {OpKind.LOSS})
 
     def _scaled(self, factor: Floats, ops: frozenset[OpKind]) -> Change:
         """Multiply host code by `factor`, shaped as `taken_s`; of the ops that are host code themselves, only `ops`."""

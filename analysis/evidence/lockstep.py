@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.changes import CostOverlay
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped, within_computes
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, stops_of, within_computes
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
@@ -152,8 +152,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         stops_s = within_computes(self.off_s, by_kind_s.sum(axis=0))
         off_s, stops = (each.reshape(-1, stops_s.shape[2]) for each in (self.off_s, stops_s))
         by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
-        hit = stopped(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape[:2])
-        return hit[..., None] & (stops_s > 0), stops_s
+        stopped_s = stops_of(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape)
+        return stopped_s > 0, stops_s
 
     def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:
         """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""

@@ -73,29 +73,36 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
 
-def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Bools:
-    """Members that are stopped now and then, for longer than others ever are, [members].
+def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
+    """How long members are stopped in each step, seconds, [members, steps]; 0 for those that others equal at times.
 
     `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: what computes take,
     [kinds, members, steps]; `step_s`: what a step takes. Seconds.
     """
+    none = np.zeros(off_s.shape)
     computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
-        return np.zeros(len(off_s), np.bool_)
+        return none
     # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
     # Stops hit host code, too. But a thread that waits for a file does so there alone, however long its computes are.
     off_beyond_s = np.maximum(off_s - usual_s, 0.0)
     on = off_beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)
-    in_computes = (on & (beyond_s >= ALIKE * off_beyond_s)).any(axis=1)
+    within = on & (beyond_s >= ALIKE * off_beyond_s)
+    on = np.where(2 * within.sum(axis=1, keepdims=True) >= on.sum(axis=1, keepdims=True), on, within)
     costly = beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s
-    hit: Bools = costly & in_computes & (on.sum(axis=1) >= FEWEST_STOPS)
+    hit: Bools = costly & within.any(axis=1) & (on.sum(axis=1) >= FEWEST_STOPS)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
-    return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
+    if 2 * hit.sum() > hit.size:
+        return none
+    # What a member is off the CPU in its other steps, too, is not the stop.
+    otherwise_s = median(np.where(on, np.nan, off_s), (1,))[:, None]
+    lasts_s = np.maximum(stops_s, off_s - np.nan_to_num(otherwise_s))
+    return np.where(on & hit[:, None], lasts_s, none)
 
 
 def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, float]) -> Floats:

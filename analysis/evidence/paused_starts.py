@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.off_cpu import LONGEST_OF_SEEN
 from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Pauses
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.model import OpKind
 
@@ -52,12 +52,12 @@ def find_paused_starts(replay: JobReplay, pauses: Pauses | None) -> PausedStarts
         return None
     ops, optimizers = op_grid(replay.graph, tuple(OpKind)), op_grid(replay.graph, (OpKind.OPTIMIZER,))
     delays = replay.durations.launch_delay
-    share = _paused_share(ops.gather(delays), pauses)
+    share = paused_share(ops.gather(delays), pauses)
     return PausedStarts(
         ops,
         share,
         optimizers,
-        _paused_share(optimizers.gather(replay.durations.cost), pauses),
+        paused_share(optimizers.gather(replay.durations.cost), pauses),
         scaled(delays, ops.parts(1 - share)),
     )
 
@@ -72,35 +72,28 @@ def with_paused_starts(replay: JobReplay, paused: PausedStarts | None) -> JobRep
     return replace(replay, kept_delay=tuple(kept))
 
 
-def _paused_share(seconds: Floats, pauses: Pauses) -> Floats:
-    """The share of the time (or late start) of each op of a grid that is due to a pause; 0 for none.
+def paused_share(seconds: Floats, pauses: Pauses) -> Floats:
+    """The share of the time (or late start) of each op of a grid that is due to a pause or a stop; 0 for none.
 
-    A worker that is late with an op in most steps is late for another reason.
+    Only what lasts about as long as pauses of computes do counts: a worker that is late with an op in most steps is
+    late for another reason, whatever else stops it. `seconds`: [stages, ops, steps, dp_ranks].
     """
-    if not seconds.size:
-        return np.zeros(seconds.shape)
-    share = 1 - as_peers(seconds, pauses.stopped)
-    if not pauses.of_processes:
-        return share
-    lengths = pauses.seconds[pauses.seconds > 0]
-    usual_s, longest_s = float(np.median(lengths)), LONGEST_OF_SEEN * float(lengths.max())
-    for stage, taken in enumerate(seconds):  # one at a time, to keep temporary arrays small
-        beyond = taken - median(taken, (1,))[:, None]
-        off = np.abs(beyond)
-        spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
-        least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * usual_s)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            paused = (taken > 0) & (beyond > least) & (beyond < longest_s) & ~pauses.stopped[stage]
-            share[stage] = np.where(paused, np.minimum(beyond / taken, 1.0), share[stage])
+    share = np.zeros(seconds.shape)
+    single_s = pauses.seconds[pauses.seconds > 0] if pauses.of_processes else np.zeros(0)
+    for workers, lengths in ((pauses.stopped, pauses.stops_s), (~pauses.stopped, single_s)):
+        if seconds.size and len(lengths):
+            usual_s, longest_s = float(np.median(lengths)), LONGEST_OF_SEEN * float(lengths.max())
+            for stage in np.flatnonzero(workers.any(axis=1)):  # one at a time, to keep temporary arrays small
+                _add_pauses(share[stage], seconds[stage], workers[stage], usual_s, longest_s)
     return share
 
 
-def as_peers(seconds: Floats, workers: Bools) -> Floats:
-    """The factor that makes the ops of `workers` [stages, dp_ranks] as long as those of their peers usually are.
-
-    `seconds`: [stages, ops, steps, dp_ranks].
-    """
-    peers = np.fmax(lower_median(median(seconds, (2,)), axis=-1), 0.0)[:, :, None, None]
+def _add_pauses(share: Floats, taken: Floats, workers: Bools, usual_s: float, longest_s: float) -> None:
+    """Fill in `share` of one stage, [ops, steps, dp_ranks], where one of `workers` pauses in an op or before it."""
+    beyond = taken - median(taken, (1,))[:, None]
+    off = np.abs(beyond)
+    spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
+    least = np.maximum(PAUSE_SPREADS * spread, SMALLEST_PAUSE_SHARE * usual_s)
     with np.errstate(invalid="ignore", divide="ignore"):
-        factor = np.where(workers[:, None, None, :] & (seconds > peers), peers / seconds, 1.0)
-    return np.where(np.isfinite(factor), factor, 1.0)
+        paused = (taken > 0) & (beyond > least) & (beyond < longest_s) & workers
+        share[...] = np.where(paused, np.minimum(beyond / taken, 1.0), share)

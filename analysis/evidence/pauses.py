@@ -30,6 +30,8 @@ SMALLEST_PAUSE_SHARE = 0.05
 FEWEST_PAUSES = 3
 #: Pauses of one origin differ in length by less than the inverse of this.
 SMALLEST_OF_USUAL = 0.25
+#: ... and those of a process that is stopped again and again, less than the inverse of this.
+SMALLEST_OF_LONGEST = 0.2
 #: The length of process pauses depends on the computes that they hit by less than this share of proportional growth,
 #: and is this many standard errors away from it (in one of a thousand jobs by chance).
 OWN_LENGTH_SHARE, PROPORTION_ERRORS = 0.5, 3.0
@@ -58,13 +60,15 @@ AS_FAST = 0.04
 class Pauses(Struct, frozen=True, eq=False):
     """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; all 0 for `stopped` workers.
 
-    `stopped`: workers whose processes are stopped again and again, [stages, dp_ranks]; `usual_s`: computes as their
-    peers run them, like the table. `own_length`: whether pauses have a length of their own, not one in proportion to
-    computes; `backward_share`: share of backwards in the time of computes.
+    `stopped`: workers whose processes are stopped again and again, [stages, dp_ranks]; `stops_s`: by how long each of
+    their computes that a stop hits is longer; `usual_s`: computes as their peers run them, like the table.
+    `own_length`: whether pauses have a length of their own, not one in proportion to computes; `backward_share`: share
+    of backwards in the time of computes.
     """
 
     seconds: Floats
     stopped: Bools
+    stops_s: Floats
     usual_s: Floats
     own_length: bool
     backward_share: float
@@ -113,7 +117,7 @@ def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
     if some.stopped.any() or (some.seconds > 0).any():
         return _pauses_in(grid)
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
-    return Pauses(np.zeros_like(grid), none, grid, False, some.backward_share)
+    return Pauses(np.zeros_like(grid), none, np.zeros(0), grid, False, some.backward_share)
 
 
 def _pauses_in(grid: Floats) -> Pauses:
@@ -135,11 +139,13 @@ def _pauses_in(grid: Floats) -> Pauses:
     stopped, usual_s = _stopped(grid, base, shared)
     by_kind = np.nansum(base, axis=(1, 2, 3))
     backward_share = float(by_kind[1:].sum() / max(by_kind.sum(), 1e-12))
-    found = Pauses(seconds, stopped, usual_s, _own_length(beyond, base), backward_share)
+    found = Pauses(seconds, stopped, np.zeros(0), usual_s, _own_length(beyond, base), backward_share)
     if found.own_length and not found.spare_backwards:
         stopped = stopped | _where_nearly_all_are(seconds)
-    seconds[:, stopped_cells(stopped, grid.shape)] = 0.0
-    return replace(found, stopped=stopped)
+    mine = stopped_cells(stopped, grid.shape)
+    seconds[:, mine] = 0.0
+    beyond = np.fmax((grid - usual_s)[:, mine], 0.0)
+    return replace(found, stopped=stopped, stops_s=beyond[beyond > SMALLEST_OF_LONGEST * beyond.max(initial=0.0)])
 
 
 def _without_noise(seconds: Floats, of: Floats | float) -> Floats:

@@ -244,10 +244,13 @@ def episodes_of(
         masks.try_bursts()
     on, count = masks.on, np.maximum(masks.on.sum(axis=1), 1)
     level = (values * on).sum(axis=1) / count
+    # The noise of a long run is known from a few stretches only, which limits the evidence for any level, but not the
+    # price of a description. That a member is slow at all costs nothing to describe.
+    at_all = noise.nats(values.mean(axis=1), values.shape[1])
     return Episodes(
         on=on,
         level=level,
-        nats=np.maximum(noise.nats(level, count) - masks.cost, 0.0),
+        nats=np.maximum(noise.nats(level, count) - masks.cost, at_all),
         error=noise.error(count),
         period=masks.period,
         since=masks.since,

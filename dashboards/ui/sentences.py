@@ -87,6 +87,9 @@ def op_headline(report: Report) -> Headline:
     figure, trusted = f"slowdown {report['slowdown']:.3f}", report["trust"]["trustworthy"]
     if not trusted:
         return Headline(f"no verdict, {figure}", f"No verdict. The {figure} is not to be trusted.", Tone.UNSURE)
+    rest = (report.get("parts") or {}).get("sentence")  # reports of older stores have none
+    if not report["straggling"] and rest:
+        return Headline(figure, _sentence(f"{figure}: {rest}"), Tone.UNSURE)
     if not report["straggling"]:
         return Headline(f"no straggler, {figure}", f"No straggler: {figure}.", Tone.GOOD)
     times = report["step_time_s"]

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.attribution.attribution import waste
+from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED
 from tracekit.op_report import OpReport
 from tracekit.op_trace import OpTrace
 from tracekit.terminal.tables import by_label, new_table, percent, questions, side_by_side
@@ -65,11 +66,15 @@ def _verdict(report: OpReport) -> Table:
         grid.add_row("Verdict", Text(printable(report.verdict or unknown)))
         grid.add_row("Slowdown", f"S = {report.slowdown:.2f}")
         return _with_times(grid, report)
-    if report.straggling:
+    if report.straggling or report.parts.headline:
         verdict = Text.assemble(("STRAGGLER", "bold white on dark_red"), f"  S = {report.slowdown:.2f}: ")
         verdict.append(f"{seconds(original - ideal)} of every {seconds(original)} step ({waste(report.slowdown):.1%})")
+        if report.parts.noise_s >= SMALLEST_UNEXPLAINED * original:
+            verdict.append(f"; {seconds(report.parts.noise_s)} of it are the noise of its ops")
     else:
         verdict = Text.assemble(("NO STRAGGLER", "bold black on green"), f"  S = {report.slowdown:.2f}")
+        rest = report.parts.words(original)
+        verdict.append("" if rest is None else f": {rest}")
     grid.add_row("Verdict", verdict)
     return _with_times(grid, report)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -159,3 +160,48 @@ def test_threads_that_wait_for_a_device_are_not_stopped():
 
 def test_being_off_the_cpu_costs_nothing_where_computes_are_no_longer():
     assert not any(cause.change for cause in causes())
+
+
+def sleeps_and_stops(sleeps, stops, *, steps=200, sleep_s=0.02, stop_s=0.07):
+    """A job of short steps: rank 1's code sleeps before its loss in `sleeps`, its process is stopped in a forward in
+    `stops`. After a sleep, its forward is half a millisecond longer: caches are cold.
+    """
+    parts = []
+    for step in range(steps):
+        sleep, stop = (step in sleeps) * sleep_s, (step in stops) * stop_s
+        forwards = (0.001, 0.001 + stop + (step in sleeps) * 0.0005)
+        last_s = forwards[1] + sleep + 0.002
+        lanes = {
+            dp_rank: (
+                (0, "forward-compute", 0, 0, 0.0, forward_s),
+                (0, "loss", 0, None, forward_s, forward_s + late_s),
+                (0, "backward-compute", 0, 0, forward_s + late_s, forward_s + late_s + 0.002),
+                (0, "all-reduce", 0, None, forward_s + late_s + 0.002, last_s + 0.0002),
+                (0, "optimizer", 0, None, last_s + 0.0002, last_s + 0.0004),
+            )
+            for dp_rank, (forward_s, late_s) in enumerate(zip(forwards, (1e-5, 1e-5 + sleep), strict=True))
+        }
+        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[1e-5], [1e-5 + sleep + stop]]})
+        ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
+        first = pl.int_range(pl.len()).over("dp_rank") == 0
+        parts.append(ops.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU)))
+    return Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1, world_size=2), name="by hand")
+
+
+@pytest.mark.parametrize("every", [(range(56, 200),), (range(100), range(156, 200))], ids=["one-stretch", "two"])
+@pytest.mark.parametrize("long_s", [0.07, 0.1])
+def test_stops_beside_host_code_that_sleeps_cost_no_more_than_they_last(every, long_s):
+    """20 ms in 72 % of 200 steps are 14.4 ms of each; four stops of 70 ms are 1.4 ms, whatever else is off the CPU."""
+    sleeps = {step for stretch in every for step in stretch}
+    found = found_in(sleeps_and_stops(sleeps, (20, 91, 143, 178), stop_s=long_s))
+    costs = {cause.kind: cause.saved_s for cause in found}
+    assert costs.pop(CauseKind.SLOW_HOST_CODE) == pytest.approx(0.0144, rel=0.05)
+    assert costs.pop(CauseKind.PROCESS_PAUSES, 0.0) <= 4 * (long_s + 0.0005) / 200
+    assert not costs
+
+
+def test_host_code_that_sleeps_in_any_of_the_steps_costs_all_of_its_sleep():
+    """20 ms in 150 of 200 steps, drawn at random; a little more goes, because forwards after a sleep are longer."""
+    sleeps = set(np.random.default_rng(0).permutation(200)[:150].tolist())
+    (cause,) = (one for one in found_in(sleeps_and_stops(sleeps, ())) if one.kind is CauseKind.SLOW_HOST_CODE)
+    assert cause.saved_s == pytest.approx(0.015, rel=0.03)

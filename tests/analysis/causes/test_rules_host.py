@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
-from tracekit.analysis.causes.model import Where
+from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.verdict import LossKind
 from tracekit.job import Job
 from tracekit.model import Layout, Worker
@@ -164,4 +165,43 @@ def test_busy_cores_of_several_hosts_are_one_cause():
     (cause,) = found_in(replace(trace, metadata=trace.metadata | named))
     assert (cause.kind, cause.where) == (CauseKind.BUSY_CORES, Where())
     assert cause.saved_s == pytest.approx(1.2)
-    assert cause.effect == "training threads on 2 hosts wait 1.35 s of each step for a processor"
+    assert cause.effect == "training threads on 2 hosts wait 1.35 s of each step for a processor, one of them 1.50 s"
+
+
+def with_slow_optimizer(waits_s: tuple[float, float]) -> dict[CauseKind, Cause]:
+    """What is found where rank 1's optimizer takes 0.6 s, rank 0's 0.25 s, and the ranks had no core for so long."""
+    known = {"hosts": {"0": "node-1", "1": "node-1"}, "run_queue_s": {"0": waits_s[0], "1": waits_s[1]}}
+    trace = job(None)
+    longer = (pl.col("kind").cast(pl.String) == "optimizer") & (pl.col("dp_rank") == 1)
+    ops = trace.ops.with_columns(duration=pl.when(longer).then(0.6).otherwise("duration"))
+    return {cause.kind: cause for cause in found_in(replace(trace, ops=ops, metadata=trace.metadata | known))}
+
+
+def test_a_cause_is_less_sure_by_what_waits_for_a_core_explain_of_it():
+    """Without 1.2 s of waiting, rank 1's ops take two thirds of their time: its optimizer loses 0.233 s, not 0.35 s."""
+    alone = with_slow_optimizer((0.0, 0.0))[CauseKind.SLOW_OPTIMIZER]
+    beside = with_slow_optimizer((1.2, 1.2))
+    assert CauseKind.BUSY_CORES in beside
+    assert alone.confidence == pytest.approx(1 - 0.5 ** (2.4 / 1.5), abs=0.005)
+    assert beside[CauseKind.SLOW_OPTIMIZER].confidence == pytest.approx(alone.confidence * 2 / 3, abs=0.005)
+    assert beside[CauseKind.SLOW_OPTIMIZER].saved_s == pytest.approx(alone.saved_s) == pytest.approx(0.35)
+    assert beside[CauseKind.SLOW_OPTIMIZER].evidence[-1].words == "explained by waits for a processor: 33%"
+
+
+def test_a_cause_that_waits_for_a_core_explain_gives_way_to_busy_cores():
+    """Rank 1 alone had no core, for 2.4 s: without that, its optimizer is as fast as the other one."""
+    assert set(with_slow_optimizer((0.0, 2.4))) == {CauseKind.BUSY_CORES}
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"), [("data-load", CauseKind.LATE_DATA), ("host-delay", CauseKind.SLOW_HOST_CODE)]
+)
+def test_any_cause_on_a_rank_is_less_sure_while_cores_are_busy(before, kind):
+    def sure(wait_s: float) -> float:
+        trace = job(before, before_s=(USUAL_S, LONG_S))
+        waits = {"run_queue_s": {"0": wait_s, "1": wait_s}}
+        (cause,) = found_in(replace(trace, metadata=trace.metadata | waits))
+        assert cause.kind is kind
+        return cause.confidence
+
+    assert sure(0.0) > sure(0.3) > sure(1.0)

@@ -1,0 +1,162 @@
+"""What S consists of: what causes explain, what the noise of the run makes, and the rest, which nobody can explain.
+
+In: a replayed graph. Out: step times of the ideal job with the noise of the run; `Parts` of S.
+
+Even in a healthy job, the last of many noisy workers is later than the mean one, so S exceeds 1. Noise is by how much
+an op differs from the one before it of the same worker and place: whatever lasts longer than a step (a slow worker, an
+uneven stage, a drift) is the same in both and cancels out. Of two such values, the difference scatters by the root of 2
+more than each of them. Differences far beyond the usual ones of their kind are events, not noise, and left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.kernel import Costs
+
+#: Mention what nothing explains if it is at least this share of the step and this many standard errors; make it the
+#: headline from the larger share on.
+SMALLEST_UNEXPLAINED, HEADLINE_UNEXPLAINED = 0.02, 0.05
+ERRORS = 3.0
+#: Noise is within this many standard deviations of the usual op.
+LARGEST_NOISE = 3.0
+
+
+class Parts(Struct, frozen=True):
+    """T(original) - T(ideal) and its parts, seconds of the mean step of `step_s`.
+
+    `error_s`: how far the unexplained part is from 0 by chance at most.
+    """
+
+    step_s: float
+    lost_s: float
+    explained_s: float
+    noise_s: float
+    error_s: float
+
+    @classmethod
+    def of(cls, original: Floats, ideal: Floats, noisy: Floats) -> Parts:
+        """The parts of step times, seconds, [steps] each, before any cause is named.
+
+        The error is that of a mean over the steps. A single step has none, so noise may then be twice what it seems.
+        """
+        lost_s, noise_s = (float((times - ideal).mean()) for times in (original, noisy))
+        left, steps = original - noisy, len(original)
+        error_s = ERRORS * float(left.std(ddof=1)) / math.sqrt(steps) if steps > 1 else max(noise_s, 0.0)
+        return cls(float(original.mean()), lost_s, 0.0, noise_s, error_s)
+
+    @property
+    def unexplained_s(self) -> float:
+        """What neither a cause nor noise explains, at least 0."""
+        return max(self.lost_s - self.explained_s - max(self.noise_s, 0.0), 0.0)
+
+    @property
+    def to_tell(self) -> bool:
+        """Whether something is lost that neither causes nor chance explain."""
+        return self.unexplained_s >= max(SMALLEST_UNEXPLAINED * self.step_s, self.error_s)
+
+    @property
+    def headline(self) -> bool:
+        """Whether that is much, at any S."""
+        return self.to_tell and self.unexplained_s >= HEADLINE_UNEXPLAINED * self.step_s
+
+    def words(self, step_s: float, whole: str = "each step") -> str | None:
+        """What is lost without a cause, and whether noise can be the reason; None if that is little. `step_s`: what
+        shares are of, seconds.
+        """
+        noise_s = min(self.noise_s, self.lost_s - self.explained_s)
+        if not self.to_tell:
+            big = noise_s >= HEADLINE_UNEXPLAINED * self.step_s
+            return f"the noise of its ops costs {noise_s / step_s:.0%} of {whole}" if big else None
+        cost = f"stragglers cost {self.lost_s / step_s:.0%} of {whole}"
+        made = (
+            f", and {noise_s / step_s:.0%} by the noise of its ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
+        )
+        if not self.explained_s and not made:
+            return f"{cost}, for a reason tracekit does not know"
+        return f"{cost} in all, {self.unexplained_s / step_s:.0%} for reasons tracekit does not know{made}"
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain data for JSON."""
+        return {
+            "lost_s": self.lost_s,
+            "explained_s": self.explained_s,
+            "noise_s": self.noise_s,
+            "unexplained_s": self.unexplained_s,
+            "error_s": self.error_s,
+        }
+
+
+def noisy_step_times(replay: JobReplay) -> Floats:
+    """The step times of a pipeline's ideal job with the noise of the run, seconds, [steps]."""
+    factors = []
+    for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
+        factor = _of_previous(cost, _previous_lane(block))
+        for kind in np.unique(block.template.kind).tolist():
+            rows = block.template.kind == kind
+            factor[rows] = _usual(factor[rows], float(np.median(np.abs(sampled(factor[rows])))))
+        factors.append(factor)
+    return _with_factors(replay, factors)
+
+
+def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
+    """The same for a job of any shape, whose ops are compared with those of their class on the same rank."""
+    ops, cost = graph.ops, np.empty(len(graph.ops.start))
+    for block, of_block in zip(graph.blocks, replay.durations.cost, strict=True):
+        cost[block.op] = of_block
+    order = np.lexsort((ops.start, ops.step, ops.rank, ops.peer))
+    alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
+    previous = np.arange(len(order))
+    previous[order[1:][alike]] = order[:-1][alike]
+    first = order[:-1][alike & (previous[order[:-1]] == order[:-1])]
+    previous[first] = order[1:][alike & (previous[order[:-1]] == order[:-1])]
+    logs = _of_previous(cost[None], previous)[0]
+    ranked, count = np.lexsort((np.abs(logs), ops.peer)), np.bincount(ops.peer)
+    middle = np.cumsum(count) - count + np.maximum(count - 1, 0) // 2
+    usual = np.abs(logs)[ranked[np.minimum(middle, len(ranked) - 1)]]
+    factor = _usual(logs, usual[ops.peer])
+    return _with_factors(replay, [factor[block.op] for block in graph.blocks])
+
+
+def _previous_lane(block: Block) -> Ints:
+    """The lane of the same DP rank in the step before, for the first one that in the step after, [lanes]."""
+    order = np.lexsort((block.step, block.dp_rank))
+    previous = np.arange(block.lanes)
+    alike = block.dp_rank[order][1:] == block.dp_rank[order][:-1]
+    previous[order[1:][alike]] = order[:-1][alike]
+    first = alike & ~np.concatenate([[False], alike[:-1]])
+    previous[order[:-1][first]] = order[1:][first]
+    return previous
+
+
+def _of_previous(cost: Floats, previous: Ints) -> Floats:
+    """The logarithm of each op over the one before it, scaled to the scatter of one op, [rows, lanes]."""
+    before = cost[:, previous]
+    there = (cost > NOTHING) & (before > NOTHING)
+    return np.where(there, np.log(np.where(there, cost, 1.0) / np.where(there, before, 1.0)) / np.sqrt(2), 0.0)
+
+
+def _usual(logs: Floats, usual: Floats | float) -> Floats:
+    """The factors of noise, without those too far from 1 to be noise. `usual`: the median distance of their kind."""
+    return np.exp(np.where(np.abs(logs) <= LARGEST_NOISE * MAD_TO_SIGMA * usual, logs, 0.0))
+
+
+def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:
+    """Step times with the ideal costs times these factors, seconds, [steps]."""
+    costs = []
+    for block, ideal, factor in zip(replay.graph.blocks, replay.durations.ideal, factors, strict=True):
+        work = ~block.template.is_communication
+        if work.any():  # whose ideal is the mean
+            factor[work] /= factor[work].mean()
+        costs.append(Costs.of_matrix((ideal if ideal.ndim == 2 else ideal[:, None]) * factor))
+    return replay.step_times_at(costs)

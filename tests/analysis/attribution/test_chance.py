@@ -1,0 +1,114 @@
+"""What S consists of: causes, the noise of the run, and what nothing explains, in the answer of every kind of job."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks.kinetosim import Job as RecordedJob
+from benchmarks.kinetosim import Trouble
+from tests.analysis.small_jobs import of_steps
+from tests.handmade import run
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.verdict import LossKind, Verdict
+from tracekit.dashboards.ui.sentences import op_headline
+from tracekit.gpu_job import load_gpu
+from tracekit.job import Job
+from tracekit.model import Layout
+from tracekit.op_job import OpJob
+from tracekit.op_trace import OpTrace
+from tracekit.synth import SynthSpec, synthesize
+
+RANKS, STEPS = 8, 40
+
+
+def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -> Verdict:
+    """Each step, another one of eight ranks at random takes `longer`; rank 0 always `constant`. All vary by `noise`."""
+    draw = np.random.default_rng(0)
+    steps = []
+    for _ in range(STEPS):
+        slow = draw.integers(RANKS)
+        factors = [(1 + longer * (rank == slow)) * (1 + constant * (rank == 0)) for rank in range(RANKS)]
+        steps.append(
+            [
+                [
+                    ("forward-compute", 0.1 * factor * np.exp(draw.normal(0, noise))),
+                    ("backward-compute", 0.2 * factor * np.exp(draw.normal(0, noise))),
+                ]
+                for factor in factors
+            ]
+        )
+    return Job(of_steps(steps)).whatif().diagnosis.verdict
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+@pytest.mark.parametrize("longer", [0.05, 0.08, 0.1, 0.11, 0.12, 0.13])
+def test_what_nothing_explains_is_told_whether_S_is_below_1_1_or_above(longer, noise):  # noqa: N802 (S is its name)
+    """The computes of a step last 0.3 (1 + x) s, its mean ones 0.3 (1 + x / 8) s: S is 1.04 to 1.11."""
+    verdict, share = somebody_is_slow(longer, noise), 0.3 * longer * 7 / 8 / (0.3 * (1 + longer) + 0.01)
+    assert f"stragglers cost {share:.0%} of each step, for a reason tracekit does not know" in verdict.sentence
+    assert verdict.parts.unexplained_s / verdict.parts.step_s == pytest.approx(share, abs=0.006)
+    assert (verdict.kind is LossKind.STRAGGLER) == verdict.parts.headline == (longer > 0.06)
+
+
+def test_a_small_cause_does_not_hide_what_nothing_explains():
+    """Rank 0 is 5 % slower in every step, and somebody is 12 % slower in each, who hides it most of the time."""
+    verdict = somebody_is_slow(0.12, noise=0.003, constant=0.05)
+    assert verdict.sentence.startswith("rank 0 costs 1% of each step: computes 6% slower than its peers; ")
+    assert verdict.sentence.endswith("; stragglers cost 9% of each step in all, 7% for reasons tracekit does not know")
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
+@pytest.mark.parametrize("layout", [Layout(dp=8, pp=2), Layout(dp=2, pp=4), Layout(dp=8, pp=1)], ids=str)
+def test_the_noise_of_a_healthy_job_explains_its_slowdown(layout, noise):
+    trace = synthesize(SynthSpec(layout, microbatches=6, steps=20, noise=noise, seed=1))
+    verdict = Job(trace).whatif().diagnosis.verdict
+    assert verdict.kind is LossKind.BALANCED
+    assert not verdict.parts.to_tell
+    assert verdict.parts.noise_s == pytest.approx(verdict.parts.lost_s, abs=max(verdict.parts.error_s, 0.002))
+
+
+def test_the_parts_add_up():
+    """Steps of 1.1, 1.2 and 1.3 s, ideally 1 s, of which noise makes 0.05 s; three standard errors are 0.1 sqrt 3 s."""
+    parts = Parts.of(np.array([1.1, 1.2, 1.3]), np.ones(3), np.full(3, 1.05))
+    assert parts.to_dict() == pytest.approx(
+        {"lost_s": 0.2, "explained_s": 0.0, "noise_s": 0.05, "unexplained_s": 0.15, "error_s": 0.1 * 3**0.5}
+    )
+    assert not parts.to_tell
+
+
+@pytest.mark.parametrize(
+    ("longer", "said"),
+    [
+        (0.01, "NO STRAGGLER  S = 1.01"),
+        (0.05, "NO STRAGGLER  S = 1.04: stragglers cost 4%"),
+        (0.1, "STRAGGLER  S = 1.09:"),
+    ],
+)
+def test_an_op_trace_tells_it_too(longer, said, tmp_path):
+    """Each step, another one of eight ranks takes `longer`: the step lasts 1 + x, its mean op 1 + x / 8."""
+    slow = np.random.default_rng(0).integers(RANKS, size=STEPS)
+    durations = [1.0 + longer * (slow[step] == rank) for step in range(STEPS) for rank in range(RANKS)]
+    steps, ranks = np.repeat(np.arange(STEPS), RANKS), np.tile(np.arange(RANKS), STEPS)
+    ops = pl.DataFrame({"step": steps, "rank": ranks, "start": 0.0, "duration": durations, "kind": "work"})
+    trace = OpTrace(ops, "in turn", rules=("streams",))
+    trace.write_parquet(tmp_path / "ops.parquet")
+    assert said in " ".join(run("whatif", tmp_path / "ops.parquet").out.split()).replace("STRAGGLER S", "STRAGGLER  S")
+    report = OpJob(trace).whatif()
+    assert report.parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
+    told = report.parts.to_tell
+    assert (f"stragglers cost {0.875 * longer / (1 + longer):.0%}" in op_headline(report.to_dict()).sentence) == told
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1.1, LossKind.COMMUNICATION), (1.2, LossKind.STRAGGLER)])
+def test_a_recording_in_which_nobody_stands_out_alone_tells_what_is_lost(tmp_path, factor, kind):
+    """Two of eight ranks are slow, so that no single one is to blame."""
+    troubles = (Trouble(1, gpu=factor), Trouble(5, gpu=factor))
+    RecordedJob(ranks=8, troubles=troubles).run().write(tmp_path)
+    report = load_gpu(tmp_path).whatif()
+    content = report.to_dict()
+    assert (report.kind, report.culprit) == (kind, None)
+    assert content["parts"]["unexplained_s"] == pytest.approx(content["parts"]["lost_s"], rel=0.05)
+    lost = content["parts"]["lost_s"] / report.recorded_s
+    assert f"stragglers cost {lost:.0%} of the recording, for a reason tracekit does not know" in report.verdict
