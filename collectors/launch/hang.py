@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from tracekit.collectors.launch.departures import Departures, find_departure
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.launch.hang_pulses import Pulse, all_began, read_pulses
+from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, read_small, write_whole
 from tracekit.collectors.runtime.wire_format import HANG_REQUEST
 from tracekit.stderr import say
 from tracekit.text import printable
@@ -231,10 +232,7 @@ class HangWatcher:
         if folder is None:
             self._patience_until = now + self.hang_after_s
             return
-        request = attempt / HANG_REQUEST
-        partial = request.with_name(f".{request.name}")
-        partial.write_text(str(folder), encoding="utf-8")
-        partial.rename(request)
+        write_whole(attempt / HANG_REQUEST, folder.name.encode())
         self._folder = folder
         self.explainer.explain(folder, attempt, self._departures.ended_ns)
 
@@ -283,7 +281,7 @@ class HangWatcher:
         """A copy of the folder beside the trace, or the folder itself if it cannot be copied."""
         kept = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:
-            shutil.copytree(folder, kept)
+            shutil.copytree(folder, kept, symlinks=True)
         except OSError:
             return folder
         return kept
@@ -300,7 +298,8 @@ class HangText:
 def read_report(folder: Path) -> HangText | None:
     """The report in a folder; None if there is none."""
     try:
-        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        return HangText(report, tuple((folder / "report.txt").read_text(encoding="utf-8").splitlines()))
+        report = json.loads(read_small(folder / "report.json", MOST_DUMP_BYTES))
+        text = read_small(folder / "report.txt", MOST_DUMP_BYTES).decode()
+        return HangText(report, tuple(text.splitlines()))
     except FileNotFoundError:
         return None

@@ -47,6 +47,7 @@ def build_plugin(cache: Path | None = None) -> Path:
             f"{library}: too long, NCCL cuts paths at {LONGEST_PATH} bytes; set XDG_CACHE_HOME to a shorter folder"
         )
     if library.exists():
+        _check_owner(folder, library)
         return library
     if compiler is None:
         raise OutputError("no C compiler (cc, gcc, clang) on the PATH to build the NCCL plugin; install one")
@@ -59,6 +60,16 @@ def build_plugin(cache: Path | None = None) -> Path:
     except OSError as error:
         raise OutputError(f"{library}: cannot be written ({error.strerror or error}); set XDG_CACHE_HOME") from None
     return library
+
+
+def _check_owner(folder: Path, library: Path) -> None:
+    """Refuse a library that other users could have put there: the training would run it. Raises OutputError."""
+    for path in (folder, library):
+        found = path.stat()
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+            raise OutputError(
+                f"{path}: other users can write it, so it is not loaded; set XDG_CACHE_HOME, or chmod go-w"
+            )
 
 
 def default_cache() -> Path:

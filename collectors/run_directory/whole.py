@@ -27,6 +27,7 @@ from tracekit.collectors.run_directory.segments import (
     without_torn_steps,
 )
 from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE
+from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, OPEN_SUFFIX, SEALED_SUFFIX, rank_stem
 from tracekit.errors import FormatError
 
@@ -92,7 +93,8 @@ def _file_names(path: Path) -> list[str]:
     manifest = path / MANIFEST
     if manifest.exists():
         try:
-            listed = {str(name): int(size) for name, size in json.loads(manifest.read_text("utf-8"))["files"].items()}
+            with open_to_read(manifest) as file:
+                listed = {str(name): int(size) for name, size in json.load(file)["files"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise FormatError(
                 f"{manifest}: damaged ({error!r:.200}); delete it to read the files that are there"
@@ -128,7 +130,8 @@ def _read_rank(
 def _read_facts(path: Path, rank: int, parser: FactParser, skipped: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Kind and value of each whole line, without bad facts that are not needed: one line per kind in `skipped`."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_to_read(path) as file:
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:

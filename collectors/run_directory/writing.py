@@ -27,6 +27,8 @@ from tracekit.collectors.runtime.wire_format import (
 
 MANIFEST = "manifest.json"
 RUN_FILE = "run.json"
+#: It holds the command, and a command line can be long; a larger file is not one of ours.
+RUN_FILE_BYTES = 4 << 20
 _MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
 _SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
 #: A segment or the facts of a rank.

@@ -5,11 +5,11 @@ Failures are counted, a hook that fails is switched off, and one warning per att
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tracekit.collectors.inject.tracekit_collect_hook import warn
 from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
 
@@ -31,9 +31,9 @@ class Guard:
         self.failures[hook] += 1
         self.off.add(hook)
         if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is now"
-                " off; training continues, and `tracekit collect` reports further failures at the end\n"
+            warn(
+                f"rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error!s:.200}) and is now off;"
+                " training continues, and `tracekit collect` reports further failures at the end"
             )
 
     def skip(self, hook: str) -> None:
@@ -76,7 +76,7 @@ class Guard:
         """Report a hook that could not be installed: to the user once, and in the facts of every rank."""
         self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
         if self.recorder.first_of_all_ranks(f"lost-{hook}"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); training continues, the trace lacks"
-                f" {lacks}\n"
+            warn(
+                f"rank {self.rank}: {hook} cannot be hooked ({reason:.200}); training continues, the trace lacks"
+                f" {lacks}"
             )

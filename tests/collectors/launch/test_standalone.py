@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[3]
 #: Source folder -> the package that it is.
 FOLDERS = {"tracekit": "tracekit", "collectors": "tracekit/collectors"}
 COMPILED = "tracekit/collectors/runtime/_native.abi3.so"
+ENTRY_POINT = {
+    f"tracekit/collectors/inject/tracekit_collect_hook-0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +47,20 @@ def test_the_wheel_is_small_needs_nothing_and_is_a_part_of_tracekit(wheel):
     """Both distributions can be in one environment: what they share is the same, byte for byte, or compiled from it."""
     assert wheel.stat().st_size < 5_000_000
     with zipfile.ZipFile(wheel) as files:
-        (described,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        (described,) = (name for name in files.namelist() if name.endswith("/METADATA") and name.count("/") == 1)
         about = Parser().parsestr(files.read(described).decode())
         modules = {name: files.read(name) for name in files.namelist() if name.endswith(".py")}
         others = {name for name in files.namelist() if name.startswith("tracekit/")} - set(modules)
     assert about.get_all("Requires-Dist") is None
     assert about["Requires-Python"] == ">=3.9"
     assert wheel.name.partition("-cp39-abi3-")[2]  # one for all versions of Python
-    assert others == {COMPILED, "tracekit/collectors/runtime/_native.pyi"}
+    assert others == {COMPILED, "tracekit/collectors/runtime/_native.pyi", *ENTRY_POINT}
     for name, content in modules.items():
         folder = next(folder for folder in reversed(FOLDERS) if name.startswith(f"{FOLDERS[folder]}/"))
         assert (ROOT / folder / name[len(FOLDERS[folder]) + 1 :]).read_bytes() == content
         ast.parse(content, feature_version=(3, 9))
     assert {Path(name).parent.name for name in modules} == {
-        *("tracekit", "collectors", "runtime", "launch", "run_directory")
+        *("tracekit", "collectors", "inject", "runtime", "launch", "run_directory")
     }
 
 
