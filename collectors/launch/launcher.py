@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tracekit.atomic_write import Kind, Place, write_text
-from tracekit.collectors.inject.tracekit_collect_hook import ENV_INSTALL, REASON_FILE
+from tracekit.collectors.inject.tracekit_collect_hook import ENV_INSTALL
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
 from tracekit.collectors.run_directory.job_notes import announced
 from tracekit.collectors.run_directory.launchers import announce, announce_end, running_launchers
 from tracekit.collectors.run_directory.steering import first_common_step, write_schedule
-from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, write_left_over
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, why_unrecorded, write_left_over
 from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.ring import RingStore
 from tracekit.collectors.runtime.small_file import read_small
@@ -110,14 +110,11 @@ def what_to_install() -> str:
 
 def why_nothing_was_recorded(directory: Path) -> str:
     """The reason that a process gave, if any."""
-    try:
-        reason = read_small(directory / REASON_FILE).decode("utf-8", "replace")
-    except OSError:
-        reason = (
-            "no process of the command trained with torch, or `python -E`, `-I` or `-S`, or an overwritten PYTHONPATH,"
-            " kept the recorder out"
-        )
-    return f"nothing was recorded: {printable(reason)}"
+    reason = why_unrecorded(directory) or (
+        "no process of the command trained with torch, or `python -E`, `-I` or `-S`, or an overwritten PYTHONPATH, kept"
+        " the recorder out"
+    )
+    return f"nothing was recorded: {reason}"
 
 
 def _state(run_file: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def running_jobs() -> list[RunningJob]:
 def _jobs_in(folder: int) -> Iterator[RunningJob]:
     for note in filter(_NOTE.fullmatch, os.listdir(folder)):
         # The job is over, or the note is being written or damaged.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             process_id = int(note[: -len(".json")])
             os.kill(process_id, 0)
             about = json.loads(read_small(note, folder=folder))

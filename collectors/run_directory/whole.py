@@ -26,7 +26,7 @@ from tracekit.collectors.run_directory.segments import (
     unreadable,
     without_torn_steps,
 )
-from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE
+from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, why_unrecorded
 from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, OPEN_SUFFIX, SEALED_SUFFIX, rank_stem
 from tracekit.errors import FormatError
@@ -56,10 +56,8 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
     if bad and not good:
         raise bad[min(bad)]
     if not good:
-        raise FormatError(
-            f"{path}: no rank recorded anything; check the output of the command, and that it trains with torch in this"
-            " Python environment"
-        )
+        why = why_unrecorded(path.parent) or "check that the command trains with torch in this Python environment"
+        raise FormatError(f"{path}: no rank recorded anything; {why}")
     left_out = [f"rank {rank} is left out: {bad[rank]}; the other ranks are read" for rank in sorted(bad)]
     return AttemptRecording(attempt, path, good, (*left_out, *skipped.values()))
 

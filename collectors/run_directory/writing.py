@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import Kind, replacing, starting_with, write_text
+from tracekit.collectors.inject.tracekit_collect_hook import REASON_FILE
 from tracekit.collectors.runtime.ring import LeftOver
+from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import (
     HEADER,
     LEFT_OVER_SEGMENT,
@@ -24,6 +26,7 @@ from tracekit.collectors.runtime.wire_format import (
     attempt_directory,
     segment_stem,
 )
+from tracekit.text import printable
 
 MANIFEST = "manifest.json"
 RUN_FILE = "run.json"
@@ -46,6 +49,14 @@ def ranks_in(directory: Path) -> set[int]:
     """The ranks that wrote into the directory of an attempt."""
     found = (RANK_FILE.match(entry.name) for entry in directory.iterdir())
     return {int(match.group(1)) for match in found if match}
+
+
+def why_unrecorded(directory: Path) -> str | None:
+    """Why the first process that could not be recorded was not, in its own words; None if all were."""
+    try:
+        return printable(read_small(directory / REASON_FILE).decode("utf-8", "replace"))
+    except OSError:
+        return None
 
 
 def write_manifest(directory: Path) -> dict[str, Any]:

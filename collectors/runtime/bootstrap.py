@@ -92,7 +92,7 @@ def _watch_process_group(module: ModuleType) -> None:
 
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         if _session is not None:
-            _session.process_group_ends()
+            _session.attempt_hook("process-group-ends", _session.process_group_ends)
         return destroy(*args, **kwargs)
 
     _replace(module, "destroy_process_group", destroy_process_group)

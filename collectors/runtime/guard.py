@@ -5,6 +5,7 @@ Failures are counted, a hook that fails is switched off, and one warning per att
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,11 +31,12 @@ class Guard:
         """Count the failure of a hook, disable that hook and warn once per attempt."""
         self.failures[hook] += 1
         self.off.add(hook)
-        if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
-            warn(
-                f"rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error!s:.200}) and is now off;"
-                " training continues, and `tracekit collect` reports further failures at the end"
-            )
+        with contextlib.suppress(Exception):  # the words of a foreign error can raise, too
+            if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
+                warn(
+                    f"rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error!s:.200}) and is now off;"
+                    " training continues, and `tracekit collect` reports further failures at the end"
+                )
 
     def skip(self, hook: str) -> None:
         """Count a call of a hook that is off."""

@@ -98,16 +98,17 @@ class HangWatch:
         posted, in_wait = self._posted, self._in_wait
 
         @functools.wraps(original)
-        def transfer(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+        def transfer(*args: Any, **kwargs: Any) -> Any:
             try:
-                work = original(group, tensors, peer, *args, **kwargs)
+                work = original(*args, **kwargs)
             except BaseException:  # its peer is gone: the rank has not got past it, as when a wait raises
-                in_wait[threading.get_ident()] = name, group, peer, time.time_ns()
+                if len(args) > 2:
+                    in_wait[threading.get_ident()] = name, args[0], args[2], time.time_ns()
                 raise
-            if work is not None:
+            if work is not None and len(args) > 2:
                 if len(posted) > 1024:  # never waited for
                     posted.clear()
-                posted[id(work)] = name, group, peer
+                posted[id(work)] = name, args[0], args[2]
             return work
 
         return transfer

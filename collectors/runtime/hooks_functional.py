@@ -56,7 +56,9 @@ class FunctionalHooks:
         waited = self._hooks.wait_tensor("wait_tensor", original)
 
         @functools.wraps(original)
-        def wait_tensor(tensor: Any) -> Any:
-            return original(tensor) if is_traced() or compiler_says(COMPILES) else waited(tensor)
+        def wait_tensor(*args: Any, **kwargs: Any) -> Any:
+            if is_traced() or compiler_says(COMPILES):
+                return original(*args, **kwargs)
+            return waited(*args, **kwargs)
 
         return wait_tensor

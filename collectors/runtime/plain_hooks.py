@@ -126,10 +126,11 @@ class PlainHooks:
         """Hook the function that waits for the result of a functional collective."""
         session, waited_for, ended = self.session, self.collectives.waited_for, self.session.ended
 
-        def wait_tensor(tensor: Any) -> Any:
-            result = original(tensor)
+        def wait_tensor(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
             if waited_for:
                 try:
+                    tensor = args[0] if args else kwargs["tensor"]
                     pending = waited_for.pop(tensor.data_ptr(), None)
                     if pending is not None:
                         ended(pending[1])

@@ -107,8 +107,11 @@ class Session(Guard, State):
         """Write pending records and the counters at the end of the process."""
         if os.getpid() != self.process_id:
             return
-        self.attempt_hook("close", self._finish)
+        self.attempt_hook("finish", self._finish)
         self.recording = False
+        self.attempt_hook("close", self._close)
+
+    def _close(self) -> None:
         if self._gpu is not None:
             self._gpu.close()
         self.recorder.close(
@@ -124,7 +127,7 @@ class Session(Guard, State):
 
     def give_up(self) -> None:
         """End a session that could not be started completely: no hook stays, and later ones are not installed."""
-        self.attempt_hook("close", self.patches.remove)
+        self.attempt_hook("give-up", self.patches.remove)
         self.close()
 
     def process_group_ends(self) -> None:
