@@ -140,13 +140,17 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
-            setup = prepare_nccl(environment, options.nccl)
-            environment = setup.environment
-            _warn(setup.warnings)
-            options = options if setup.plugged else replace(options, nccl=None)
+            plugged = False
+            with unharmed("the preparation of NCCL"):
+                setup = prepare_nccl(environment, options.nccl)
+                environment, plugged = setup.environment, setup.plugged
+                _warn(setup.warnings)
+            options = options if plugged else replace(options, nccl=None)
 
-        watch = _start_watch(options, directory)
-        watcher = _hang_watcher(options, directory)
+        with unharmed("the watch of the run"):
+            watch = _start_watch(options, directory)
+        with unharmed("hang detection"):
+            watcher = _hang_watcher(options, directory)
         if watcher is not None:
             environment.setdefault(*RECORDER_SIZE)
 
@@ -176,8 +180,9 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             shutil.rmtree(directory, ignore_errors=True)
         raise
     finally:
-        if watcher is not None:
-            watcher.close()
+        with unharmed("hang detection"):
+            if watcher is not None:
+                watcher.close()
     with unharmed("reading NCCL's rings"):
         drain.update()
     if not launched.first:
@@ -185,7 +190,13 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     with unharmed("hang detection"):
         ending = how_ended(directory)
         hangs.over(None if ending is None else ending.words)
-    return _conclude(options, directory, launched, unstored)
+    try:
+        return _conclude(options, directory, launched, unstored)
+    except Exception as error:  # the exit code is the command's all the same
+        problem = f"{type(error).__name__}: {error!s:.200}"
+        return CollectSummary(
+            launched.exit_code, launched.wall_s, (), str(directory), False, problem, unstored=unstored
+        )
 
 
 def _keep_hangs(hangs: KeptHangs, watcher: HangWatcher) -> None:
@@ -292,8 +303,6 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
             problem = why_nothing_was_recorded(directory)
     except (TracekitError, OSError) as error:
         problem = str(error)
-    except Exception as error:  # the exit code is the command's all the same, and the segments are kept
-        problem = f"{type(error).__name__}: {error}"
     keep = options.segments is not None or any(one.problem for one in collected) or (problem and numbers) or unstored
     if not keep:
         shutil.rmtree(directory, ignore_errors=True)

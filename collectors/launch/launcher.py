@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,6 +94,8 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
         ) from None
+    if _others_can_write(directory):
+        say(f"tracekit: WARNING: {printable(str(directory))}: other users can write there, and falsify the recording")
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = str(INJECTED) if not inherited else f"{INJECTED}{os.pathsep}{inherited}"
@@ -100,6 +103,11 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     environment[ENV_OPTIONS] = json.dumps(options.to_dict())
     environment[ENV_INSTALL] = what_to_install()
     return environment
+
+
+def _others_can_write(directory: Path) -> bool:
+    found = directory.stat()
+    return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & stat.S_IWOTH)
 
 
 def what_to_install() -> str:
@@ -150,7 +158,7 @@ def run_command(
     """
     begin = time.monotonic()
     hold()
-    presence, code, rings = None, None, _rings()
+    presence, code, rings, first = None, None, _rings(), True
     try:
         memory = {} if rings is None else {ENV_RINGS: rings.path}
         try:
@@ -167,10 +175,12 @@ def run_command(
             raise OutputError(
                 f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
             ) from None
-        clocks = ClockKeeper(directory)
-        with announced(name or Path(command[0]).name, directory):
-            _await(process, _Beside(directory, presence, clocks, tasks))
-        code = process.returncode
+        with unharmed("what runs beside the command"):
+            clocks = ClockKeeper(directory)
+            first = clocks.first
+            with announced(name or Path(command[0]).name, directory):
+                _await(process, _Beside(directory, presence, clocks, tasks))
+        code = process.wait()
         with unharmed("writing what killed ranks recorded last"):
             for left in () if rings is None else rings.left_over():
                 with contextlib.suppress(
@@ -178,21 +188,22 @@ def run_command(
                 ):  # a full disk: the rank reported it, or its missing end will show
                     write_left_over(directory, left)
     finally:
-        if rings is not None:
-            rings.close()
-        if presence is not None:
-            announce_end(presence, code)
+        with unharmed("the end of the run directory"):
+            if presence is not None:
+                announce_end(presence, code)
+            if rings is not None:
+                rings.close()
         while signal.sigtimedwait(WATCHED, 0) is not None:  # drop pending signals before the merge
             continue
         release()
-    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
+    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, first)
 
 
 def _rings() -> RingStore | None:
     """Memory for the records of the ranks. Without, each rank has its own, which is lost if it is killed."""
     try:
         return RingStore(RING_CAPACITY)
-    except (OSError, AttributeError):  # no memory, or a system without memfd_create
+    except Exception:  # no memory, or a system without memfd_create
         return None
 
 

@@ -32,7 +32,7 @@ def attempt():
 
 def own_run():
     """Give this process a run directory of its own, because the fault hits all of it."""
-    folder = Path(f"run-of-{os.getpid()}").absolute()
+    folder = Path(f"run-of-{os.environ['SABOTAGE']}").absolute()
     folder.mkdir()
     os.environ["TRACEKIT_COLLECT_DIR"] = str(folder)
     return folder
@@ -66,12 +66,13 @@ def import_fails(module, error):
     return break_it
 
 
-#: Modules that are imported when the training begins.
-for name in (
-    *("callbacks", "collectives", "compiling", "control", "device", "evaluation", "gpu_state", "guard"),
-    *("hooks_comm", "hooks_compute", "hooks_deepspeed", "hooks_functional", "hooks_host", "hooks_reducer"),
-    *("install", "nccl", "nvml", "plain_hooks", "run_queue", "session", "state"),
-):
+#: Modules that are imported when the training begins; what the first ones lack, the others do as well.
+MODULES = (
+    *("session", "install", "control", "hooks_reducer", "callbacks", "collectives", "compiling", "device"),
+    *("evaluation", "gpu_state", "guard", "hooks_comm", "hooks_compute", "hooks_deepspeed", "hooks_functional"),
+    *("hooks_host", "nccl", "nvml", "plain_hooks", "run_queue", "state"),
+)
+for name in MODULES:
     FAULTS[f"import-of-{name}"] = import_fails(name, ImportError(f"no module {name}"))
 FAULTS["import-is-damaged"] = import_fails("session", SyntaxError("null bytes"))
 
@@ -311,6 +312,15 @@ def facts_are_a_pipe():
 
 
 @fault
+def every_file_is_a_link():
+    attempt().mkdir(exist_ok=True)
+    victim = Path("victim").absolute()
+    victim.write_text("precious")
+    for name in (".facts", "-00000000.open", ".gpu", ".pulse", ".stacks", ".last"):
+        (attempt() / f"rank-000000{name}").symlink_to(victim)
+
+
+@fault
 def memory_is_unreachable():
     os.environ["TRACEKIT_COLLECT_RINGS"] = "/proc/1/fd/999"
 
@@ -521,6 +531,20 @@ SIGNALS = {
     "user-signal": signalled(signal.SIGUSR1, SIGUSR1=lambda *_: None),
 }
 FAULTS |= SIGNALS
+#: What `make test` tries; `python -m benchmarks faults` tries all.
+TESTED = tuple(name for name in FAULTS if name not in {f"import-of-{module}" for module in MODULES[4:]})
+#: These can cost nothing at all.
+UNNOTICED = frozenset(
+    {
+        *(
+            "compiled-module-is-missing",
+            "compiled-module-has-another-abi",
+            "memory-is-unreachable",
+            "memory-is-a-device",
+        ),
+        *("callbacks-never-come", "callbacks-raise", "users-exit-first", "user-signal", "the-rank-is-unknown"),
+    }
+)
 
 
 def function_raises(module, name):
