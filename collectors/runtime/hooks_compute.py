@@ -91,7 +91,7 @@ class PipelineHooks:
 
     def _computed(self, name: str, start: Instant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         end = self.session.instant()
-        stage, chunk_id = args[0], _chunk(args, kwargs)
+        stage, chunk_id = args[0], args[1] if len(args) > 1 else _chunk(kwargs)
         index = stage.stage_index
         if index not in self._described:
             self._describe(stage)
@@ -120,15 +120,16 @@ class PipelineHooks:
         @functools.wraps(original)
         def compute_loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if session.recording:
-                session.attempt_hook("loss", self._lost, args[1] if len(args) > 1 else kwargs.get("stage"))
+            if session.recording and "loss" not in session.off:
+                try:
+                    stage = args[1] if len(args) > 1 else kwargs["stage"]
+                    if stage.is_last:
+                        session.flush_held(session.instant())
+                except Exception as error:
+                    session.failed("loss", error)
             return result
 
         return compute_loss
-
-    def _lost(self, stage: Any) -> None:
-        if stage.is_last:
-            self.session.flush_held(self.session.instant())
 
     def _tag(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         session, evaluation, off = self.session, self.session.evaluation, self.session.off
@@ -138,7 +139,7 @@ class PipelineHooks:
             ops = original(*args, **kwargs)
             if session.recording and not evaluation.under_way and kind not in off:
                 try:
-                    tag = (kind, _chunk(args, kwargs), args[0].stage_index)
+                    tag = (kind, args[1] if len(args) > 1 else _chunk(kwargs), args[0].stage_index)
                     for op in ops:
                         setattr(op, _TAG, tag)
                 except Exception as error:
@@ -154,7 +155,14 @@ class PipelineHooks:
         def batch_p2p(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or not args or not args[0]:
                 return original(*args, **kwargs)
-            start = session.attempt_hook("p2p", self._posting, args[0])
+            start = None
+            try:
+                if "p2p" in session.off:
+                    session.skip("p2p")
+                else:
+                    start = session.begin_op_on(args[0][0].tensor)
+            except Exception as error:
+                session.failed("p2p", error)
             session.busy += 1
             try:
                 works = original(*args, **kwargs)
@@ -168,9 +176,6 @@ class PipelineHooks:
             return works
 
         return batch_p2p
-
-    def _posting(self, ops: list[Any]) -> Instant:
-        return self.session.begin_op_on(ops[0].tensor)
 
     def _posted(self, ops: list[Any], works: list[Any], start: Instant) -> None:
         """Remember the work of each op; a backend that coalesces returns one work for all."""
@@ -392,9 +397,9 @@ class LoopHooks:
         session.microbatch += 1
 
 
-def _chunk(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """The microbatch in a call of a stage: the argument after the stage, by whatever name."""
-    return int(args[1] if len(args) > 1 else next(value for name, value in kwargs.items() if name.endswith("chunk_id")))
+def _chunk(kwargs: dict[str, Any]) -> int:
+    """The microbatch in a call of a stage that passes it by name, such as `fwd_chunk_id`."""
+    return next(int(value) for name, value in kwargs.items() if name.endswith("chunk_id"))
 
 
 def _do_not_compile(function: Any, *, what_it_calls: bool) -> None:

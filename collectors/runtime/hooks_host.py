@@ -103,12 +103,12 @@ class HostHooks:
             finally:
                 session.busy -= 1
                 if start_ns is not None and session.recording:
-                    session.attempt_hook(name, self._ended, category, name, start_ns)
+                    try:
+                        session.record(category, name, start_ns, now_ns())
+                    except Exception as error:
+                        session.failed(name, error)
 
         return timed
-
-    def _ended(self, category: Category, name: str, start_ns: int) -> None:
-        self.session.record(category, name, start_ns, now_ns())
 
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
