@@ -169,7 +169,7 @@ class HangWatcher:
 
     def _explain_departure(self) -> None:
         """Report which rank left, once the command has ended; the report may be under way."""
-        folder, attempt = self._folder, max(self.directory.glob("attempt-*"), default=None)
+        folder, attempt = self._folder, self._newest_attempt()
         if folder is None:
             folder = self._next_folder()
             if attempt is None or folder is None:
@@ -188,7 +188,7 @@ class HangWatcher:
         now = self.now()
         if now < self._due:
             return
-        attempt = max(self.directory.glob("attempt-*"), default=None)
+        attempt = self._newest_attempt()
         if self._departed and attempt == self._attempt:  # all about this attempt has been reported
             return
         pulses = {} if attempt is None else read_pulses(attempt)
@@ -216,6 +216,10 @@ class HangWatcher:
         if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):
             return False
         return find_departure(attempt, self._pulses, ended_ns) is not None
+
+    def _newest_attempt(self) -> Path | None:
+        found = self.directory.glob("attempt-*")
+        return max((path for path in found if not path.is_symlink()), default=None)
 
     def _next_folder(self) -> Path | None:
         """A new folder for dumps; None if the launcher of another node has made it."""

@@ -26,6 +26,7 @@ from tracekit.collectors.runtime.wire_format import (
     attempt_directory,
     segment_stem,
 )
+from tracekit.errors import OutputError
 from tracekit.text import printable
 
 MANIFEST = "manifest.json"
@@ -61,6 +62,7 @@ def why_unrecorded(directory: Path) -> str | None:
 
 def write_manifest(directory: Path) -> dict[str, Any]:
     """Write the manifest of an attempt: the files of its ranks. Raises OutputError."""
+    _check_no_link(directory)
     files = [path.name for path in sorted(directory.iterdir()) if RANK_FILE.match(path.name)]
     manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
     write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
@@ -69,7 +71,14 @@ def write_manifest(directory: Path) -> dict[str, Any]:
 
 def write_left_over(directory: Path, left: LeftOver) -> None:
     """Write the records that a dead rank left in memory as a segment of their own. Raises OutputError."""
-    path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
+    attempt = attempt_directory(directory, left.attempt)
+    _check_no_link(attempt)
+    path = attempt / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
     head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
     with replacing(path, _SEGMENT_KIND) as temporary:
         temporary.write_bytes(head + left.records)
+
+
+def _check_no_link(attempt: Path) -> None:
+    if attempt.is_symlink():
+        raise OutputError(f"{attempt}: is a link, which is not followed; no rank made it")

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import first_to_say, warn
+from tracekit.collectors.inject.tracekit_collect_hook import ENV_INSTALL, first_to_say, install_command, warn
 from tracekit.collectors.runtime import spans
 from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.recorder import Recorder
@@ -165,6 +165,14 @@ def _claimed(directory: Path, rank: int) -> bool:
     return True
 
 
+def _options() -> RuntimeOptions:
+    try:
+        return RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    except TypeError as error:
+        install = install_command(sys.executable, os.environ.get(ENV_INSTALL, "tracekit-collect"))
+        raise ValueError(f"{error}: this Python has another version of tracekit than the launcher; {install}") from None
+
+
 def _start(rank: int, world_size: int) -> Any:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     directory = attempt_directory(Path(os.environ[ENV_DIRECTORY]), attempt)
@@ -174,7 +182,7 @@ def _start(rank: int, world_size: int) -> Any:
         raise NotADirectoryError(f"{directory} is no folder")
     if not _claimed(directory, rank):
         return None
-    options = RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    options = _options()
     from tracekit.collectors.runtime.control import Control
     from tracekit.collectors.runtime.install import install_hooks
     from tracekit.collectors.runtime.session import Session

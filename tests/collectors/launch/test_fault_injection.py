@@ -19,6 +19,9 @@ from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.run_directory import clock_pings, job_notes
 from tracekit.collectors.run_directory.clock_pings import append_sample
 from tracekit.collectors.run_directory.launchers import announce, announce_end
+from tracekit.collectors.run_directory.writing import write_left_over, write_manifest
+from tracekit.collectors.runtime.ring import LeftOver
+from tracekit.errors import OutputError
 
 
 def trainings(names):
@@ -166,3 +169,15 @@ def test_a_signal_to_the_launcher_ends_the_command_as_it_would_alone(name, tmp_p
     under = [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command]
     ran = subprocess.run(under, cwd=tmp_path, env=environment(), timeout=TIMEOUT_S, capture_output=True)
     assert ran.returncode == 128 + getattr(signal, name)
+
+
+def test_nothing_is_written_into_an_attempt_that_is_a_link(tmp_path):
+    """No rank makes one: it leads to a folder of somebody's choice."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "attempt-000").symlink_to(elsewhere)
+    with pytest.raises(OutputError, match="is a link, which is not followed"):
+        write_manifest(tmp_path / "attempt-000")
+    with pytest.raises(OutputError, match="is a link, which is not followed"):
+        write_left_over(tmp_path, LeftOver(0, 0, 1, b""))
+    assert list(elsewhere.iterdir()) == []
