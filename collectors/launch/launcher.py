@@ -183,9 +183,8 @@ def run_command(
         code = process.wait()
         with unharmed("writing what killed ranks recorded last"):
             for left in () if rings is None else rings.left_over():
-                with contextlib.suppress(
-                    OutputError
-                ):  # a full disk: the rank reported it, or its missing end will show
+                # A full disk: the rank has reported it, or its missing end will show.
+                with contextlib.suppress(OutputError):
                     write_left_over(directory, left)
     finally:
         with unharmed("the end of the run directory"):
@@ -225,8 +224,12 @@ def unharmed(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        why = printable(str(error))[:200]
-        say(f"tracekit: {what} failed ({type(error).__name__}: {why}); the command is not affected")
+        _say_failed(what, error)
+
+
+def _say_failed(what: str, error: Exception) -> None:
+    why = printable(str(error))[:200]
+    say(f"tracekit: {what} failed ({type(error).__name__}: {why}); the command is not affected")
 
 
 @dataclass
@@ -252,13 +255,14 @@ class _Beside:
     def _attempt(self, what: str, body: Callable[[], object]) -> object:
         if what in self.failed:
             return None
-        done = None
-        self.failed.add(what)
-        with unharmed(what):
-            with contextlib.suppress(OSError, OutputError):  # the folder is gone or the disk full, perhaps for a moment
-                done = body()
-            self.failed.remove(what)
-        return done
+        try:
+            return body()
+        except (OSError, OutputError):  # the folder is gone or the disk full, perhaps for a moment
+            return None
+        except Exception as error:
+            self.failed.add(what)
+            _say_failed(what, error)
+            return None
 
     def _beat(self) -> None:
         if time.monotonic() >= self.beat_at:
