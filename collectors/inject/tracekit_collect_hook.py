@@ -15,8 +15,6 @@ import sys
 from typing import Any
 
 ENV_DIRECTORY = "TRACEKIT_COLLECT_DIR"
-#: What pip has to install into a Python that has no recorder, quoted for a shell.
-ENV_INSTALL = "TRACEKIT_COLLECT_INSTALL"
 #: The file in the run directory with the first reason why a process is not recorded.
 REASON_FILE = "unrecorded.txt"
 
@@ -52,9 +50,11 @@ def first_to_say(reason: str) -> bool:
     return True
 
 
-def install_command(python: str, what: str) -> str:
-    """The command that installs the recorder into an interpreter."""
-    return f"{shlex.quote(python)} -m pip install {what}"
+def install_command(python: str) -> str:
+    """The command that installs the recorder into an interpreter: from these very sources, if they are a checkout."""
+    source = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "standalone")  # noqa: PTH100, PTH118, PTH120
+    checkout = os.path.exists(os.path.join(source, "pyproject.toml"))  # noqa: PTH110, PTH118
+    return f"{shlex.quote(python)} -m pip install {shlex.quote(source) if checkout else 'tracekit-collect'}"
 
 
 def _start() -> BaseException | None:
@@ -74,7 +74,7 @@ def _report(error: BaseException) -> None:
     reason = f"{python} cannot start tracekit's recorder ({type(error).__name__}: {error!s:.200})"
     if isinstance(error, ImportError):
         reason = f"{python} cannot import tracekit's recorder ({error!s:.200})"
-        advice = f"; install it: {install_command(python, os.environ.get(ENV_INSTALL, 'tracekit-collect'))}"
+        advice = f"; install it: {install_command(python)}"
     if first_to_say(reason):
         warn(f"{reason}, so training continues without being recorded{advice}")
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.collectors.inject.tracekit_collect_hook import install_command
-from tracekit.collectors.launch.launcher import what_to_install
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.launching import hazards, installed_version
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
@@ -137,7 +136,7 @@ def _recorder(probe: dict[str, Any], python: str) -> Check:
         return Check("recorder", Outcome.NOTE, "not known without torch")
     if probe["lacks"] is None:
         return Check("recorder", Outcome.OK, f"tracekit can be imported by {python}")
-    install = install_command(python, what_to_install())
+    install = install_command(python)
     return Check(
         "recorder", Outcome.FAILS, f"{python} cannot import tracekit ({probe['lacks']}); install it: {install}"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import stat
 import subprocess
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tracekit.atomic_write import Kind, Place, write_text
-from tracekit.collectors.inject.tracekit_collect_hook import ENV_INSTALL
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
 from tracekit.collectors.run_directory.job_notes import announced
@@ -52,7 +50,7 @@ BEAT_PERIOD_S = 10.0
 #: What every Python of the command loads first.
 INJECTED = Path(__file__).parents[1] / "inject"
 #: Variables that an outer launcher or a user's shell may have left in the environment.
-_OURS = frozenset({ENV_DIRECTORY, ENV_INSTALL, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
+_OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
 
 
 def _is_run_file(file: BinaryIO) -> bool:
@@ -101,19 +99,12 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     environment["PYTHONPATH"] = str(INJECTED) if not inherited else f"{INJECTED}{os.pathsep}{inherited}"
     environment[ENV_DIRECTORY] = str(directory)
     environment[ENV_OPTIONS] = json.dumps(options.to_dict())
-    environment[ENV_INSTALL] = what_to_install()
     return environment
 
 
 def _others_can_write(directory: Path) -> bool:
     found = directory.stat()
     return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & stat.S_IWOTH)
-
-
-def what_to_install() -> str:
-    """What pip has to install into another Python, so that it can record: the recorder of this very tracekit."""
-    source = Path(__file__).resolve().parents[1] / "standalone"
-    return shlex.quote(str(source)) if (source / "pyproject.toml").exists() else "tracekit-collect"
 
 
 def why_nothing_was_recorded(directory: Path) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracekit.collectors.inject.tracekit_collect_hook import ENV_INSTALL, first_to_say, install_command, warn
+from tracekit.collectors.inject.tracekit_collect_hook import first_to_say, warn
 from tracekit.collectors.runtime import spans
 from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.recorder import Recorder
@@ -169,8 +169,7 @@ def _options() -> RuntimeOptions:
     try:
         return RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
     except TypeError as error:
-        install = install_command(sys.executable, os.environ.get(ENV_INSTALL, "tracekit-collect"))
-        raise ValueError(f"{error}: this Python has another version of tracekit than the launcher; {install}") from None
+        raise ValueError(f"{error}: this Python has another version of tracekit than the launcher") from None
 
 
 def _start(rank: int, world_size: int) -> Any:

@@ -14,8 +14,9 @@ import pytest
 
 from tests.collectors.conftest import SCRIPTS, collect, plain
 from tests.handmade import run_process
+from tracekit.collectors.inject.tracekit_collect_hook import install_command
 from tracekit.collectors.launch.doctor import Outcome, checks
-from tracekit.collectors.launch.launcher import what_to_install, why_nothing_was_recorded
+from tracekit.collectors.launch.launcher import why_nothing_was_recorded
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +70,7 @@ def test_the_doctor_says_so(other, tmp_path):
     assert found["torch"].outcome is Outcome.OK
     assert found["recorder"].outcome is Outcome.FAILS
     assert found["recorder"].found == (
-        f"{other} cannot import tracekit (No module named 'tracekit'); install it: {other} -m pip install"
-        f" {what_to_install()}"
+        f"{other} cannot import tracekit (No module named 'tracekit'); install it: {install_command(str(other))}"
     )
 
 

@@ -135,6 +135,13 @@ def test_a_job_is_recorded_without_the_analysis_and_read_with_it(training, tmp_p
     assert trace.coverage().complete
 
 
+def test_an_installed_recorder_names_its_distribution_to_other_pythons(training):
+    """Its sources are not there to be installed from."""
+    code = "from tracekit.collectors.inject.tracekit_collect_hook import install_command as c; print(c('/x y/python'))"
+    ran = subprocess.run([training, "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert ran.stdout == "'/x y/python' -m pip install tracekit-collect\n"
+
+
 def test_the_analysis_is_asked_for_by_name(training, tmp_path):
     """What only records says where the rest is, instead of a missing module."""
     ran = subprocess.run(
