@@ -52,9 +52,11 @@ def first_to_say(reason: str) -> bool:
 
 def install_command(python: str) -> str:
     """The command that installs the recorder into an interpreter: from these very sources, if they are a checkout."""
-    source = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "standalone")  # noqa: PTH100, PTH118, PTH120
-    checkout = os.path.exists(os.path.join(source, "pyproject.toml"))  # noqa: PTH110, PTH118
-    return f"{shlex.quote(python)} -m pip install {shlex.quote(source) if checkout else 'tracekit-collect'}"
+    from pathlib import Path  # not for every Python of the job
+
+    source = Path(__file__).resolve().parents[1] / "standalone"
+    checkout = (source / "pyproject.toml").exists()
+    return f"{shlex.quote(python)} -m pip install {shlex.quote(str(source)) if checkout else 'tracekit-collect'}"
 
 
 def _start() -> BaseException | None:
