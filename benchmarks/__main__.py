@@ -16,8 +16,8 @@ from benchmarks.measure import machine
 RESULTS = Path(__file__).with_name("RESULTS.md")
 #: Imported one by one: what a section imports would count as memory of the processes that another one starts.
 SECTIONS = (
-    "core", "graphs", "against", "causes", "eventsim", "clocks", "collect", "live", "device", "gpu", "nccl", "kineto",
-    "dashboard", "store", "windows", "alerting", "killed", "hang", "hang_live", "fleet_runs",
+    "core", "graphs", "against", "causes", "eventsim", "clocks", "collect", "faults", "live", "device", "gpu", "nccl",
+    "kineto", "dashboard", "store", "windows", "alerting", "killed", "hang", "hang_live", "fleet_runs",
     "fleet_scaling", "fleet_faults", "fleet_reports", "frameworks",
 )  # fmt: skip
 #: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.

@@ -7,6 +7,7 @@ could not be merged are kept, and the summary names them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import shutil
 import sys
@@ -19,16 +20,17 @@ from typing import Any
 
 from tracekit.atomic_write import check_writable
 from tracekit.collectors.launch.attempts import CollectedAttempt, collect_attempts, job_name
+from tracekit.collectors.launch.clock_keeper import launched_elsewhere
 from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
 from tracekit.collectors.launch.kept_hangs import KeptHangs
 from tracekit.collectors.launch.launcher import (
-    NOTHING_RECORDED,
     LaunchResult,
     await_other_launchers,
     finish_run,
-    launched_elsewhere,
     prepare_run,
     run_command,
+    unharmed,
+    why_nothing_was_recorded,
 )
 from tracekit.collectors.launch.live import WatchOptions, WatchProcess
 from tracekit.collectors.launch.progress import Progress
@@ -128,7 +130,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         profiler_steps=0 if options.profiler is None else options.profiler_steps,
     )
     _check_targets(options)
-    directory = options.segments or Path(tempfile.mkdtemp(prefix="tracekit-"))
+    directory = options.segments or _temporary_folder()
     progress = Progress(directory)
     drain = Drain(directory)
     watcher: HangWatcher | None = None
@@ -139,35 +141,39 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
-            setup = prepare_nccl(environment, options.nccl)
-            environment = setup.environment
-            _warn(setup.warnings)
-            options = options if setup.plugged else replace(options, nccl=None)
+            plugged = False
+            with unharmed("the preparation of NCCL"):
+                setup = prepare_nccl(environment, options.nccl)
+                environment, plugged = setup.environment, setup.plugged
+                _warn(setup.warnings)
+            options = options if plugged else replace(options, nccl=None)
 
-        watch = _start_watch(options, directory)
-        watcher = _hang_watcher(options, directory)
+        with unharmed("the watch of the run"):
+            watch = _start_watch(options, directory)
+        with unharmed("hang detection"):
+            watcher = _hang_watcher(options, directory)
         if watcher is not None:
             environment.setdefault(*RECORDER_SIZE)
 
-        def on_poll() -> bool:
-            if options.nccl is not None:
-                drain.update()
-            if show_progress:
-                progress.show()
-            if watch is not None:
-                watch.tick()
-            if watcher is None:
-                return False
-            stop = watcher.tick()
-            hangs.keep(watcher.found)
-            return stop
-
-        launched = run_command(options.command, environment, directory, on_poll, str(options.name))
-        if watcher is not None:
-            watcher.command_ended(launched.exit_code)
-            hangs.keep(watcher.found)
+        tasks: dict[str, Callable[[], object]] = {}
+        if options.nccl is not None:
+            tasks["reading NCCL's rings"] = drain.update
+        if show_progress:
+            tasks["the progress line"] = progress.show
         if watch is not None:
-            unstored = watch.wait()
+            tasks["the watch of the run"] = watch.tick
+        if watcher is not None:
+            tasks["hang detection"] = watcher.tick
+            tasks["keeping reports on hangs"] = functools.partial(_keep_hangs, hangs, watcher)
+
+        launched = run_command(options.command, environment, directory, tasks, str(options.name))
+        if watcher is not None:
+            with unharmed("hang detection"):
+                watcher.command_ended(launched.exit_code)
+                hangs.keep(watcher.found)
+        if watch is not None:
+            with unharmed("the watch of the run"):
+                unstored = watch.wait()
     except BaseException:
         if watch is not None:
             watch.terminate()
@@ -175,14 +181,36 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             shutil.rmtree(directory, ignore_errors=True)
         raise
     finally:
-        if watcher is not None:
-            watcher.close()
-    drain.update()
+        with unharmed("hang detection"):
+            if watcher is not None:
+                watcher.close()
+    with unharmed("reading NCCL's rings"):
+        drain.update()
     if not launched.first:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
-    ending = how_ended(directory)
-    hangs.over(None if ending is None else ending.words)
-    return _conclude(options, directory, launched, unstored)
+    with unharmed("hang detection"):
+        ending = how_ended(directory)
+        hangs.over(None if ending is None else ending.words)
+    try:
+        return _conclude(options, directory, launched, unstored)
+    except Exception as error:  # the exit code is the command's all the same
+        problem = f"{type(error).__name__}: {error!s:.200}"
+        return CollectSummary(
+            launched.exit_code, launched.wall_s, (), str(directory), False, problem, unstored=unstored
+        )
+
+
+def _keep_hangs(hangs: KeptHangs, watcher: HangWatcher) -> None:
+    hangs.keep(watcher.found)
+
+
+def _temporary_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="tracekit-"))
+    except OSError as error:
+        raise OutputError(
+            f"no folder for the segments: {error.strerror or error}; set TMPDIR, or name one with --segments"
+        ) from None
 
 
 def _free_name(options: CollectOptions) -> str:
@@ -256,6 +284,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
     """`unstored`: the command that stores the windows which the watch did not."""
     problem = None
     collected: list[CollectedAttempt] = []
+    numbers: list[int] = []
     if not directory.is_dir() or not ((directory / RUN_FILE).exists() or attempts(directory)):
         problem = f"{directory} was removed while the command ran, and the recording with it"
         return CollectSummary(launched.exit_code, launched.wall_s, (), None, False, problem, unstored=unstored)
@@ -272,10 +301,10 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
             if not collected:  # a full disk: the attempts have reported it
                 raise
         if not numbers:
-            problem = NOTHING_RECORDED
+            problem = why_nothing_was_recorded(directory)
     except (TracekitError, OSError) as error:
         problem = str(error)
-    keep = options.segments is not None or any(one.problem for one in collected) or (problem and collected) or unstored
+    keep = options.segments is not None or any(one.problem for one in collected) or (problem and numbers) or unstored
     if not keep:
         shutil.rmtree(directory, ignore_errors=True)
     return CollectSummary(
@@ -286,7 +315,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
         merged_elsewhere=False,
         problem=problem,
         profiles=tuple(_profile_lines(options, collected)),
-        live=None if options.live is None else options.name,
+        live=options.name if options.live is not None and numbers else None,
         unstored=unstored,
         store=None if options.live is None else str(options.store or default_store()),
     )

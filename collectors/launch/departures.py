@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.collectors.launch.hang_pulses import Pulse
+from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, read_small
 from tracekit.collectors.runtime.wire_format import LAST_WORDS_SUFFIX, rank_stem
 
 
@@ -79,7 +80,7 @@ def find_departure(attempt: Path, pulses: Mapping[int, Pulse], ended_ns: Mapping
 
 def _last_words(attempt: Path, rank: int) -> dict[str, Any] | None:
     try:
-        content = (attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}").read_text(encoding="utf-8")
+        content = read_small(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", MOST_DUMP_BYTES)
     except FileNotFoundError:
         return None
     about: dict[str, Any] = json.loads(content)["tracekit"]

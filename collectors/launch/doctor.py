@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tracekit.collectors.inject.tracekit_collect_hook import install_command
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.launching import hazards, installed_version
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
@@ -39,8 +40,9 @@ PROBE_TIMEOUT_S, TRIAL_TIMEOUT_S = 120, 300
 EXPECTED = ("forward-compute", "backward-compute", "all-reduce", "optimizer", "data-load")
 _TRIAL = Path(__file__).with_name("trial.py")
 _PROBE = """
-import json, platform
-found = {"python": platform.python_version()}
+import json, platform, sys
+found = {"python": platform.python_version(), "lacks": None}
+sys.path[:] = filter(None, sys.path)  # the training's script is elsewhere
 import torch
 import torch.distributed as dist
 found |= {"torch": torch.__version__, "distributed": dist.is_available(), "cuda": torch.version.cuda,
@@ -49,6 +51,10 @@ if dist.is_available():
     found |= {"gloo": dist.is_gloo_available(), "nccl": dist.is_nccl_available()}
 if torch.cuda.is_available():
     found["gpus"] = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+try:
+    import tracekit.collectors.runtime.bootstrap
+except Exception as error:
+    found["lacks"] = str(error)[:200]
 print(json.dumps(found))
 """
 
@@ -76,6 +82,8 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     probe = _probe(python)
     torch = _torch(probe, python)
     yield torch
+    recorder = _recorder(probe, python)
+    yield recorder
     yield _gpus(probe)
     yield _nccl(probe)
     yield _place(store or default_store())
@@ -83,6 +91,8 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     yield _clock()
     if torch.outcome is Outcome.FAILS:
         yield Check("trial", Outcome.FAILS, "not run without torch")
+    elif recorder.outcome is Outcome.FAILS:
+        yield Check("trial", Outcome.FAILS, "not run without the recorder")
     else:
         yield _trial(python)
 
@@ -113,11 +123,23 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
     if problem := probe.get("problem"):
         return Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
     build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
-    found = f"{probe['torch']} ({build}) on Python {probe['python']}, {short(python)}"
+    found = f"{probe['torch']} ({build}) on Python {probe['python']}, {python}"
     if not probe["distributed"]:
         return Check("torch", Outcome.NOTE, f"{found}; built without torch.distributed: records single processes only")
     backends = [name for name in ("gloo", "nccl") if probe[name]]
     return Check("torch", Outcome.OK, f"{found}; {' and '.join(backends) or 'no backend'}")
+
+
+def _recorder(probe: dict[str, Any], python: str) -> Check:
+    """Whether the training can load what records it."""
+    if "problem" in probe:
+        return Check("recorder", Outcome.NOTE, "not known without torch")
+    if probe["lacks"] is None:
+        return Check("recorder", Outcome.OK, f"tracekit can be imported by {python}")
+    install = install_command(python)
+    return Check(
+        "recorder", Outcome.FAILS, f"{python} cannot import tracekit ({probe['lacks']}); install it: {install}"
+    )
 
 
 def _gpus(probe: dict[str, Any]) -> Check:
@@ -207,7 +229,7 @@ def _judged(ran: subprocess.CompletedProcess[str], out: Path) -> Check:
     problem = attempt.get("problem") or summary.get("problem")
     if ran.returncode or problem or not out.exists():
         why = problem or (ran.stderr.strip().splitlines() or ["it printed no error"])[-1]
-        return Check("trial", Outcome.FAILS, f"two ranks on gloo: {short(str(why))}")
+        return Check("trial", Outcome.FAILS, f"two ranks on gloo: {why!s:.300}")
     recorded = set(read_parquet(out).ops["kind"].cast(str).unique())
     found = f"two ranks on gloo: {attempt['steps']} steps of {attempt['world_size']} ranks, {attempt['ops']} ops"
     lacks = [kind for kind in EXPECTED if kind not in recorded]

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from tracekit.collectors.launch.departures import Departures, find_departure
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.launch.hang_pulses import Pulse, all_began, read_pulses
+from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, read_small, write_whole
 from tracekit.collectors.runtime.wire_format import HANG_REQUEST
 from tracekit.stderr import say
 from tracekit.text import printable
@@ -168,7 +169,7 @@ class HangWatcher:
 
     def _explain_departure(self) -> None:
         """Report which rank left, once the command has ended; the report may be under way."""
-        folder, attempt = self._folder, max(self.directory.glob("attempt-*"), default=None)
+        folder, attempt = self._folder, self._newest_attempt()
         if folder is None:
             folder = self._next_folder()
             if attempt is None or folder is None:
@@ -187,7 +188,7 @@ class HangWatcher:
         now = self.now()
         if now < self._due:
             return
-        attempt = max(self.directory.glob("attempt-*"), default=None)
+        attempt = self._newest_attempt()
         if self._departed and attempt == self._attempt:  # all about this attempt has been reported
             return
         pulses = {} if attempt is None else read_pulses(attempt)
@@ -216,6 +217,10 @@ class HangWatcher:
             return False
         return find_departure(attempt, self._pulses, ended_ns) is not None
 
+    def _newest_attempt(self) -> Path | None:
+        found = self.directory.glob("attempt-*")
+        return max((path for path in found if not path.is_symlink()), default=None)
+
     def _next_folder(self) -> Path | None:
         """A new folder for dumps; None if the launcher of another node has made it."""
         self._number += 1
@@ -231,10 +236,7 @@ class HangWatcher:
         if folder is None:
             self._patience_until = now + self.hang_after_s
             return
-        request = attempt / HANG_REQUEST
-        partial = request.with_name(f".{request.name}")
-        partial.write_text(str(folder), encoding="utf-8")
-        partial.rename(request)
+        write_whole(attempt / HANG_REQUEST, folder.name.encode())
         self._folder = folder
         self.explainer.explain(folder, attempt, self._departures.ended_ns)
 
@@ -283,7 +285,7 @@ class HangWatcher:
         """A copy of the folder beside the trace, or the folder itself if it cannot be copied."""
         kept = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:
-            shutil.copytree(folder, kept)
+            shutil.copytree(folder, kept, symlinks=True)
         except OSError:
             return folder
         return kept
@@ -300,7 +302,8 @@ class HangText:
 def read_report(folder: Path) -> HangText | None:
     """The report in a folder; None if there is none."""
     try:
-        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-        return HangText(report, tuple((folder / "report.txt").read_text(encoding="utf-8").splitlines()))
+        report = json.loads(read_small(folder / "report.json", MOST_DUMP_BYTES))
+        text = read_small(folder / "report.txt", MOST_DUMP_BYTES).decode()
+        return HangText(report, tuple(text.splitlines()))
     except FileNotFoundError:
         return None

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.collectors.launch.departures import find_departure
-from tracekit.collectors.launch.hang_pulses import Pulse, host_of, read_pulses, state_of
+from tracekit.collectors.launch.hang_pulses import Pulse, handles, host_of, read_pulses, state_of
+from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, open_regular, read_small, write_whole
 from tracekit.collectors.runtime.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
 
 #: A rank checks four times a second whether it is asked. One that has not answered after this many seconds is inspected
@@ -86,9 +87,10 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
 def _copy_last_words(attempt: Path, rank: int, folder: Path) -> bool:
     """Take what a rank wrote as its process ended as its answer; whether it wrote anything."""
     try:
-        shutil.copyfile(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", folder / HANG_DUMP.format(rank=rank))
+        words = read_small(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", MOST_DUMP_BYTES)
     except FileNotFoundError:
         return False
+    write_whole(folder / HANG_DUMP.format(rank=rank), words)
     return True
 
 
@@ -99,7 +101,7 @@ def _missing(folder: Path, pulses: Mapping[int, Pulse]) -> set[int]:
 def _write(folder: Path, rank: int, host: str, process: str, stack: list[str] | None) -> None:
     about = {"rank": rank, "host": host, "process": process, "stack": stack}
     content = {"version": "2.10", "entries": [], "tracekit": about}
-    (folder / HANG_DUMP.format(rank=rank)).write_text(json.dumps(content), encoding="utf-8")
+    write_whole(folder / HANG_DUMP.format(rank=rank), json.dumps(content).encode())
 
 
 def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, list[str] | None]:
@@ -149,7 +151,7 @@ def _frames_of_main(threads: list[dict[str, Any]], process_id: int) -> list[str]
 
 def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
     """Have the process write its stacks, if it supports that; returns the stack of the main thread."""
-    if not pulse.signal or not path.exists():
+    if not path.exists() or not handles(pulse.process_id, pulse.signal):
         return None
     before = path.stat().st_size
     try:
@@ -164,9 +166,9 @@ def _stack_by_signal(path: Path, pulse: Pulse) -> list[str] | None:
 
 def _last_stack(path: Path, begin: int) -> list[str] | None:
     """The stack of the main thread, which `faulthandler` writes last; None until it is complete."""
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         file.seek(begin)
-        text = file.read().decode("utf-8", "replace")
+        text = file.read(MOST_DUMP_BYTES).decode("utf-8", "replace")
     frames: list[str] = []
     for line in text.splitlines():
         if line.startswith(("Thread", "Current thread")):

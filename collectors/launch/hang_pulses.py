@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracekit.collectors.runtime.small_file import MOST_BYTES, open_regular, read_small
 from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
 
 
@@ -21,12 +24,11 @@ class Pulse:
 
 
 def read_pulses(attempt: Path) -> dict[int, Pulse]:
-    """The pulse of each rank that has begun. Raises OSError."""
+    """The pulse of each rank that has begun."""
     pulses: dict[int, Pulse] = {}
-    for path in attempt.glob(f"rank-*{PULSE_SUFFIX}"):
-        content = path.read_bytes()
-        if len(content) == PULSE.size:
-            pulses[int(path.stem.removeprefix("rank-"))] = Pulse(*PULSE.unpack(content))
+    for path in attempt.glob(f"rank-{'[0-9]' * 6}*{PULSE_SUFFIX}"):
+        with contextlib.suppress(OSError, ValueError, struct.error):  # no pulse, or not whole yet
+            pulses[int(path.stem.removeprefix("rank-"))] = Pulse(*PULSE.unpack(read_small(path)))
     return pulses
 
 
@@ -38,14 +40,11 @@ def all_began(pulses: Mapping[int, Pulse]) -> bool:
 def host_of(attempt: Path, rank: int) -> str | None:
     """The host on which a rank runs; None if unknown."""
     try:
-        facts = (attempt / f"{rank_stem(rank)}{FACTS_SUFFIX}").read_text(encoding="utf-8")
-    except OSError:
+        with open(open_regular(attempt / f"{rank_stem(rank)}{FACTS_SUFFIX}"), "rb") as file:
+            fact = json.loads(file.readline(MOST_BYTES))  # the first one describes the process
+        return str(fact["value"]["host"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    for line in facts.splitlines():
-        fact = json.loads(line)
-        if fact["kind"] == "process":
-            return str(fact["value"]["host"])
-    return None
 
 
 def state_of(process_id: int) -> str | None:
@@ -54,3 +53,13 @@ def state_of(process_id: int) -> str | None:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return None
+
+
+def handles(process_id: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8", errors="replace")
+        caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    except (OSError, StopIteration, ValueError):
+        return False
+    return number > 0 and bool(caught >> (number - 1) & 1)

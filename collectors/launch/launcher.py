@@ -10,23 +10,24 @@ import contextlib
 import json
 import os
 import signal
-import socket
+import stat
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tracekit.atomic_write import Kind, Place, write_text
-from tracekit.collectors.launch.inject import write_injection
+from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
-from tracekit.collectors.run_directory.clock_pings import EchoServer, append_sample, measure
+from tracekit.collectors.run_directory.job_notes import announced
 from tracekit.collectors.run_directory.launchers import announce, announce_end, running_launchers
-from tracekit.collectors.run_directory.steering import announced, first_common_step, write_schedule
-from tracekit.collectors.run_directory.writing import RUN_FILE, write_left_over
+from tracekit.collectors.run_directory.steering import first_common_step, write_schedule
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, why_unrecorded, write_left_over
 from tracekit.collectors.runtime.nccl_wire_format import ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.ring import RingStore
+from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import (
     ENV_DIRECTORY,
     ENV_OPTIONS,
@@ -37,26 +38,24 @@ from tracekit.collectors.runtime.wire_format import (
     Schedule,
 )
 from tracekit.errors import OutputError
+from tracekit.stderr import say
+from tracekit.text import printable
 
 #: How often the launcher checks on the command, seconds.
 POLL_S = 0.5
 #: How long the first launcher waits for those of other nodes, seconds.
 OTHER_NODES_TIMEOUT_S = 30.0
-#: How often the launcher signals a watch on another host that it is alive, and measures the reference clock, seconds.
+#: How often the launcher signals a watch on another host that it is alive, seconds.
 BEAT_PERIOD_S = 10.0
-CLOCK_PERIOD_S = 10.0
-NOTHING_RECORDED = (
-    "nothing was recorded: no process of the command trained with torch in this Python environment (python -I and -S,"
-    " or an overwritten PYTHONPATH, keep the recorder out)"
-)
+#: What every Python of the command loads first.
+INJECTED = Path(__file__).parents[1] / "inject"
 #: Variables that an outer launcher or a user's shell may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
-_CLOCK_FILE = "clock-server.json"
 
 
 def _is_run_file(file: BinaryIO) -> bool:
     try:
-        content = json.loads(file.read())
+        content = json.loads(file.read(RUN_FILE_BYTES))
     except (ValueError, RecursionError):
         return False
     return isinstance(content, dict) and {"command", "options"} <= content.keys()
@@ -86,32 +85,46 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         run_file = directory / RUN_FILE
-        if Place(run_file, _RUN_KIND).check() and json.loads(run_file.read_text(encoding="utf-8")).get("finished"):
+        if Place(run_file, _RUN_KIND).check() and _state(run_file).get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
         write_text(run_file, json.dumps({"command": list(command), "options": options.to_dict()}), _RUN_KIND)
-        inject = write_injection(directory)
     except OSError as error:
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
         ) from None
+    if _others_can_write(directory):
+        say(f"tracekit: WARNING: {printable(str(directory))}: other users can write there, and falsify the recording")
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     inherited = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = str(inject) if not inherited else f"{inject}{os.pathsep}{inherited}"
+    environment["PYTHONPATH"] = str(INJECTED) if not inherited else f"{INJECTED}{os.pathsep}{inherited}"
     environment[ENV_DIRECTORY] = str(directory)
     environment[ENV_OPTIONS] = json.dumps(options.to_dict())
     return environment
 
 
+def _others_can_write(directory: Path) -> bool:
+    found = directory.stat()
+    return found.st_uid not in (os.geteuid(), 0) or bool(found.st_mode & stat.S_IWOTH)
+
+
+def why_nothing_was_recorded(directory: Path) -> str:
+    """The reason that a process gave, if any."""
+    reason = why_unrecorded(directory) or (
+        "no process of the command trained with torch, or `python -E`, `-I` or `-S`, or an overwritten PYTHONPATH, kept"
+        " the recorder out"
+    )
+    return f"nothing was recorded: {reason}"
+
+
+def _state(run_file: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(read_small(run_file, RUN_FILE_BYTES))
+    return state
+
+
 def finish_run(directory: Path) -> None:
     """Mark the run as finished, so that no other run writes into its directory. Raises OutputError."""
     run_file = directory / RUN_FILE
-    state = json.loads(run_file.read_text(encoding="utf-8"))
-    write_text(run_file, json.dumps({**state, "finished": True}), _RUN_KIND)
-
-
-def launched_elsewhere(directory: Path) -> bool:
-    """Whether another launcher was the first of the run."""
-    return (directory / _CLOCK_FILE).exists()
+    write_text(run_file, json.dumps({**_state(run_file), "finished": True}), _RUN_KIND)
 
 
 def await_other_launchers(directory: Path) -> None:
@@ -125,56 +138,127 @@ def run_command(
     command: Sequence[str],
     environment: dict[str, str],
     directory: Path,
-    on_poll: Callable[[], bool],
+    tasks: Mapping[str, Callable[[], object]],
     name: str = "",
 ) -> LaunchResult:
     """Run the command to its end. Raises OutputError if it cannot be started.
 
-    `on_poll` is called every `POLL_S` while the command runs; if it returns True, the command is asked to end. Records
-    that killed ranks had not written are written here. `name`: how `tracekit attach` finds the job.
+    `tasks`: bodies that are called every `POLL_S` while the command runs, by what they are in a message; if one returns
+    True, the command is asked to end. Records that killed ranks had not written are written here. `name`: how `tracekit
+    attach` finds the job.
     """
     begin = time.monotonic()
     hold()
-    presence, code = announce(directory), None
-    rings = RingStore(RING_CAPACITY)
+    presence, code, rings, first = None, None, _rings(), True
     try:
+        memory = {} if rings is None else {ENV_RINGS: rings.path}
+        try:
+            presence = announce(directory)
+        except OSError as error:
+            raise OutputError(f"{directory}: cannot be written: {error.strerror or error}") from None
         try:
             process = subprocess.Popen(  # noqa: S603
                 command,
-                env={**environment, ENV_RINGS: rings.path},
+                env={**environment, **memory},
                 preexec_fn=release,  # noqa: PLW1509
             )
         except OSError as error:
             raise OutputError(
                 f"{command[0]}: cannot be started: {error.strerror or error}; check the command"
             ) from None
-        with _ClockKeeper(directory) as clocks, announced(name or Path(command[0]).name, directory):
-            beat_at = 0.0
-            while process.poll() is None:
-                received = signal.sigtimedwait(WATCHED, POLL_S)
-                if received is not None:
-                    _act_on(received, process, directory)
-                if time.monotonic() >= beat_at:
-                    beat_at = time.monotonic() + BEAT_PERIOD_S
-                    with contextlib.suppress(OSError):  # the folder is gone
-                        os.utime(presence)
-                with contextlib.suppress(OSError):  # a monitoring error must not stop the job
-                    clocks.tick()
-                    if on_poll():
-                        process.terminate()
-        code = process.returncode
-        for left in rings.left_over():
-            with contextlib.suppress(
-                OutputError
-            ):  # a full disk: the rank has reported it, or its missing end will show
-                write_left_over(directory, left)
+        with unharmed("what runs beside the command"):
+            clocks = ClockKeeper(directory)
+            first = clocks.first
+            with announced(name or Path(command[0]).name, directory):
+                _await(process, _Beside(directory, presence, clocks, tasks))
+        code = process.wait()
+        with unharmed("writing what killed ranks recorded last"):
+            for left in () if rings is None else rings.left_over():
+                # A full disk: the rank has reported it, or its missing end will show.
+                with contextlib.suppress(OutputError):
+                    write_left_over(directory, left)
     finally:
-        rings.close()
-        announce_end(presence, code)
+        with unharmed("the end of the run directory"):
+            if presence is not None:
+                announce_end(presence, code)
+            if rings is not None:
+                rings.close()
         while signal.sigtimedwait(WATCHED, 0) is not None:  # drop pending signals before the merge
             continue
         release()
-    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, clocks.first)
+    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, first)
+
+
+def _rings() -> RingStore | None:
+    """Memory for the records of the ranks. Without, each rank has its own, which is lost if it is killed."""
+    try:
+        return RingStore(RING_CAPACITY)
+    except Exception:  # no memory, or a system without memfd_create
+        return None
+
+
+def _await(process: subprocess.Popen[bytes], beside: _Beside) -> None:
+    """Return once the command has ended; forward signals to it meanwhile."""
+    while process.poll() is None:
+        received = signal.sigtimedwait(WATCHED, POLL_S)
+        if received is not None:
+            with unharmed("a signal"):
+                _act_on(received, process, beside.directory)
+        if beside.tick():
+            process.terminate()
+    beside.close()
+
+
+@contextlib.contextmanager
+def unharmed(what: str) -> Iterator[None]:
+    """Report a failure of tracekit's own in one line: the command goes on, and its exit code is what counts."""
+    try:
+        yield
+    except Exception as error:
+        _say_failed(what, error)
+
+
+def _say_failed(what: str, error: Exception) -> None:
+    why = printable(str(error))[:200]
+    say(f"tracekit: {what} failed ({type(error).__name__}: {why}); the command is not affected")
+
+
+@dataclass
+class _Beside:
+    """What the launcher does while the command runs. A task that fails is reported once, and left out from then on."""
+
+    directory: Path
+    presence: Path
+    clocks: ClockKeeper
+    tasks: Mapping[str, Callable[[], object]]
+    beat_at: float = 0.0
+    failed: set[str] = field(default_factory=set)
+
+    def tick(self) -> bool:
+        """Do what is due; returns whether the command is to be ended."""
+        own = {"the sign of life": self._beat, "the clock of the run": self.clocks.tick}
+        return True in [self._attempt(what, body) for what, body in {**own, **self.tasks}.items()]
+
+    def close(self) -> None:
+        """The command has ended."""
+        self._attempt("the clock of the run", self.clocks.close)
+
+    def _attempt(self, what: str, body: Callable[[], object]) -> object:
+        if what in self.failed:
+            return None
+        try:
+            return body()
+        except (OSError, OutputError):  # the folder is gone or the disk full, perhaps for a moment
+            return None
+        except Exception as error:
+            self.failed.add(what)
+            _say_failed(what, error)
+            return None
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self.beat_at:
+            self.beat_at = time.monotonic() + BEAT_PERIOD_S
+            os.utime(self.presence, follow_symlinks=False)
 
 
 def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], directory: Path) -> None:
@@ -186,54 +270,3 @@ def _act_on(received: signal.struct_siginfo, process: subprocess.Popen[bytes], d
     elif received.si_signo != signal.SIGCHLD and received.si_pid > 0:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             process.send_signal(received.si_signo)
-
-
-class _ClockKeeper:
-    """Serves the reference clock in the first launcher of a run; launchers on other hosts measure against it."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._host = socket.gethostname()
-        self._server: EchoServer | None = None
-        self._due = 0.0
-
-    def __enter__(self) -> _ClockKeeper:
-        try:
-            with (self._directory / _CLOCK_FILE).open("x", encoding="utf-8") as file:
-                self._server = EchoServer()
-                json.dump({"host": self._host, "port": self._server.port}, file)
-        except FileExistsError:
-            pass
-        except OSError:
-            # The command removed the folder at once, or the disk is full: no other launcher will find this clock.
-            self._server = self._server or EchoServer()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._server is not None:
-            self._server.close()
-        elif self._due:
-            with contextlib.suppress(OSError):
-                self._measure()
-
-    @property
-    def first(self) -> bool:
-        """Whether this launcher holds the reference clock."""
-        return self._server is not None
-
-    def tick(self) -> None:
-        """Measure when it is time to."""
-        if self._server is None and time.monotonic() >= self._due:
-            self._due = time.monotonic() + CLOCK_PERIOD_S
-            self._measure()
-
-    def _measure(self) -> None:
-        text = (self._directory / _CLOCK_FILE).read_text(encoding="utf-8")
-        if not text:  # the first launcher is about to write it
-            return
-        server = json.loads(text)
-        if server["host"] == self._host:
-            return
-        sample = measure(server["host"], int(server["port"]))
-        if sample is not None:
-            append_sample(self._directory, self._host, sample)

@@ -14,9 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
+from tracekit.collectors.runtime.small_file import open_regular
 from tracekit.collectors.runtime.wire_format import HEADER, Category, Flag
 from tracekit.stderr import say
 
+#: Bytes of a segment that are read in one go; the next call reads on.
+_AT_ONCE = 8 << 20
 _SEGMENT_STEM = re.compile(r"(rank-(\d+)-\d+)\.(?:ops|open)$")
 
 
@@ -38,14 +41,14 @@ class Progress:
             key = f"{path.parent.name}/{match.group(1)}"
             try:
                 self._read_on(path, key, int(match.group(2)))
-            except FileNotFoundError:  # sealed under another name between listing and opening: the next call finds it
+            except OSError:  # sealed under another name between listing and opening: the next call finds it
                 continue
 
     def _read_on(self, path: Path, key: str, rank: int) -> None:
         offset = self._read.get(key, HEADER.size)
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             file.seek(offset)
-            content = file.read()
+            content = file.read(_AT_ONCE)
         whole = len(content) // RECORD_DTYPE.itemsize
         records = np.frombuffer(content, RECORD_DTYPE, whole)
         self._read[key] = offset + whole * RECORD_DTYPE.itemsize

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Callable
 
 from tracekit.collectors.launch.launcher import (
-    NOTHING_RECORDED,
     await_other_launchers,
     finish_run,
     prepare_run,
     run_command,
+    why_nothing_was_recorded,
 )
 from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
@@ -108,9 +108,7 @@ def _collect(parsed: argparse.Namespace) -> int:
         options = RuntimeOptions(**asdict(schedule), keep_bytes=parsed.keep)
         directory = (parsed.segments or Path(f"tracekit-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
         environment = prepare_run(directory, options, parsed.command)
-        launched = run_command(
-            parsed.command, environment, directory, lambda: False, parsed.name or _script(parsed.command)
-        )
+        launched = run_command(parsed.command, environment, directory, {}, parsed.name or _script(parsed.command))
     finally:
         release()
     if launched.first:
@@ -149,7 +147,7 @@ def _conclude(directory: Path) -> list[str]:
     except (TracekitError, OSError) as error:
         return [f"the segments in {directory} may be incomplete: {error}"]
     if not any(counts):
-        return [NOTHING_RECORDED]
+        return [why_nothing_was_recorded(directory)]
     several = f" in each of {len(numbers)} attempts" if len(numbers) > 1 else ""
     return [
         f"recorded {max(counts)} ranks{several}",

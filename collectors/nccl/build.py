@@ -47,18 +47,32 @@ def build_plugin(cache: Path | None = None) -> Path:
             f"{library}: too long, NCCL cuts paths at {LONGEST_PATH} bytes; set XDG_CACHE_HOME to a shorter folder"
         )
     if library.exists():
+        _check_owner(folder, library)
         return library
     if compiler is None:
         raise OutputError("no C compiler (cc, gcc, clang) on the PATH to build the NCCL plugin; install one")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         with replacing(library, _LIBRARY) as temporary, tempfile.TemporaryDirectory(prefix="tracekit-") as scratch:
             built = Path(scratch) / "plugin.so"  # a compiler replaces its output, which would lose the lock
             _compile(compiler, built)
             shutil.copyfile(built, temporary)
+        library.chmod(0o755)
     except OSError as error:
         raise OutputError(f"{library}: cannot be written ({error.strerror or error}); set XDG_CACHE_HOME") from None
+    _check_owner(folder, library)
     return library
+
+
+def _check_owner(folder: Path, library: Path) -> None:
+    """Refuse a library that other users could have put there: the training would run it. Raises OutputError."""
+    for path in (folder, library):
+        found = path.stat()
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+            raise OutputError(
+                f"{path}: other users can write it, so it is not loaded; delete it, or set XDG_CACHE_HOME"
+            )
 
 
 def default_cache() -> Path:

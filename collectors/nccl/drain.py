@@ -16,6 +16,7 @@ import numpy as np
 
 from tracekit.collectors.nccl.reader import open_ring
 from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
+from tracekit.collectors.runtime.small_file import create
 from tracekit.errors import FormatError
 
 
@@ -32,7 +33,8 @@ class Drain:
         saved = 0
         for path in self.directory.glob(f"attempt-*/nccl-{self.host}-*{RING_SUFFIX}"):
             try:
-                saved += self._update(path)
+                if path.lstat().st_uid == os.geteuid():  # others could cut off what is mapped
+                    saved += self._update(path)
             except (FormatError, OSError):  # not laid out yet, or gone: what matters of it is told when it is read
                 continue
         return saved
@@ -54,7 +56,7 @@ class Drain:
 def _append(path: Path, content: bytes) -> None:
     """All of it or nothing: half a slot would shift those behind it. Raises OSError."""
     whole = False
-    with path.open("ab", buffering=0) as log:
+    with create(path, append=True) as log:
         size = log.tell()
         try:
             whole = log.write(content) == len(content)

@@ -96,6 +96,9 @@ static int ring_path(char *path, size_t size) {
   int length = snprintf(path, size, "%s/attempt-%03ld", directory, attempt ? strtol(attempt, NULL, 10) : 0L);
   if (length < 0 || (size_t)length >= size) return ENAMETOOLONG;
   if (mkdir(path, 0777) && errno != EEXIST) return errno;
+  struct stat found;
+  if (lstat(path, &found)) return errno;
+  if (!S_ISDIR(found.st_mode)) return ENOTDIR; /* a link that another user put there */
   int more = snprintf(path + length, size - (size_t)length, "/nccl-%s-%ld.ring", host, (long)getpid());
   return more < 0 || (size_t)(length + more) >= size ? ENAMETOOLONG : 0;
 }

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
+from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.errors import FormatError
 
 MAGIC = int.from_bytes(b"TKNCCL1\n", "little")
@@ -173,7 +174,11 @@ def read_ring(path: str | os.PathLike[str]) -> Ring:
 
 def _read_log(path: Path) -> npt.NDArray[np.void]:
     """Slots the launcher saved; a torn tail is cut off."""
-    content = path.read_bytes() if path.exists() else b""
+    try:
+        with open_to_read(path) as file:
+            content = file.read()
+    except FileNotFoundError:
+        content = b""
     return np.frombuffer(content, SLOT, len(content) // SLOT.itemsize)
 
 

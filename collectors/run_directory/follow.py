@@ -24,6 +24,7 @@ from tracekit.collectors.run_directory.segments import (
     RankRecording,
     records_in,
 )
+from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
@@ -151,7 +152,7 @@ class AttemptFollower:
         if entry.stat().st_size <= known.read:
             return []
         path = Path(entry.path)
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             file.seek(known.read)
             content = file.read()
         if not is_segment:

@@ -7,6 +7,7 @@ Ranks of one host share its monotonic clock.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.run_directory.clock_pings import ClockSample
+from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.errors import FormatError
 
 
@@ -80,8 +82,8 @@ def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFi
 
 def _lines(path: Path, newest: int | None) -> list[bytes]:
     """The whole lines at the end of a file, about `newest` of them, or all."""
-    with path.open("rb") as file:
-        skipped = 0 if newest is None else max(0, path.stat().st_size - newest * _SAMPLE_BYTES)
+    with open_to_read(path) as file:
+        skipped = 0 if newest is None else max(0, os.fstat(file.fileno()).st_size - newest * _SAMPLE_BYTES)
         file.seek(skipped)
         lines = file.read().split(b"\n")
     return [line for line in lines[bool(skipped) :] if line]

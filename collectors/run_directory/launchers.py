@@ -14,6 +14,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracekit.collectors.runtime.small_file import create, read_small
+
 _RUNNING, _DONE = ".running", ".done"
 #: Characters of an exit code.
 _LONGEST_CODE = 12
@@ -24,17 +26,22 @@ _SHELL_SIGNALS = 128
 def announce(directory: Path) -> Path:
     """Announce that a launcher in this process runs a command; returns the file that says so."""
     presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
-    presence.touch()
+    create(presence, append=True).close()
     return presence
 
 
 def announce_end(presence: Path, code: int | None) -> None:
     """Announce that its command has ended with `code`, negative for a signal; None if unknown."""
     if code is not None:
-        with contextlib.suppress(OSError):  # the disk is full
-            presence.write_text(str(code), encoding="ascii")
+        with contextlib.suppress(OSError), create(presence, append=True) as file:  # the disk is full
+            file.write(str(code).encode())
     with contextlib.suppress(OSError):  # the folder is gone: the exit code is the command's all the same
         presence.rename(presence.with_suffix(_DONE))
+
+
+def hosts_of_launchers(directory: Path) -> set[str]:
+    """The hosts whose launchers record in this run directory."""
+    return {_whose(presence)[0] for presence in running_launchers(directory)}
 
 
 def running_launchers(directory: Path) -> list[Path]:
@@ -85,8 +92,7 @@ def how_ended(directory: Path) -> Ending | None:
     ends = []
     for path in directory.glob(f"launcher-*{_DONE}"):
         try:
-            with path.open(encoding="ascii") as file:
-                ends.append((last_sign_ns(path), int(file.read(_LONGEST_CODE)), _whose(path)[0]))
+            ends.append((last_sign_ns(path), int(read_small(path, _LONGEST_CODE)), _whose(path)[0]))
         except (OSError, ValueError):  # of an older tracekit, or of one whose disk was full
             continue
     if not ends:

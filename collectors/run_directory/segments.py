@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.run_directory.plausible import GarbageError
-from tracekit.collectors.run_directory.writing import RUN_FILE
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES
+from tracekit.collectors.runtime.small_file import open_to_read, read_small
 from tracekit.collectors.runtime.wire_format import (
     HEADER,
     MAGIC,
@@ -127,7 +128,8 @@ def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDAr
 def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
     """The whole records of a segment and the bytes cut off behind them. Raises FormatError if it is none."""
     try:
-        content = path.read_bytes()
+        with open_to_read(path) as file:
+            content = file.read()
     except OSError as error:
         raise unreadable(path, error) from None
     if len(content) < HEADER.size:
@@ -172,7 +174,7 @@ def read_run(directory: Path) -> Run:
     """The run of a run directory. Raises FormatError if its file is damaged."""
     path = directory / RUN_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_small(path, RUN_FILE_BYTES))
         command, first_step = tuple(content["command"]), int(content["options"]["first_step"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None

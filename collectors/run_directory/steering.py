@@ -11,13 +11,13 @@ import json
 import math
 import os
 import statistics
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tracekit.atomic_write import Kind, write_text
-from tracekit.collectors.run_directory.writing import RUN_FILE, attempts
+from tracekit.collectors.run_directory.job_notes import running_jobs
+from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, attempts
+from tracekit.collectors.runtime.small_file import MOST_BYTES, open_regular, read_small
 from tracekit.collectors.runtime.wire_format import (
     CONTROL_FILE,
     HEADER,
@@ -33,13 +33,13 @@ LEAD_S = 1.0
 #: Ranks, and bytes at the end of a rank's records, that are looked at for the newest step.
 _RANKS, _TAIL = 8, 1 << 20
 _STEPS_TIMED = 9
-_CONTROL_KIND = Kind("a schedule of tracekit", lambda file: _is_schedule(file.read().decode("utf-8", "replace")))
+_CONTROL_KIND = Kind("a schedule of tracekit", lambda file: _is_schedule(file.read(MOST_BYTES)))
 
 
-def _is_schedule(text: str) -> bool:
+def _is_schedule(content: bytes) -> bool:
     try:
-        Schedule.parse(text)
-    except (ValueError, RecursionError):
+        Schedule.parse(content)
+    except ValueError:
         return False
     return True
 
@@ -57,7 +57,7 @@ def pace(directory: Path) -> Pace | None:
     numbers = attempts(directory)
     ends: list[tuple[int, float]] = []
     for path in _newest_segments(attempt_directory(directory, numbers[-1])) if numbers else ():
-        with contextlib.suppress(FileNotFoundError):  # sealed under another name meanwhile: other ranks tell as well
+        with contextlib.suppress(OSError):  # sealed under another name meanwhile: other ranks tell as well
             ends += _step_ends(path)
     if not ends:
         return None
@@ -75,7 +75,7 @@ def _newest_segments(directory: Path) -> list[Path]:
 
 def _step_ends(path: Path) -> list[tuple[int, float]]:
     """Step and seconds of the steps that end near the end of a segment."""
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         whole = max(0, file.seek(0, os.SEEK_END) - HEADER.size) // RECORD.size  # one just begun has no header yet
         count = min(whole, _TAIL // RECORD.size)
         file.seek(HEADER.size + (whole - count) * RECORD.size)
@@ -94,9 +94,9 @@ def current_schedule(directory: Path) -> Schedule:
     """Which steps are recorded at present. Raises FormatError."""
     try:
         try:
-            return Schedule.parse((directory / CONTROL_FILE).read_text(encoding="utf-8"))
+            return Schedule.parse(read_small(directory / CONTROL_FILE))
         except FileNotFoundError:
-            options = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))["options"]
+            options = json.loads(read_small(directory / RUN_FILE, RUN_FILE_BYTES))["options"]
             return Schedule(**{name: options[name] for name in asdict(Schedule())})
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{directory}: not a folder of a run ({error!s:.200}); name the folder of one") from None
@@ -105,60 +105,6 @@ def current_schedule(directory: Path) -> Schedule:
 def write_schedule(directory: Path, schedule: Schedule) -> None:
     """Tell all ranks which steps to record from now on. Raises OutputError."""
     write_text(directory / CONTROL_FILE, json.dumps(asdict(schedule)), _CONTROL_KIND)
-
-
-@dataclass(frozen=True)
-class RunningJob:
-    """A command that a launcher of this user runs on this host: its name, run directory, and the launcher's process."""
-
-    name: str
-    directory: Path
-    process_id: int
-
-
-def _notes() -> Path:
-    return Path(tempfile.gettempdir()) / f"tracekit-jobs-{os.geteuid()}"
-
-
-@contextlib.contextmanager
-def announced(name: str, directory: Path) -> Iterator[None]:
-    """Let `running_jobs` of this host know of the job meanwhile."""
-    note = _notes() / f"{os.getpid()}.json"
-    about = {"directory": str(directory.absolute()), "name": name, "started": _started(os.getpid())}
-    with contextlib.suppress(OSError):  # then the job is named by its folder
-        note.parent.mkdir(mode=0o700, exist_ok=True)
-        note.write_text(json.dumps(about), encoding="utf-8")
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            note.unlink()
-
-
-def _started(process_id: int) -> str | None:
-    """When a process started, as the kernel counts; None if it does not tell.
-
-    A launcher that is killed leaves its note, and another process can get its number.
-    """
-    try:
-        # Behind the name of the command, in which any byte may be.
-        about = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-    except OSError:
-        return None
-    return about.split()[19]
-
-
-def running_jobs() -> list[RunningJob]:
-    """The jobs that launchers of this user run on this host, by process id."""
-    found = []
-    for note in _notes().glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # over, or being written
-            process_id = int(note.stem)
-            os.kill(process_id, 0)
-            about = json.loads(note.read_text(encoding="utf-8"))
-            if about.get("started") in (None, _started(process_id)):
-                found.append(RunningJob(str(about["name"]), Path(about["directory"]), process_id))
-    return sorted(found, key=lambda job: job.process_id)
 
 
 def name_of_job(directory: Path) -> str:

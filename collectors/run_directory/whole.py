@@ -26,7 +26,8 @@ from tracekit.collectors.run_directory.segments import (
     unreadable,
     without_torn_steps,
 )
-from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE
+from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, why_unrecorded
+from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, OPEN_SUFFIX, SEALED_SUFFIX, rank_stem
 from tracekit.errors import FormatError
 
@@ -55,10 +56,8 @@ def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptReco
     if bad and not good:
         raise bad[min(bad)]
     if not good:
-        raise FormatError(
-            f"{path}: no rank recorded anything; check the output of the command, and that it trains with torch in this"
-            " Python environment"
-        )
+        why = why_unrecorded(path.parent) or "check that the command trains with torch in this Python environment"
+        raise FormatError(f"{path}: no rank recorded anything; {why}")
     left_out = [f"rank {rank} is left out: {bad[rank]}; the other ranks are read" for rank in sorted(bad)]
     return AttemptRecording(attempt, path, good, (*left_out, *skipped.values()))
 
@@ -92,7 +91,8 @@ def _file_names(path: Path) -> list[str]:
     manifest = path / MANIFEST
     if manifest.exists():
         try:
-            listed = {str(name): int(size) for name, size in json.loads(manifest.read_text("utf-8"))["files"].items()}
+            with open_to_read(manifest) as file:
+                listed = {str(name): int(size) for name, size in json.load(file)["files"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise FormatError(
                 f"{manifest}: damaged ({error!r:.200}); delete it to read the files that are there"
@@ -128,7 +128,8 @@ def _read_rank(
 def _read_facts(path: Path, rank: int, parser: FactParser, skipped: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Kind and value of each whole line, without bad facts that are not needed: one line per kind in `skipped`."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_to_read(path) as file:
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.atomic_write import Kind, replacing, starting_with, write_text
+from tracekit.collectors.inject.tracekit_collect_hook import REASON_FILE
 from tracekit.collectors.runtime.ring import LeftOver
+from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import (
     HEADER,
     LEFT_OVER_SEGMENT,
@@ -24,9 +26,13 @@ from tracekit.collectors.runtime.wire_format import (
     attempt_directory,
     segment_stem,
 )
+from tracekit.errors import OutputError
+from tracekit.text import printable
 
 MANIFEST = "manifest.json"
 RUN_FILE = "run.json"
+#: It holds the command, and a command line can be long; a larger file is not one of ours.
+RUN_FILE_BYTES = 4 << 20
 _MANIFEST_KIND = Kind("a manifest of `tracekit collect`", starting_with(b'{"version": '))
 _SEGMENT_KIND = Kind("a segment of `tracekit collect`", starting_with(MAGIC))
 #: A segment or the facts of a rank.
@@ -46,8 +52,17 @@ def ranks_in(directory: Path) -> set[int]:
     return {int(match.group(1)) for match in found if match}
 
 
+def why_unrecorded(directory: Path) -> str | None:
+    """Why the first process that could not be recorded was not, in its own words; None if all were."""
+    try:
+        return printable(read_small(directory / REASON_FILE).decode("utf-8", "replace"))
+    except OSError:
+        return None
+
+
 def write_manifest(directory: Path) -> dict[str, Any]:
     """Write the manifest of an attempt: the files of its ranks. Raises OutputError."""
+    _check_no_link(directory)
     files = [path.name for path in sorted(directory.iterdir()) if RANK_FILE.match(path.name)]
     manifest = {"version": VERSION, "files": {name: (directory / name).stat().st_size for name in files}}
     write_text(directory / MANIFEST, json.dumps(manifest), _MANIFEST_KIND)
@@ -56,7 +71,14 @@ def write_manifest(directory: Path) -> dict[str, Any]:
 
 def write_left_over(directory: Path, left: LeftOver) -> None:
     """Write the records that a dead rank left in memory as a segment of their own. Raises OutputError."""
-    path = attempt_directory(directory, left.attempt) / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
+    attempt = attempt_directory(directory, left.attempt)
+    _check_no_link(attempt)
+    path = attempt / f"{segment_stem(left.rank, LEFT_OVER_SEGMENT)}{SEALED_SUFFIX}"
     head = HEADER.pack(MAGIC, VERSION, RECORD.size, left.rank, left.attempt, left.process_id)
     with replacing(path, _SEGMENT_KIND) as temporary:
         temporary.write_bytes(head + left.records)
+
+
+def _check_no_link(attempt: Path) -> None:
+    if attempt.is_symlink():
+        raise OutputError(f"{attempt}: is a link, which is not followed; no rank made it")

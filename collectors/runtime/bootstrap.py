@@ -13,15 +13,18 @@ import functools
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tracekit.collectors.inject.tracekit_collect_hook import first_to_say, warn
 from tracekit.collectors.runtime import spans
 from tracekit.collectors.runtime.patches import on_import
 from tracekit.collectors.runtime.recorder import Recorder
+from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import (
     ENV_DIRECTORY,
     ENV_OPTIONS,
@@ -33,7 +36,7 @@ from tracekit.collectors.runtime.wire_format import (
 
 #: Variables with the number of processes: of torchrun, srun, Open MPI, MPICH and its relatives, and MVAPICH.
 _SIZES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_armed = False
+_armed = _tried = False
 _session: Any = None
 
 
@@ -48,8 +51,10 @@ def arm() -> None:
     os.register_at_fork(after_in_child=_off_in_child)
 
 
-def _warn(message: str) -> None:
-    sys.stderr.write(f"tracekit: {message}; this process is not recorded, training continues\n")
+def _not_recorded(reason: str) -> None:
+    """Report why this process is not recorded: one line per job, which the launcher repeats if nothing was recorded."""
+    if first_to_say(reason):
+        warn(f"{reason}; this process is not recorded, training continues")
 
 
 def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
@@ -59,7 +64,7 @@ def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], N
         try:
             callback(module)
         except Exception as error:
-            _warn(f"hooks for {module.__name__} cannot be installed ({type(error).__name__}: {error})")
+            _not_recorded(f"hooks for {module.__name__} cannot be installed ({type(error).__name__}: {error!s:.200})")
 
     return call
 
@@ -75,10 +80,11 @@ def _off_in_child() -> None:
 def _watch_process_group(module: ModuleType) -> None:
     """Start recording once the process has joined a process group, which makes it a training process."""
     original = module.init_process_group
+    joined = _guarded(lambda module: activate(module.get_rank(), module.get_world_size()))
 
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        activate(module.get_rank(), module.get_world_size())
+        joined(module)
         return result
 
     _replace(module, "init_process_group", init_process_group)
@@ -86,7 +92,7 @@ def _watch_process_group(module: ModuleType) -> None:
 
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         if _session is not None:
-            _session.process_group_ends()
+            _session.attempt_hook("process-group-ends", _session.process_group_ends)
         return destroy(*args, **kwargs)
 
     _replace(module, "destroy_process_group", destroy_process_group)
@@ -112,11 +118,12 @@ def _watch_optimizer(module: ModuleType) -> None:
     """Record a process that creates an optimizer without a process group as a training process of one rank."""
     optimizer = module.Optimizer
     original = optimizer.__init__
+    trains = _guarded(lambda _: None if _one_of_many() else activate(0, 1))
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if _session is None and not _one_of_many():
-            activate(0, 1)
+        if not _tried:
+            trains(module)
 
     init.__wrapped__ = original  # type: ignore[attr-defined]
     optimizer.__init__ = init
@@ -124,13 +131,15 @@ def _watch_optimizer(module: ModuleType) -> None:
 
 def activate(rank: int, world_size: int) -> None:
     """Start recording this process as `rank`, unless another process of this attempt already has that rank."""
-    global _session  # noqa: PLW0603  once per process
-    if _session is not None:
+    global _session, _tried  # noqa: PLW0603  once per process
+    if _tried:
         return
     try:
         _session = _start(rank, world_size)
+        _tried = _session is not None
     except Exception as error:
-        _warn(f"rank {rank} cannot start its recorder ({type(error).__name__}: {error})")
+        _tried = True
+        _not_recorded(f"rank {rank} cannot start its recorder ({type(error).__name__}: {error!s:.200})")
 
 
 def _claimed(directory: Path, rank: int) -> bool:
@@ -144,35 +153,53 @@ def _claimed(directory: Path, rank: int) -> bool:
         with claim.open("xb") as file:
             file.write(launcher)
     except FileExistsError:
-        claimed_by = claim.read_bytes()
+        claimed_by = read_small(claim)
         if claimed_by and claimed_by != launcher:
             with contextlib.suppress(FileExistsError):
                 (directory / "other-job.claim").touch(exist_ok=False)  # only one rank reports it
-                _warn(f"{directory.parent}: another job records here; give each job a folder of its own (--segments)")
+                warn(
+                    f"{directory.parent}: another job records here; give each job a folder of its own (--segments);"
+                    " this process is not recorded, training continues"
+                )
         return False
     return True
+
+
+def _options() -> RuntimeOptions:
+    try:
+        return RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    except TypeError as error:
+        raise ValueError(f"{error}: this Python has another version of tracekit than the launcher") from None
 
 
 def _start(rank: int, world_size: int) -> Any:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     directory = attempt_directory(Path(os.environ[ENV_DIRECTORY]), attempt)
-    directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir()  # not its parent: if that is gone, so is the run
+    if not stat.S_ISDIR(directory.lstat().st_mode):
+        raise NotADirectoryError(f"{directory} is no folder")
     if not _claimed(directory, rank):
         return None
-    options = RuntimeOptions(**json.loads(os.environ.get(ENV_OPTIONS, "{}")))
+    options = _options()
     from tracekit.collectors.runtime.control import Control
     from tracekit.collectors.runtime.install import install_hooks
     from tracekit.collectors.runtime.session import Session
 
     recorder = Recorder(directory, rank, attempt, options)
     session = Session(recorder, options, rank=rank, world_size=world_size, attempt=attempt)
-    recorder.between = Control(directory.parent, functools.partial(setattr, session, "schedule")).look
+    apply = functools.partial(setattr, session, "schedule")
+    recorder.between = Control(directory.parent, apply, recorder.first_of_all_ranks).look
     session.start()  # raises if the process may start no more threads: then no hooks are installed either
-    install_hooks(session)
-    if options.hang_after_s > 0 and world_size > 1:
-        from tracekit.collectors.runtime.hang_watch import HangWatch
+    try:
+        install_hooks(session)
+        if options.hang_after_s > 0 and world_size > 1:
+            from tracekit.collectors.runtime.hang_watch import HangWatch
 
-        session.install("the watch for hangs", HangWatch(session, directory).start, lacks="reports on hangs")
-    atexit.register(session.close)
-    spans.attach(session)
+            session.install("the watch for hangs", HangWatch(session, directory).start, lacks="reports on hangs")
+        atexit.register(session.close)
+        spans.attach(session)
+    except BaseException:
+        session.give_up()
+        raise
     return session

@@ -1,16 +1,17 @@
 """Follows the file that changes, while the job runs, which steps are recorded.
 
-In: the control file, checked several times a second on the writer's thread. Out: a `Schedule` for the session. A file
-that cannot be read is reported and ignored.
+In: the control file, checked several times a second on the writer's thread. Out: a `Schedule` for the session.
+Whatever else is in its place is reported by one rank, and ignored.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tracekit.collectors.inject.tracekit_collect_hook import warn
+from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import CONTROL_FILE, Schedule
 
 #: How often the file is checked, seconds.
@@ -18,11 +19,19 @@ PERIOD_S = 0.25
 
 
 class Control:
-    """Follows the control file of a run and hands each new schedule to `apply`."""
+    """Follows the control file of a run and hands each new schedule to `apply`.
 
-    def __init__(self, directory: Path, apply: Callable[[Schedule], None]) -> None:
+    `first_to_say`: whether this rank is the first of all to report something.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        apply: Callable[[Schedule], None],
+        first_to_say: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._path = directory / CONTROL_FILE
-        self._apply = apply
+        self._apply, self._first_to_say = apply, first_to_say
         self._seen: tuple[int, int] | None = None
         self._due = 0.0
 
@@ -33,15 +42,18 @@ class Control:
             return
         self._due = now + PERIOD_S
         try:
-            found = self._path.stat()
-            seen = (found.st_mtime_ns, found.st_ino)
-            if seen == self._seen:
-                return
-            self._seen = seen
-            schedule = Schedule.parse(self._path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            found = self._path.lstat()
+        except OSError:  # there is none, or its folder is out of reach for a moment
             return
+        seen = (found.st_mtime_ns, found.st_ino)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            schedule = Schedule.parse(read_small(self._path))
         except (OSError, ValueError) as error:
-            sys.stderr.write(f"tracekit: {self._path}: {error}; recording continues as before\n")
+            why = error.strerror if isinstance(error, OSError) else error
+            if self._first_to_say(f"control-{found.st_mtime_ns}"):
+                warn(f"{self._path}: {why}; recording continues as before")
             return
         self._apply(schedule)

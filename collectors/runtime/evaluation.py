@@ -78,7 +78,11 @@ class Evaluation:
 
         @functools.wraps(original)
         def evaluate(module: Any, *args: Any, **kwargs: Any) -> Any:
-            trains = in_training_mode(module) and any(one.requires_grad for one in module.parameters())
+            try:  # a module of the user's can have its own `parameters`
+                trains = in_training_mode(module) and any(one.requires_grad for one in module.parameters())
+            except Exception as error:
+                trains = False
+                session.failed(EVALUATION, error)
             if trains and not is_compiling():
                 session.attempt_hook(EVALUATION, self.begins, module)
             return original(module, *args, **kwargs)

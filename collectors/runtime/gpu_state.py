@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tracekit.collectors.runtime.nvml import Nvml
+from tracekit.collectors.runtime.small_file import create
 
 #: Maximum number of samples: one every 2 s for a day.
 SAMPLE_LIMIT = 43_200
@@ -60,7 +61,7 @@ class GpuState:
             nvml.close()
 
     def _sample(self, nvml: Nvml, device: Any) -> None:
-        with self._path.open("ab", buffering=0) as file:
+        with create(self._path) as file:
             for _ in range(SAMPLE_LIMIT):
                 now = nvml.sample(device)
                 line = [time.monotonic_ns(), now.sm_mhz, now.temperature_c, now.power_mw, now.reasons]

@@ -5,11 +5,12 @@ Failures are counted, a hook that fails is switched off, and one warning per att
 
 from __future__ import annotations
 
-import sys
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tracekit.collectors.inject.tracekit_collect_hook import warn
 from tracekit.collectors.runtime.patches import PatchSet, Wrap
 from tracekit.collectors.runtime.recorder import Recorder
 
@@ -30,11 +31,12 @@ class Guard:
         """Count the failure of a hook, disable that hook and warn once per attempt."""
         self.failures[hook] += 1
         self.off.add(hook)
-        if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error}) and is now"
-                " off; training continues, and `tracekit collect` reports further failures at the end\n"
-            )
+        with contextlib.suppress(Exception):  # the words of a foreign error can raise, too
+            if self.failures.total() == 1 and self.recorder.first_of_all_ranks("hook-failed"):
+                warn(
+                    f"rank {self.rank}: the hook {hook} failed ({type(error).__name__}: {error!s:.200}) and is now off;"
+                    " training continues, and `tracekit collect` reports further failures at the end"
+                )
 
     def skip(self, hook: str) -> None:
         """Count a call of a hook that is off."""
@@ -76,7 +78,7 @@ class Guard:
         """Report a hook that could not be installed: to the user once, and in the facts of every rank."""
         self.recorder.fact("lost-hook", {"hook": hook, "reason": reason, "lacks": lacks})
         if self.recorder.first_of_all_ranks(f"lost-{hook}"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: {hook} cannot be hooked ({reason}); training continues, the trace lacks"
-                f" {lacks}\n"
+            warn(
+                f"rank {self.rank}: {hook} cannot be hooked ({reason:.200}); training continues, the trace lacks"
+                f" {lacks}"
             )

@@ -29,8 +29,10 @@ import torch.distributed as dist
 
 from tracekit.collectors.runtime.plain_pickle import load_plain
 from tracekit.collectors.runtime.session import Session
+from tracekit.collectors.runtime.small_file import create, read_small, write_whole
 from tracekit.collectors.runtime.wire_format import (
     HANG_DUMP,
+    HANG_FOLDER,
     HANG_REQUEST,
     LAST_WORDS_SUFFIX,
     PULSE,
@@ -69,12 +71,11 @@ class HangWatch:
         self._pulses = 0
         self._seen: Any = None
         self._request = directory / HANG_REQUEST
-        self._answered: Path | None = None
+        self._answered = ""
         self._signal = 0
         self._posted: dict[int, tuple[str, Any, int]] = {}
         self._in_wait: dict[int, tuple[str, Any, int, int]] = {}
         self._transfers = 0
-        self._pulse = -1
 
     def start(self) -> None:
         """Hook transfers, take the signal, begin to watch."""
@@ -84,9 +85,9 @@ class HangWatch:
             session.patch(dist.ProcessGroup, name, wrap, lacks="transfers in reports on hangs")
         session.patch(dist.Work, "wait", self._wait, lacks="transfers in reports on hangs")
         stem = rank_stem(session.rank)
-        self._pulse = os.open(self._directory / f"{stem}{PULSE_SUFFIX}", os.O_CREAT | os.O_WRONLY, 0o644)
+        self._pulse = create(self._directory / f"{stem}{PULSE_SUFFIX}")
         if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:
-            stacks = (self._directory / f"{stem}{STACKS_SUFFIX}").open("wb", buffering=0)
+            stacks = create(self._directory / f"{stem}{STACKS_SUFFIX}")
             faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
             self._stacks = stacks  # faulthandler writes to its descriptor
             self._signal = int(STACK_SIGNAL)
@@ -97,16 +98,17 @@ class HangWatch:
         posted, in_wait = self._posted, self._in_wait
 
         @functools.wraps(original)
-        def transfer(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+        def transfer(*args: Any, **kwargs: Any) -> Any:
             try:
-                work = original(group, tensors, peer, *args, **kwargs)
+                work = original(*args, **kwargs)
             except BaseException:  # its peer is gone: the rank has not got past it, as when a wait raises
-                in_wait[threading.get_ident()] = name, group, peer, time.time_ns()
+                if len(args) > 2:
+                    in_wait[threading.get_ident()] = name, args[0], args[2], time.time_ns()
                 raise
-            if work is not None:
+            if work is not None and len(args) > 2:
                 if len(posted) > 1024:  # never waited for
                     posted.clear()
-                posted[id(work)] = name, group, peer
+                posted[id(work)] = name, args[0], args[2]
             return work
 
         return transfer
@@ -144,17 +146,20 @@ class HangWatch:
             return
         self._seen = seen
         self._pulses += 1
-        os.pwrite(self._pulse, PULSE.pack(self._pulses, os.getpid(), self._signal, self._session.world_size), 0)
+        pulse = PULSE.pack(self._pulses, os.getpid(), self._signal, self._session.world_size)
+        os.pwrite(self._pulse.fileno(), pulse, 0)
 
     def _answer(self) -> None:
         try:
-            folder = Path(self._request.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            name = read_small(self._request).decode("ascii", "replace")
+        except OSError:  # nobody asks
             return
-        if folder == self._answered:
+        if name == self._answered or not HANG_FOLDER.fullmatch(name):
             return
-        self._answered = folder
-        _write_whole(folder / HANG_DUMP.format(rank=self._session.rank), self._dump())
+        self._answered = name
+        folder = self._directory.parent / name
+        if not folder.is_symlink():
+            write_whole(folder / HANG_DUMP.format(rank=self._session.rank), json.dumps(self._dump()).encode())
 
     def _leave(self) -> None:
         if os.getpid() == self._session.process_id:
@@ -169,7 +174,7 @@ class HangWatch:
             dump["tracekit"]["error"] = f"{type(error).__name__}: {error!s:.200}"
             if dump["entries"] and _raised_in_torch(error.__traceback__):
                 _mark_failed(dump, dump["entries"][-1])
-        _write_whole(self._directory / f"{rank_stem(self._session.rank)}{LAST_WORDS_SUFFIX}", dump)
+        write_whole(self._directory / f"{rank_stem(self._session.rank)}{LAST_WORDS_SUFFIX}", json.dumps(dump).encode())
 
     def _dump(self) -> dict[str, Any]:
         """The state of this rank, in the format of the flight recorder."""
@@ -251,10 +256,3 @@ def _raised_in_torch(traceback: TracebackType | None) -> bool:
         innermost = innermost if _OWN_FILES in file else file
         traceback = traceback.tb_next
     return _TORCH_FILES in innermost
-
-
-def _write_whole(path: Path, dump: dict[str, Any]) -> None:
-    """Write the file atomically: it exists complete or not at all."""
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(dump), encoding="utf-8")
-    partial.rename(path)

@@ -69,18 +69,18 @@ class PipelineHooks:
         session = self.session
 
         @functools.wraps(original)
-        def compute(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        def compute(*args: Any, **kwargs: Any) -> Any:
             evaluated = session.evaluation.under_way and not torch.is_grad_enabled()
             if not session.recording or evaluated:
-                return original(stage, chunk_id, *args, **kwargs)
+                return original(*args, **kwargs)
             start = session.attempt_hook(name, self._begins)
             session.busy += 1
             try:
-                return original(stage, chunk_id, *args, **kwargs)
+                return original(*args, **kwargs)
             finally:
                 session.busy -= 1
                 if start is not None:
-                    session.attempt_hook(name, self._computed, name, stage, chunk_id, start, kwargs)
+                    session.attempt_hook(name, self._computed, name, start, args, kwargs)
 
         return compute
 
@@ -89,8 +89,9 @@ class PipelineHooks:
             self.session.evaluation.ends()
         return self.session.begin_op()
 
-    def _computed(self, name: str, stage: Any, chunk_id: int, start: Instant, kwargs: dict[str, Any]) -> None:
+    def _computed(self, name: str, start: Instant, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         end = self.session.instant()
+        stage, chunk_id = args[0], args[1] if len(args) > 1 else _chunk(kwargs)
         index = stage.stage_index
         if index not in self._described:
             self._describe(stage)
@@ -117,10 +118,15 @@ class PipelineHooks:
         session = self.session
 
         @functools.wraps(original)
-        def compute_loss(schedule: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(schedule, stage, *args, **kwargs)
-            if session.recording and stage.is_last:
-                session.attempt_hook("loss", session.flush_held, session.instant())
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if session.recording and "loss" not in session.off:
+                try:
+                    stage = args[1] if len(args) > 1 else kwargs["stage"]
+                    if stage.is_last:
+                        session.flush_held(session.instant())
+                except Exception as error:
+                    session.failed("loss", error)
             return result
 
         return compute_loss
@@ -129,11 +135,11 @@ class PipelineHooks:
         session, evaluation, off = self.session, self.session.evaluation, self.session.off
 
         @functools.wraps(original)
-        def make_ops(stage: Any, chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-            ops = original(stage, chunk_id, *args, **kwargs)
+        def make_ops(*args: Any, **kwargs: Any) -> Any:
+            ops = original(*args, **kwargs)
             if session.recording and not evaluation.under_way and kind not in off:
                 try:
-                    tag = (kind, chunk_id, stage.stage_index)
+                    tag = (kind, args[1] if len(args) > 1 else _chunk(kwargs), args[0].stage_index)
                     for op in ops:
                         setattr(op, _TAG, tag)
                 except Exception as error:
@@ -146,18 +152,25 @@ class PipelineHooks:
         session, posted = self.session, self._posted
 
         @functools.wraps(original)
-        def batch_p2p(ops: list[Any], *args: Any, **kwargs: Any) -> Any:
-            if not session.recording or not ops:
-                return original(ops, *args, **kwargs)
-            start = session.attempt_hook("p2p", session.begin_op_on, ops[0].tensor)
+        def batch_p2p(*args: Any, **kwargs: Any) -> Any:
+            if not session.recording or not args or not args[0]:
+                return original(*args, **kwargs)
+            start = None
+            try:
+                if "p2p" in session.off:
+                    session.skip("p2p")
+                else:
+                    start = session.begin_op_on(args[0][0].tensor)
+            except Exception as error:
+                session.failed("p2p", error)
             session.busy += 1
             try:
-                works = original(ops, *args, **kwargs)
+                works = original(*args, **kwargs)
             finally:
                 session.busy -= 1
             if start is not None:
                 try:
-                    posted(ops, works, start)
+                    posted(args[0], works, start)
                 except Exception as error:
                     session.failed("p2p", error)
             return works
@@ -182,11 +195,13 @@ class PipelineHooks:
         session, waited = self.session, self._waited
 
         @functools.wraps(original)
-        def wait_batch_p2p(works: list[Any]) -> Any:
-            if not session.recording or not works or "p2p" in session.off:
-                return original(works)
-            waits = session.instant()
-            for work in works:
+        def wait_batch_p2p(*args: Any, **kwargs: Any) -> Any:
+            waits = None
+            if session.recording and len(args) == 1 and args[0] and not kwargs:
+                waits = session.attempt_hook("p2p", session.instant)
+            if waits is None:
+                return original(*args, **kwargs)
+            for work in args[0]:
                 original([work])
                 try:
                     waits = waited(work, waits)
@@ -261,8 +276,8 @@ class LoopHooks:
         def found(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not session.in_main_thread():
                 return original(module, *args, **kwargs)
-            if session.evaluation.under_way and _trains(module):
-                session.attempt_hook("evaluation", session.evaluation.ends)
+            if session.evaluation.under_way:
+                session.attempt_hook("evaluation", self._end_evaluation, module)
             if session.busy:
                 return original(module, *args, **kwargs)
             session.attempt_hook("forward", self._consider, module)
@@ -277,6 +292,10 @@ class LoopHooks:
         _do_not_compile(found, what_it_calls=False)
         _do_not_compile(Session.attempt_hook, what_it_calls=True)
         return functools.wraps(original)(found)
+
+    def _end_evaluation(self, module: Any) -> None:
+        if _trains(module):
+            self.session.evaluation.ends()
 
     def _consider(self, module: Any) -> None:
         self._look_away()  # modules called inside are not roots, and if compiled, they are compiled without this hook
@@ -308,9 +327,15 @@ class LoopHooks:
     def _before_forward(self, module: Any, _inputs: Any) -> None:
         if is_compiling() or not self.session.recording:
             return
-        if _trains(module):
+        try:  # a module of the user's can have its own `parameters`
+            trains = _trains(module)
+            evaluates = not trains and not torch.is_grad_enabled() and not in_training_mode(module)
+        except Exception as error:
+            self.session.failed("forward", error)
+            return
+        if trains:
             self.session.attempt_hook("forward", self._forward_begins, module)
-        elif not torch.is_grad_enabled() and not in_training_mode(module):
+        elif evaluates:
             self.session.attempt_hook("evaluation", self.session.evaluation.begins, module)
 
     def _forward_begins(self, module: Any) -> None:
@@ -370,6 +395,11 @@ class LoopHooks:
         session = self.session
         session.record_compute(BACKWARD, start, session.instant(), session.microbatch, NONE)
         session.microbatch += 1
+
+
+def _chunk(kwargs: dict[str, Any]) -> int:
+    """The microbatch in a call of a stage that passes it by name, such as `fwd_chunk_id`."""
+    return next(int(value) for name, value in kwargs.items() if name.endswith("chunk_id"))
 
 
 def _do_not_compile(function: Any, *, what_it_calls: bool) -> None:

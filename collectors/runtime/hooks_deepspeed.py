@@ -16,6 +16,8 @@ from tracekit.collectors.runtime.hooks_compute import LoopHooks
 from tracekit.collectors.runtime.hooks_host import HostHooks
 from tracekit.collectors.runtime.session import Session
 
+_HOOK = "deepspeed"
+
 
 class DeepSpeedHooks:
     """Hooks of `deepspeed.runtime.engine`; one instance per session."""
@@ -33,15 +35,20 @@ class DeepSpeedHooks:
     def _step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session, host = self.session, self._host
 
+        def begins(engine: Any) -> bool:
+            """Between two microbatches of one step, the engine only counts."""
+            if not engine.is_gradient_accumulation_boundary():
+                return False
+            host.optimizer_begins(engine)
+            return True
+
         @functools.wraps(original)
         def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            # Between two microbatches of one step, the engine only counts.
-            if not session.recording or not session.in_main_thread() or not engine.is_gradient_accumulation_boundary():
-                return original(engine, *args, **kwargs)
-            host.optimizer_begins(engine)
+            begun = session.recording and session.in_main_thread() and session.attempt_hook(_HOOK, begins, engine)
             try:
                 return original(engine, *args, **kwargs)
             finally:
-                host.optimizer_ended(engine)
+                if begun:
+                    session.attempt_hook(_HOOK, host.optimizer_ended, engine)
 
         return step

@@ -88,12 +88,13 @@ class FunctionalHooks:
         session, waited_for, ended = self.session, self.collectives.waited_for, self.session.ended
 
         @functools.wraps(original)
-        def wait_tensor(tensor: Any) -> Any:
+        def wait_tensor(*args: Any, **kwargs: Any) -> Any:
             if is_traced() or compiler_says(COMPILES):
-                return original(tensor)
-            result = original(tensor)
+                return original(*args, **kwargs)
+            result = original(*args, **kwargs)
             if waited_for:
                 try:
+                    tensor = args[0] if args else kwargs["tensor"]
                     pending = waited_for.pop(tensor.data_ptr(), None)
                     if pending is not None:
                         ended(pending[1])

@@ -103,7 +103,10 @@ class HostHooks:
             finally:
                 session.busy -= 1
                 if start_ns is not None and session.recording:
-                    session.attempt_hook(name, session.record, category, name, start_ns, now_ns())
+                    try:
+                        session.record(category, name, start_ns, now_ns())
+                    except Exception as error:
+                        session.failed(name, error)
 
         return timed
 
@@ -125,7 +128,10 @@ class HostHooks:
         return clip
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.optimizer_begins(optimizer)
+        try:
+            self.optimizer_begins(optimizer)
+        except Exception as error:
+            self.session.failed("optimizer", error)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Called before `optimizer` steps. One that steps inside another's step is part of it, as are those that
@@ -142,7 +148,10 @@ class HostHooks:
         session.optimizing = start is not None
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.optimizer_ended(optimizer)
+        try:
+            self.optimizer_ended(optimizer)
+        except Exception as error:
+            self.session.failed("optimizer", error)
 
     def optimizer_ended(self, optimizer: Any) -> None:
         """Called after `optimizer` has stepped."""
@@ -154,16 +163,18 @@ class HostHooks:
         self.session.attempt_hook("optimizer", self.session.optimizer_ended, begun[1])
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
-        session = self.session
-        if not session.recording:
+        if not self.session.recording or "gc" in self.session.off:
             return
-        if phase == "start":
-            self._gc_start = now_ns()
-        elif self._gc_start is not None:
-            start_ns, self._gc_start = self._gc_start, None
-            end_ns = now_ns()
-            if info["generation"] == 2 or end_ns - start_ns > SHORT_COLLECTION_NS:
-                session.attempt_hook("gc", self._collected, start_ns, end_ns)
+        try:
+            if phase == "start":
+                self._gc_start = now_ns()
+            elif self._gc_start is not None:
+                start_ns, self._gc_start = self._gc_start, None
+                end_ns = now_ns()
+                if info["generation"] == 2 or end_ns - start_ns > SHORT_COLLECTION_NS:
+                    self._collected(start_ns, end_ns)
+        except Exception as error:
+            self.session.failed("gc", error)
 
     def _collected(self, start_ns: int, end_ns: int) -> None:
         if self.session.busy == 0 and self.session.in_main_thread():

@@ -5,6 +5,7 @@ In: attributes and wrappers. Out: the wrapped attribute; once removed, the origi
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -120,7 +121,8 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
             for callback in self.watched.pop(fullname, []):
                 callback(module)
 
-        vars(loader)["exec_module"] = exec_and_tell  # one loader per module
+        with contextlib.suppress(AttributeError, TypeError):  # a loader that cannot be changed: no hooks for its module
+            vars(loader)["exec_module"] = exec_and_tell  # one loader per module
         return spec
 
 

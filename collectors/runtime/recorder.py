@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tracekit.collectors.inject.tracekit_collect_hook import warn
 from tracekit.collectors.runtime.ring import Record, open_ring
+from tracekit.collectors.runtime.small_file import create, write_all
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     HEADER,
@@ -42,13 +43,6 @@ CLOSE_TIMEOUT_S = 5.0
 def _segment_records(keep_bytes: int) -> int:
     """Records per segment such that `RING_SEGMENTS` segments take at most `keep_bytes`."""
     return max(1, (keep_bytes // RING_SEGMENTS - HEADER.size) // RECORD.size)
-
-
-def _write_whole(file: BinaryIO, data: bytes) -> None:
-    """Write all of `data`. Raises OSError: a full disk accepts what fits, and fails on the next call."""
-    written = file.write(data)
-    while written < len(data):
-        written += file.write(data[written:])
 
 
 class Recorder:
@@ -133,8 +127,7 @@ class Recorder:
                 self._wake.wait(FLUSH_INTERVAL_S)
                 self._wake.clear()
                 self._drain()
-                if self.between is not None:
-                    self.between()
+                self._do_between()
             self._drain()
             self._seal()
             # Last: a summary says that everything before it is there.
@@ -147,11 +140,20 @@ class Recorder:
                 if file is not None:
                     file.close()
 
+    def _do_between(self) -> None:
+        if self.between is None:
+            return
+        try:
+            self.between()
+        except Exception as error:
+            self.between = None
+            warn(f"rank {self._rank}: {type(error).__name__}: {error!s:.200}; recording continues as before")
+
     def _drain(self) -> None:
         while batch := self.ring.take(self._per_segment - self._in_segment):
             count = len(batch) // RECORD.size
             self._write_facts()  # before the records that refer to them
-            _write_whole(self._open_segment(), batch)
+            write_all(self._open_segment(), batch)
             self.ring.drain(count)
             self._in_segment += count
             self.written += count
@@ -170,18 +172,18 @@ class Recorder:
         if not self._facts:
             return
         if self._facts_file is None:
-            self._facts_file = (self._directory / f"{rank_stem(self._rank)}{FACTS_SUFFIX}").open("ab", buffering=0)
+            self._facts_file = create(self._directory / f"{rank_stem(self._rank)}{FACTS_SUFFIX}")
         lines = []
         while self._facts:
             lines.append(self._facts.popleft())
-        _write_whole(self._facts_file, ("\n".join(lines) + "\n").encode())
+        write_all(self._facts_file, ("\n".join(lines) + "\n").encode())
 
     def _open_segment(self) -> BinaryIO:
         if self._segment is None:
             if len(self._sealed) == RING_SEGMENTS:
                 self._sealed.popleft().unlink(missing_ok=True)
             self._segment_path = self._directory / f"{segment_stem(self._rank, self._segments)}{OPEN_SUFFIX}"
-            self._segment = self._segment_path.open("xb", buffering=0)
+            self._segment = create(self._segment_path)
             self._segment.write(HEADER.pack(MAGIC, VERSION, RECORD.size, self._rank, self._attempt, os.getpid()))
         return self._segment
 
@@ -199,9 +201,9 @@ class Recorder:
         self._in_segment = 0
 
     def _switch_off(self, error: Exception) -> None:
-        self.off = f"{type(error).__name__}: {error}"
+        self.off = f"{type(error).__name__}: {error!s:.200}"
         self.ring.limit = 0
-        sys.stderr.write(
-            f"tracekit: rank {self._rank} stopped recording, training continues ({self.off});"
-            " check space and permissions of the --segments folder\n"
+        warn(
+            f"rank {self._rank} stopped recording, training continues ({self.off});"
+            " check space and permissions of the --segments folder"
         )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tracekit.collectors.inject.tracekit_collect_hook import warn
 from tracekit.collectors.runtime.device import DeviceClock, Instant, host_ns
 from tracekit.collectors.runtime.evaluation import Evaluation
 from tracekit.collectors.runtime.gpu_state import GpuState
@@ -105,8 +106,11 @@ class Session(Guard):
         """Write pending records and the counters at the end of the process."""
         if os.getpid() != self.process_id:
             return
-        self.attempt_hook("close", self._finish)
+        self.attempt_hook("finish", self._finish)
         self.recording = False
+        self.attempt_hook("close", self._close)
+
+    def _close(self) -> None:
         if self._gpu is not None:
             self._gpu.close()
         self.recorder.close(
@@ -119,6 +123,11 @@ class Session(Guard):
                 "gpu_used": self.device is not None and self.device.used,
             }
         )
+
+    def give_up(self) -> None:
+        """End a session that could not be started completely: no hook stays, and later ones are not installed."""
+        self.attempt_hook("give-up", self.patches.remove)
+        self.close()
 
     def process_group_ends(self) -> None:
         """Called before process groups are destroyed, and before the process ends."""
@@ -155,9 +164,9 @@ class Session(Guard):
         self.instant = now_ns
         self.failures["device-clock"] += 1
         if self.recorder.first_of_all_ranks("device-clock-failed"):
-            sys.stderr.write(
-                f"tracekit: rank {self.rank}: CUDA events failed ({type(error).__name__}: {error}); from now on its"
-                " ops are timed on the host, and those steps are left out of the trace; training continues\n"
+            warn(
+                f"rank {self.rank}: CUDA events failed ({type(error).__name__}: {error!s:.200}); from now on its ops"
+                " are timed on the host, and those steps are left out of the trace; training continues"
             )
 
     def instant_for(self, tensor: Any) -> Instant:

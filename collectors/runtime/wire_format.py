@@ -7,6 +7,7 @@ process groups, mesh, pipeline) are JSON lines in a file beside it.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -41,8 +42,10 @@ PULSE_SUFFIX = ".pulse"
 STACKS_SUFFIX = ".stacks"
 #: Dump of a rank's flight recorder, written if its process ends normally or with an exception.
 LAST_WORDS_SUFFIX = ".last"
-#: The file that requests the state of an attempt's ranks: it names the folder for the answers, a new one each time.
+#: The file that requests the state of an attempt's ranks: it names the folder in the run directory for the answers, a
+#: new one each time.
 HANG_REQUEST = "hang-request"
+HANG_FOLDER = re.compile(r"hang-\d+")
 HANG_DUMP = "rank_{rank}.json"
 #: The file in a run directory that sets which steps are recorded from now on: a `Schedule` as JSON.
 CONTROL_FILE = "control.json"
@@ -102,9 +105,12 @@ class Schedule:
         return self.last_step is not None and max(step + 1, self.first_step) < self.last_step
 
     @classmethod
-    def parse(cls, text: str) -> Schedule:
+    def parse(cls, text: str | bytes) -> Schedule:
         """A schedule of JSON, such as `{"first_step": 100, "last_step": 200}`. Raises ValueError for anything else."""
-        content = json.loads(text)
+        try:
+            content = json.loads(text)
+        except RecursionError:
+            raise ValueError("not a schedule, but JSON with thousands of brackets") from None
         fields = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or not set(content) <= fields:
             raise ValueError(f"not a schedule; expected an object with some of {', '.join(sorted(fields))}")

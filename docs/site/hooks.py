@@ -29,6 +29,7 @@ ELSEWHERE = {
     "README.md": "overview.md",
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
     "analysis/README.md": "causes.md",
     "benchmarks/RESULTS.md": "results.md",
     "collectors/README.md": "collecting.md",

@@ -248,7 +248,7 @@ class Folder:
 
     def note_unfinished(self, windows: Iterable[tuple[int, int]]) -> None:
         """Note windows, by job and number, whose files are about to be written or removed."""
-        with open(self.path / UNFINISHED, "a", encoding="utf-8") as file:
+        with open(self.path / UNFINISHED, "a", encoding="utf-8", opener=_no_link) as file:
             file.writelines(f"{job_id} {number}\n" for job_id, number in windows)
 
     def forget_unfinished(self) -> None:
@@ -258,7 +258,8 @@ class Folder:
     def unfinished(self) -> set[tuple[int, int]] | None:
         """The noted windows; None if there is no note."""
         try:
-            lines = (self.path / UNFINISHED).read_text(encoding="utf-8").split("\n")[:-1]  # the last may be incomplete
+            with open(self.path / UNFINISHED, encoding="utf-8", opener=_no_link) as file:
+                lines = file.read().split("\n")[:-1]  # the last line may be incomplete
         except FileNotFoundError:
             return None
         return {(int(job), int(window)) for job, window in (line.split() for line in lines)}
@@ -314,6 +315,11 @@ def _written(path: Path, write: Callable[[BinaryIO], object]) -> StoredFile:
     except pl.exceptions.PolarsError as error:  # an error of the disk, reported by polars
         raise OSError(errno.EIO, short(str(error).splitlines()[0])) from None
     return checksum(path)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file that others could have put into a store that they share; waits for no pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _place(path: Path) -> Place:

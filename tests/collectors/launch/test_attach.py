@@ -15,7 +15,8 @@ from tests.handmade import run
 from tracekit.collectors.launch import attach
 from tracekit.collectors.launch.signals import START_RECORDING, STOP_RECORDING
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.collectors.run_directory.steering import Pace, announced, first_common_step, pace
+from tracekit.collectors.run_directory.job_notes import announced
+from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
 from tracekit.collectors.runtime.wire_format import IDLE, OPEN_SUFFIX, Flag, Schedule, attempt_directory, segment_stem
 from tracekit.trace import read_parquet
 
@@ -98,6 +99,7 @@ def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
 def test_a_job_that_is_not_there_is_named_with_those_that_are(tmp_path, monkeypatch):
     """Not with one whose launcher was killed, though another process has its number by now."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     with announced("mine", tmp_path / "a"):
         note = tmp_path / f"tracekit-jobs-{os.geteuid()}" / f"{os.getpid()}.json"
         killed = json.loads(note.read_text()) | {"name": "killed", "started": "1"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracekit.collectors.launch import launcher
+from tracekit.collectors.launch import clock_keeper
 from tracekit.collectors.launch.attempts import CollectedAttempt
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.collectors.launch.command import summary_lines
@@ -56,14 +56,14 @@ def test_a_command_inherits_none_of_our_variables(tmp_path, monkeypatch):
 def test_the_launcher_leaves_word_of_how_its_command_ended(script, ending, tmp_path):
     command = ["sh", "-c", script]
     environment = prepare_run(tmp_path, RuntimeOptions(), command)
-    run_command(command, environment, tmp_path, lambda: False)
+    run_command(command, environment, tmp_path, {})
     assert (have_ended(tmp_path), how_ended(tmp_path)) == (True, ending)
 
 
 def test_a_command_that_removes_the_folder_before_the_clock_is_in_it_is_not_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "_CLOCK_FILE", "removed/clock.json")
+    monkeypatch.setattr(clock_keeper, "_CLOCK_FILE", "removed/clock.json")
     command = ["sh", "-c", "exit 7"]
-    ended = run_command(command, prepare_run(tmp_path, RuntimeOptions(), command), tmp_path, lambda: False)
+    ended = run_command(command, prepare_run(tmp_path, RuntimeOptions(), command), tmp_path, {})
     assert (ended.exit_code, ended.first) == (7, True)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tracekit.collectors.launch import hang_answers
 from tracekit.collectors.launch.hang_answers import gather
+from tracekit.collectors.launch.hang_pulses import read_pulses
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
     LAST_WORDS_SUFFIX,
@@ -123,3 +124,25 @@ def test_a_stack_of_py_spy_has_the_holder_of_the_lock_and_native_frames(tmp_path
     gather(tmp_path, folder, {})
     assert answer(folder)["stack"] == ["/lib/libc.so.6:0 pthread_mutex_lock", "/job/train.py:7 step"]
     assert "its thread MainThread holds the interpreter's lock" in answer(folder)["process"]
+
+
+def test_a_process_without_a_handler_for_the_signal_is_not_sent_it(tmp_path, folder):
+    """A pulse can name any process: one that took the number of a rank, or one that another user wants to end."""
+    (tmp_path / f"{rank_stem(1)}{STACKS_SUFFIX}").touch()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        rank(tmp_path, other.pid)
+        gather(tmp_path, folder, {})
+        assert other.poll() is None
+        other.communicate(b"\n")
+    assert other.returncode == 0
+    assert answer(folder)["stack"] is None
+
+
+def test_what_is_no_pulse_is_passed_over(tmp_path, folder, process):
+    """A pipe is not waited for, and the ranks that show themselves are asked."""
+    rank(tmp_path, process.pid)
+    os.mkfifo(tmp_path / f"{rank_stem(0)}{PULSE_SUFFIX}")
+    (tmp_path / f"{rank_stem(2)}{PULSE_SUFFIX}").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / f"{rank_stem(1)}{LAST_WORDS_SUFFIX}")
+    (tmp_path / f"rank-x{PULSE_SUFFIX}").touch()
+    assert read_pulses(tmp_path).keys() == {1}

@@ -19,6 +19,9 @@ from tracekit.collectors.importers.registry import read_any
 ROOT = Path(__file__).parents[3]
 #: Source folder -> the package that it is.
 FOLDERS = {"tracekit": "tracekit", "collectors": "tracekit/collectors"}
+ENTRY_POINT = {
+    f"tracekit/collectors/inject/tracekit_collect_hook-0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +43,20 @@ def test_the_wheel_is_small_needs_nothing_and_is_a_part_of_tracekit(wheel):
     """Both distributions can be in one environment: what they share is the same, byte for byte."""
     assert wheel.stat().st_size < 5_000_000
     with zipfile.ZipFile(wheel) as files:
-        (described,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        (described,) = (name for name in files.namelist() if name.endswith("/METADATA") and name.count("/") == 1)
         about = Parser().parsestr(files.read(described).decode())
         modules = {name: files.read(name) for name in files.namelist() if name.endswith(".py")}
         others = {name for name in files.namelist() if name.startswith("tracekit/")} - set(modules)
     assert about.get_all("Requires-Dist") is None
     assert about["Requires-Python"] == ">=3.9"
     assert wheel.name.endswith("-py3-none-any.whl")  # one for every Python and platform
-    assert others == set()
+    assert others == ENTRY_POINT
     for name, content in modules.items():
         folder = next(folder for folder in reversed(FOLDERS) if name.startswith(f"{FOLDERS[folder]}/"))
         assert (ROOT / folder / name[len(FOLDERS[folder]) + 1 :]).read_bytes() == content
         ast.parse(content, feature_version=(3, 9))
     assert {Path(name).parent.name for name in modules} == {
-        *("tracekit", "collectors", "runtime", "launch", "run_directory")
+        *("tracekit", "collectors", "inject", "runtime", "launch", "run_directory")
     }
 
 
@@ -117,6 +120,13 @@ def test_a_job_is_recorded_without_the_analysis_and_read_with_it(training, tmp_p
     trace = read_any(tmp_path / "run")
     assert (trace.layout.dp, trace.steps.tolist()) == (2, [2, 5, 8])
     assert trace.coverage().complete
+
+
+def test_an_installed_recorder_names_its_distribution_to_other_pythons(training):
+    """Its sources are not there to be installed from."""
+    code = "from tracekit.collectors.inject.tracekit_collect_hook import install_command as c; print(c('/x y/python'))"
+    ran = subprocess.run([training, "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert ran.stdout == "'/x y/python' -m pip install tracekit-collect\n"
 
 
 def test_the_analysis_is_asked_for_by_name(training, tmp_path):

@@ -21,6 +21,27 @@ def test_it_is_compiled_once(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [library]
 
 
+@pytest.mark.parametrize("what", ["the library", "its folder"])
+def test_a_library_that_others_can_write_is_not_loaded(what, tmp_path):
+    """The training would run it."""
+    library = build.build_plugin(tmp_path / "cache")
+    writable = library if what == "the library" else library.parent
+    writable.chmod(0o777)
+    with pytest.raises(OutputError, match="other users can write it, so it is not loaded"):
+        build.build_plugin(tmp_path / "cache")
+
+
+def test_a_library_of_another_user_is_not_loaded(tmp_path, monkeypatch):
+    """Root's is: an administrator can have built it for all."""
+    library, owner = build.build_plugin(tmp_path / "cache"), os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 2)
+    if owner == 0:
+        assert build.build_plugin(tmp_path / "cache") == library
+        os.chown(library, 1, -1)
+    with pytest.raises(OutputError, match="other users can write it, so it is not loaded"):
+        build.build_plugin(tmp_path / "cache")
+
+
 def test_other_sources_make_another_library(tmp_path, monkeypatch):
     """The name carries the content."""
     before = build.build_plugin(tmp_path)

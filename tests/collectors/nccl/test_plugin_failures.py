@@ -34,6 +34,14 @@ def test_without_a_folder_nccl_goes_on_without_events(load, monkeypatch):
         assert loaded.nccl.mask.value == 0
 
 
+def test_a_folder_that_is_a_link_is_not_followed(load, tmp_path):
+    loaded, elsewhere = load(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (loaded.directory / "attempt-000").symlink_to(elsewhere)
+    assert (loaded.nccl.init(1, 2, 0), loaded.nccl.mask.value) == (None, 0)
+    assert list(elsewhere.iterdir()) == []
+
+
 def limited(size, call):
     """The result of a call while no file may grow beyond `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,13 +1,21 @@
 """Clocks of several hosts."""
 
+import json
+import select
+import socket
+import stat
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
+from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.run_directory.clock_pings import ClockSample, EchoServer, append_sample, measure
 from tracekit.collectors.run_directory.host_clocks import fit_clock, read_clocks
+from tracekit.collectors.run_directory.launchers import announce
 from tracekit.errors import FormatError
 
 
@@ -17,7 +25,7 @@ def test_an_offset_is_measured():
     local = iter(range(0, 10**9, 1000))
     server = EchoServer("127.0.0.1", clock=lambda: ahead)
     try:
-        sample = measure("127.0.0.1", server.port, clock=lambda: next(local))
+        sample = measure("127.0.0.1", server.port, server.token, clock=lambda: next(local))
     finally:
         server.close()
     assert sample is not None
@@ -30,7 +38,80 @@ def test_nobody_answers():
     server = EchoServer("127.0.0.1")
     port = server.port
     server.close()
-    assert measure("127.0.0.1", port, rounds=1) is None
+    assert measure("127.0.0.1", port, server.token, rounds=1) is None
+
+
+@pytest.fixture
+def served():
+    """A reference clock that is at 7 ns."""
+    server = EchoServer("127.0.0.1", clock=lambda: 7)
+    yield server
+    server.close()
+
+
+def test_only_pings_with_the_token_of_the_run_are_answered(served):
+    """Datagrams of any other shape or token neither get an answer nor end the clock."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.connect(("127.0.0.1", served.port))
+        for datagram in (b"", b"x", bytes(31), bytes(32), bytes(33), served.token, served.token + bytes(17)):
+            stranger.send(datagram)
+        assert measure("127.0.0.1", served.port, bytes(16), rounds=1) is None
+        sample = measure("127.0.0.1", served.port, served.token, rounds=1)
+        assert select.select([stranger], [], [], 0)[0] == []  # the server has read them all by now
+    assert sample is not None
+    assert sample.local_ns + sample.offset_ns == 7
+
+
+def test_answers_that_are_none_are_passed_over(monkeypatch):
+    """A server that answers with something else first is still measured; so is one that then answers twice."""
+    token, answers = bytes(16), []
+
+    def answer():
+        while len(answers) < 2:
+            ping, sender = server.recvfrom(64)
+            answers.append(ping)
+            for datagram in (b"", b"junk", bytes(16), ping[16:] + (42).to_bytes(8, "little"), ping[16:] + bytes(8)):
+                server.sendto(datagram, sender)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=answer)
+        thread.start()
+        sample = measure("127.0.0.1", server.getsockname()[1], token, rounds=2)
+        thread.join()
+    assert sample.local_ns + sample.offset_ns == 42
+    assert answers[0] != answers[1]
+
+
+def test_a_clock_is_served_once_another_host_records(tmp_path):
+    """A single host opens no port. The address and the token are for this user only."""
+    keeper = ClockKeeper(tmp_path)
+    assert (keeper.first, ClockKeeper(tmp_path).first) == (True, False)
+    announce(tmp_path)
+    keeper.tick()
+    file = tmp_path / "clock-server.json"
+    assert set(json.loads(file.read_text())) == {"host"}
+    (tmp_path / "launcher-other-17.running").touch()
+    keeper._due = 0
+    keeper.tick()
+    try:
+        about = json.loads(file.read_text())
+        assert measure("127.0.0.1", about["port"], bytes.fromhex(about["token"]), rounds=1) is not None
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    finally:
+        keeper.close()
+
+
+def test_a_launcher_of_another_host_measures_the_clock(tmp_path, served, monkeypatch):
+    """As soon as the first one serves it."""
+    first = {"host": "127.0.0.1", "port": served.port, "token": served.token.hex()}
+    (tmp_path / "clock-server.json").write_text(json.dumps({"host": "127.0.0.1"}))
+    keeper = ClockKeeper(tmp_path)
+    keeper.tick()
+    assert list(tmp_path.glob("*.samples")) == []
+    (tmp_path / "clock-server.json").write_text(json.dumps(first))
+    keeper.close()
+    assert read_clocks(tmp_path).keys() == {socket.gethostname()}
 
 
 @examples(25)

@@ -124,7 +124,7 @@ def all_reduce(rig, duration_ns, op_type=ALLREDUCE):
     def original(_group, _tensors):
         return Work(rig.cuda, rig.nccl.launch(duration_ns), op_type)
 
-    return rig.hooks._collective("allreduce", original)(rig.group, tensors())
+    return rig.hooks.collective("allreduce", original)(rig.group, tensors())
 
 
 def test_the_played_gpu_answers_to_the_names_that_torch_has():
@@ -167,7 +167,7 @@ def test_a_work_that_is_waited_for_inside_a_compute(rig):
     rig.session.busy = 1
     work = all_reduce(rig, 7 * MS)
     rig.cuda.launch(2 * MS)
-    rig.hooks._wait(Work.wait)(work)
+    rig.hooks.wait(Work.wait)(work)
     assert drained(rig) == [(0.0, 7.0), (2.0, 5.0)]
     assert [record[0] for record in rig.sink.records] == [Category.COLLECTIVE, Category.WAIT]
 
@@ -191,14 +191,14 @@ def test_a_collective_without_a_work_ran_on_the_current_stream(rig):
     def original(_group, _tensors):
         rig.cuda.launch(2 * MS)
 
-    rig.hooks._collective("allreduce", original)(rig.group, tensors())
+    rig.hooks.collective("allreduce", original)(rig.group, tensors())
     assert drained(rig) == [(0.0, 2.0)]
 
 
 def test_a_coalesced_work_is_never_asked_for_its_future(rig):
     """It ends where the stream waits for it."""
     work = all_reduce(rig, 3 * MS, COALESCED)
-    wait = rig.hooks._wait(Work.wait)
+    wait = rig.hooks.wait(Work.wait)
     wait(work)
     assert drained(rig) == [(0.0, 3.0)]
 
@@ -206,7 +206,7 @@ def test_a_coalesced_work_is_never_asked_for_its_future(rig):
 def test_a_captured_collective_is_left_alone(rig):
     """Not even its future is asked for: the callback's stream would become part of the graph."""
     rig.cuda.capturing = True
-    work = rig.hooks._collective("allreduce", lambda _group, _tensors: Work(rig.cuda, 0, COALESCED))
+    work = rig.hooks.collective("allreduce", lambda _group, _tensors: Work(rig.cuda, 0, COALESCED))
     assert isinstance(work(rig.group, tensors()), Work)
     rig.cuda.capturing = False
     assert rig.sink.records == []
@@ -220,7 +220,7 @@ def test_a_collective_of_host_tensors_is_timed_on_the_host(rig):
     def original(_group, _tensors):
         rig.host.now_ns += 2 * MS
 
-    rig.hooks._collective("allreduce", original)(rig.group, tensors())
+    rig.hooks.collective("allreduce", original)(rig.group, tensors())
     ((_, flags, *_, begin, end, _),) = rig.sink.records
     assert flags & Flag.DEVICE_CLOCK == 0
     assert end - begin == 2 * MS

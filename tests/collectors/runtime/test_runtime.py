@@ -186,6 +186,42 @@ def test_the_control_file_changes_the_schedule(tmp_path, capfd, monkeypatch):
     assert capfd.readouterr().err.count("control.json: ") == 3
 
 
+#: What is no schedule, in the place of one -> what the line says.
+NO_SCHEDULE = {
+    "brackets": (lambda path: path.write_text("[" * 200_000), "more than 65,536 bytes"),
+    "fewer brackets": (lambda path: path.write_text("[" * 60_000), "JSON with thousands of brackets"),
+    "pipe": (os.mkfifo, "not a regular file"),
+    "endless": (lambda path: path.symlink_to("/dev/zero"), "a link, which is not followed"),
+    "folder": (lambda path: path.mkdir(), "not a regular file"),
+    "bytes": (lambda path: path.write_bytes(b"\xff\xfe\xfd"), "decode"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SCHEDULE)
+def test_what_is_no_control_file_is_reported_once_for_all_ranks_and_ignored(name, tmp_path, capfd, monkeypatch):
+    """Nothing waits for it or fills the memory, and the next schedule counts."""
+    monkeypatch.setattr(control, "PERIOD_S", 0)
+    make, why = NO_SCHEDULE[name]
+    applied, said = [], set()
+
+    def first_to_say(what):
+        return what not in said and not said.add(what)
+
+    ranks = [control.Control(tmp_path, applied.append, first_to_say) for _ in range(2)]
+    make(tmp_path / "control.json")
+    for rank in (*ranks, *ranks):
+        rank.look()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert why in line
+    (tmp_path / "good").write_text('{"first_step": 7}')
+    if name == "folder":
+        (tmp_path / "control.json").rmdir()
+    (tmp_path / "good").rename(tmp_path / "control.json")
+    for rank in ranks:
+        rank.look()
+    assert applied == [Schedule(first_step=7)] * 2
+
+
 def test_the_module_type_is_all_a_patch_needs():
     """Patches work on modules as on classes."""
     module = types.ModuleType("made_up")

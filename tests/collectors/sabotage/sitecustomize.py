@@ -7,6 +7,7 @@ for CUDA on a machine without a driver.
 
 import atexit
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -77,3 +78,6 @@ if "tracekit.collectors.runtime.bootstrap" in sys.modules:
         bootstrap.on_import("torch.utils.data.dataloader", rename)
     if os.environ.get("SABOTAGE") == "driverless":
         bootstrap.on_import("torch", without_driver)
+
+if os.environ.get("SABOTAGE"):
+    runpy.run_path(str(Path(__file__).with_name("faults.py")))["sabotage"](os.environ["SABOTAGE"])

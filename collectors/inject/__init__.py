@@ -1,0 +1,1 @@
+"""The folder that `tracekit collect` puts on the PYTHONPATH of a job."""

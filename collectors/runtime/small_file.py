@@ -1,0 +1,72 @@
+"""Reads and creates files in folders where others may have put something else: a pipe, a link, a file without an end.
+
+In: a path. Out: the content of a regular file, or an open new one. No call waits, and none follows a link in the last
+part of the path. Imports the standard library only: it runs where the training does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+#: The files that control a run are smaller.
+MOST_BYTES = 64 << 10
+#: The state of a rank, and a report on a hang of thousands of ranks, are smaller.
+MOST_DUMP_BYTES = 64 << 20
+
+
+def open_regular(path: Path | str, flags: int = os.O_RDONLY, *, folder: int | None = None, follow: bool = False) -> int:
+    """A descriptor of a regular file; with O_CREAT of a new or existing one. Raises OSError.
+
+    `folder`: descriptor of its folder. `follow`: through links, which is safe for reading only.
+    """
+    safe = flags | (0 if follow else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        handle = os.open(path, safe, 0o644, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, which is not followed", os.fspath(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return handle
+
+
+def read_small(path: Path | str, most: int = MOST_BYTES, *, folder: int | None = None) -> bytes:
+    """The content of a regular file. Raises OSError, also if it has more than `most` bytes."""
+    with open(open_regular(path, folder=folder), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", os.fspath(path))
+    return content
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """A regular file of a recording, perhaps through links. Raises OSError."""
+    return open(open_regular(path, follow=True), "rb")
+
+
+def create(path: Path | str, *, append: bool = False, folder: int | None = None) -> BinaryIO:
+    """A file to write, without a buffer. Raises FileExistsError unless it is new, or `append`; other OSErrors."""
+    how = os.O_APPEND if append else os.O_EXCL
+    return open(open_regular(path, os.O_WRONLY | os.O_CREAT | how, folder=folder), "wb", buffering=0)
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data`. Raises OSError: a full disk accepts what fits, and fails on the next call."""
+    written = file.write(data)
+    while written < len(data):
+        written += file.write(data[written:])
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file atomically: it exists complete or not at all, and replaces what was there. Raises OSError."""
+    partial = path.with_name(f".{path.name}")
+    partial.unlink(missing_ok=True)
+    with create(partial) as file:
+        write_all(file, content)
+    partial.rename(path)
