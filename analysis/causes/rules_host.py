@@ -27,6 +27,7 @@ from tracekit.analysis.evidence.changes import (
     Together,
     step_times_with,
 )
+from tracekit.analysis.evidence.data_waits import late_ranks
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools, Floats
@@ -38,7 +39,7 @@ from tracekit.text import ratio, seconds
 HOST_BOUND_SHARE = 0.04
 #: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02
-#: A rank has late data if its data is late in this share of the steps.
+#: Data of a stage is late if it is in this share of the steps with late data.
 MOST_STEPS_SHARE = 0.5
 #: At most this share of a worker's own activity can be waiting for a processor.
 LARGEST_WAITING_SHARE = 0.95
@@ -87,22 +88,29 @@ class LateData(Rule):
         )
         series = 1 + worst / evidence.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
-        effect = f"data comes {mean} late on average, {longest} in the worst step"
-        yield Candidate(self.kind, _where_late(evidence), effect, figures, confidence_from(figures), change, series)
+        where = _where_late(evidence)
+        late = np.logical_or.reduce([wait.late.any(axis=(0, 1)) for wait in found.waits])
+        few = late.shape[1] > 1 and 2 * late.sum() <= late.any(axis=1).sum() * late.shape[1]
+        changing = ", on changing ranks" if few and where == Where() else ""
+        effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
         return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
 
 
 def _where_late(evidence: Evidence) -> Where:
-    """The DP ranks whose data is late in most steps, or the workers if that of only some of their stages is."""
+    """The DP ranks whose data is late, or the workers if that of only some of their stages is."""
     waits = evidence.data_waits.waits
-    late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits]).mean(axis=1) >= MOST_STEPS_SHARE
+    late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits])
+    hit = late.any(axis=(0, 2))
+    late_s = np.sum([np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in waits], axis=0)
+    ranks = late_ranks(late_s.max(axis=0))
+    mostly = (late[:, hit].mean(axis=1) >= MOST_STEPS_SHARE) & ranks
     fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
-    if evidence.data_waits.recorded and (late.any(axis=0) & (late != fetches).any(axis=0)).any():
-        return Where(workers=evidence.workers_where(late))
-    ranks = late.any(axis=0)
-    some = ranks.any() and (not ranks.all() or len(ranks) == 1)
+    if evidence.data_waits.recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
+        return Where(workers=evidence.workers_where(mostly))
+    some = not ranks.all() or len(ranks) == 1
     return Where(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())
 
 
