@@ -330,7 +330,12 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
             each.transpose(0, 2, 1).reshape(-1, each.shape[1]) for each in (self.off_cpu_s, self.stopped_s)
         )
         by_kind_s = by_kind_s.reshape(len(by_kind_s), *off_s.shape)
-        return stopped(off_s, stops_s, by_kind_s, self.unchanged_s).reshape(self.stages, -1)
+        if not off_s.any():
+            return np.zeros((self.stages, len(self.dp_ranks)), np.bool_)
+        transfers_s = np.nansum(self.communicating.gather(self.replay.durations.cost), axis=1)
+        return stopped(off_s, stops_s, by_kind_s, self.unchanged_s, transfers_s.min(axis=(0, 2))).reshape(
+            self.stages, -1
+        )
 
     @cached_property
     def steps_with_stops(self) -> Bools:

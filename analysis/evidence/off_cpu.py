@@ -15,7 +15,7 @@ import polars as pl
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, safe
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, of_peers, safe
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace
 
@@ -25,6 +25,9 @@ QUIET_SHARE = 0.25
 HIGH_SHARE = 0.9
 #: A worker is stopped if time beyond that takes this share of the step, in at least this many steps.
 SMALLEST_STOP_SHARE, FEWEST_STOPS = 0.02, 3
+#: If one of them is missing, collectives that last longer by a whole stop count, too. Noise has all lengths: at most
+#: half as many are longer by a part of one, a third to two thirds.
+PART_OF_STOP, WHOLE_STOP, MOST_PARTS = 0.33, 0.67, 0.5
 #: If the usual member is off the CPU for more than this share of its computes, its thread waits for a device.
 LARGEST_USUAL_SHARE = 0.25
 #: Stops of at least this share of the longest one are the usual ones.
@@ -73,16 +76,22 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
     return np.minimum(off_s, np.maximum(computes_s - quiet_s[..., None], 0.0))
 
 
-def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Bools:
+def stopped(
+    off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float, together_s: Floats | None = None
+) -> Bools:
     """Members that are stopped now and then, for longer than others ever are, [members].
 
     `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: what computes take,
-    [kinds, members, steps]; `step_s`: what a step takes. Seconds.
+    [kinds, members, steps]; `step_s`: what a step takes; `together_s`: for how long all members are in collectives,
+    without waits for each other, [steps]. Seconds.
     """
     computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
         return np.zeros(len(off_s), np.bool_)
+    # What keeps all members off the CPU in one step, such as a first step that loads libraries, stops none of them.
+    off_s = np.maximum(off_s - of_peers(off_s, 0), 0.0)
+    stops_s = np.minimum(stops_s, off_s)
     # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
@@ -91,11 +100,26 @@ def stopped(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) ->
     on = off_beyond_s > LEAST_OF_LONGEST * beyond_s.max(axis=1, keepdims=True)
     in_computes = (on & (beyond_s >= ALIKE * off_beyond_s)).any(axis=1)
     costly = beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s
-    hit: Bools = costly & in_computes & (on.sum(axis=1) >= FEWEST_STOPS)
+    longest_s = off_s.max(axis=1)
+    costly &= longest_s > ALIKE * longest_s.max()  # beside longer stops of others, these are noise
+    count = on.sum(axis=1)
+    if together_s is not None:
+        for member in np.flatnonzero(count == FEWEST_STOPS - 1):
+            count[member] += _in_collectives(together_s, off_beyond_s[member][on[member]])
+    hit: Bools = costly & in_computes & (count >= FEWEST_STOPS)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
     return hit if 2 * hit.sum() <= hit.size else np.zeros_like(hit)
+
+
+def _in_collectives(together_s: Floats, stops_s: Floats) -> int:
+    """In how many steps the time in which all are in a collective is longer by one of a member's stops."""
+    beyond_s = together_s - np.median(together_s)
+    usual_s, longest_s = float(np.median(stops_s)), float(stops_s.max())
+    whole = int(((beyond_s > WHOLE_STOP * usual_s) & (beyond_s < LONGEST_OF_SEEN * longest_s)).sum())
+    parts = int(((beyond_s > PART_OF_STOP * usual_s) & (beyond_s <= WHOLE_STOP * usual_s)).sum())
+    return whole if parts <= MOST_PARTS * whole else 0
 
 
 def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, float]) -> Floats:

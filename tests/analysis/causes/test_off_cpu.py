@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -16,7 +18,7 @@ from tracekit.trace import Trace
 
 STEPS, STOPPED = 20, (3, 8, 9, 15)
 FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06
-RANK_1 = Where(workers=(Worker(1, 0),))
+RANK_0, RANK_1 = (Where(workers=(Worker(rank, 0),)) for rank in range(2))
 
 
 def lane(
@@ -48,21 +50,24 @@ def stopped_now_and_then(
     always_s=0.0,
     in_reduction=0.0,
     late_s=0.0,
+    of_rank_0=0.0,
 ):
     """Rank 1 takes so much longer in some steps, and the kernel says that of each rank for them.
 
     `in_backward`: those of them in which it is the backward that takes longer, and not the forward. `host_only`: steps
     in which that is the host code instead. `in_reduction`: by how much the reduction of both lasts longer in steps 5
-    and 11. `late_s`: how much later rank 1's optimizer begins in step 12.
+    and 11. `late_s`: how much later rank 1's optimizer begins in step 12. `of_rank_0`: how long rank 0 is off the CPU
+    in the forwards of steps 1, 6, 12 and 17.
     """
     parts, every = [], (in_host, in_forward)
     for step in range(STEPS):
         hit = step in steps
         in_host, in_forward = every[::-1] if step in host_only else every
-        last_s = HOST_S + FORWARD_S + BACKWARD_S + hit * (in_host + in_forward)
+        noise_s = of_rank_0 * (step in (1, 6, 12, 17))
+        last_s = HOST_S + FORWARD_S + BACKWARD_S + max(hit * (in_host + in_forward), noise_s)
         reduces_s = 0.01 + (step in (5, 11)) * in_reduction
         lanes = {
-            0: lane(HOST_S, FORWARD_S, BACKWARD_S, last_s, reduces_s),
+            0: lane(HOST_S, FORWARD_S + noise_s, BACKWARD_S, last_s, reduces_s),
             1: lane(
                 HOST_S + hit * in_host,
                 FORWARD_S + (hit and step not in in_backward) * in_forward,
@@ -72,7 +77,8 @@ def stopped_now_and_then(
                 (step == 12) * late_s,
             ),
         }
-        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[always_s + hit * seconds] for seconds in off_cpu]})
+        off_s = always_s + noise_s + hit * off_cpu[0], always_s + hit * off_cpu[1]
+        counted = pl.DataFrame({"dp_rank": [0, 1], OFF_CPU: [[seconds] for seconds in off_s]})
         ops = frame(lanes, [step]).join(counted, on="dp_rank", how="left", maintain_order="left")
         first = pl.int_range(pl.len()).over("dp_rank") == 0
         parts.append(ops.with_columns(pl.when(first).then(OFF_CPU).alias(OFF_CPU)))
@@ -114,6 +120,29 @@ def test_stops_that_hit_host_code_count_beside_those_that_hit_computes():
 def test_two_stops_are_too_few():
     found = causes(in_forward=0.1, off_cpu=(0.0, 0.1), steps=(8, 15))
     assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+
+
+@pytest.mark.parametrize(("in_reduction", "counts"), [(0.1, True), (0.05, False), (0.15, False)])
+def test_reductions_that_last_longer_by_a_stop_count_beside_two_stops(in_reduction, counts):
+    """Two of 100 ms in computes; two reductions last 100 ms longer. Neither 50 ms nor 150 ms are such a stop."""
+    found = causes(in_forward=0.1, off_cpu=(0.0, 0.1), steps=(8, 15), in_reduction=in_reduction)
+    assert (CauseKind.PROCESS_PAUSES in {cause.kind for cause in found}) == counts
+
+
+def test_what_keeps_all_ranks_off_the_cpu_in_one_step_stops_none():
+    """Rank 1 is off the CPU in three steps; in one of them, so is rank 0, as where both load libraries."""
+    trace = stopped_now_and_then(in_forward=0.1, off_cpu=(0.0, 0.1), steps=(0, 8, 15))
+    both = pl.when(pl.col("step") == 0, pl.col(OFF_CPU).is_not_null()).then(pl.lit([0.1])).otherwise(OFF_CPU)
+    assert CauseKind.PROCESS_PAUSES in {cause.kind for cause in found_in(trace)}
+    found = found_in(replace(trace, ops=trace.ops.with_columns(both.alias(OFF_CPU))))
+    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+
+
+@pytest.mark.parametrize(("longest_s", "named"), [(0.1, False), (0.05, True)])
+def test_short_stops_beside_much_longer_ones_of_another_are_noise(longest_s, named):
+    """Rank 0 is off the CPU for 40 ms in four steps, rank 1 twice for 100 ms, or for 50 ms."""
+    found = causes(in_forward=longest_s, off_cpu=(0.0, longest_s), steps=(8, 15), of_rank_0=0.04)
+    assert [cause.where for cause in found if cause.kind is CauseKind.PROCESS_PAUSES] == [RANK_0] * named
 
 
 def test_what_a_thread_waits_for_between_its_computes_is_host_code():
