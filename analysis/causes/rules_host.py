@@ -76,27 +76,37 @@ class LateData(Rule):
         found = evidence.data_waits
         if not any(wait.late.any() for wait in found.waits):
             return
-        waited = [np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in found.waits]
-        worst = np.sum(waited, axis=0).max(axis=(0, 2))
+        where = _where_late(evidence)
+        here = _cells_of(evidence, where)[:, None, None]
+        late = [wait.late & here for wait in found.waits]
+        waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, found.waits, strict=True)]
+        worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
         figures = (Figure(self._figure(evidence), float(worst.mean()), found.least_s, Unit.SECONDS),)
         scale = Scale if found.recorded else ScaleDelays
         change = Together(
             tuple(
-                scale(wait.ops, np.where(wait.late, found.usual_s / np.where(wait.late, wait.waits_s, 1.0), 1.0))
-                for wait in found.waits
+                scale(wait.ops, np.where(waits_s > 0, found.usual_s / safe(waits_s), 1.0))
+                for wait, waits_s in zip(found.waits, waited, strict=True)
             )
         )
         series = 1 + worst / evidence.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
-        where = _where_late(evidence)
-        late = np.logical_or.reduce([wait.late.any(axis=(0, 1)) for wait in found.waits])
-        few = late.shape[1] > 1 and 2 * late.sum() <= late.any(axis=1).sum() * late.shape[1]
+        by_rank = np.logical_or.reduce([late_here.any(axis=(0, 1)) for late_here in late])
+        few = by_rank.shape[1] > 1 and 2 * by_rank.sum() <= by_rank.any(axis=1).sum() * by_rank.shape[1]
         changing = ", on changing ranks" if few and where == Where() else ""
         effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
         return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
+
+
+def _cells_of(evidence: Evidence, where: Where) -> Bools:
+    """The workers of a place, [stages, dp_ranks]."""
+    if where.workers:
+        return evidence.cells_of(where.workers)
+    dp_ranks = np.isin(evidence.dp_ranks, where.dp_ranks or evidence.dp_ranks)
+    return np.broadcast_to(dp_ranks, (evidence.stages, len(dp_ranks)))
 
 
 def _where_late(evidence: Evidence) -> Where:
