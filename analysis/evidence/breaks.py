@@ -63,7 +63,7 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
     still = np.zeros(late_s.shape[1], np.bool_) if replay.stalled_s is None else replay.stalled_s > 0
     step_s = float(median(replay.recorded_step_times(), (0,)))
     others_s = np.where(still[:, None], 0.0, late_s)
-    together = _regular_stalls(others_s.max(axis=0).min(axis=1), graph.steps, step_s)
+    together = _together(others_s.max(axis=0), graph.steps, step_s)
     alone = np.zeros(late_s.shape, np.bool_) if together.any() else _alone(others_s, graph.steps, step_s)
     hit = (still | together)[None, :, None] | alone
     if not hit.any():
@@ -78,22 +78,23 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
     return Breaks(due_s, np.asarray(alone.any(axis=1)), grids, left)
 
 
+def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
+    """The steps before which all have a break of about the same length, [steps]. `late_s`: [steps, dp_ranks]."""
+    hit = stalls_in(late_s.min(axis=1), step_s) > 0
+    alike = (late_s.min(axis=1) > SHARE_OF_WORST * late_s.max(axis=1))[hit].all()
+    return hit if alike and (hit.sum() == 1 or _regular(steps[hit], steps)) else np.zeros_like(hit)
+
+
 def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
     """When workers of the first DP rank have breaks for which the others wait, [stages, steps, dp_ranks]."""
     found = np.zeros(late_s.shape, np.bool_)
-    hit = _regular_stalls(late_s[:, :, 0].max(axis=0), steps, step_s)
-    if late_s.shape[2] > 1 and hit.any():
+    hit = stalls_in(late_s[:, :, 0].max(axis=0), step_s) > 0
+    if late_s.shape[2] > 1 and _regular(steps[hit], steps):
         beyond_s = late_s - median(late_s[:, ~hit], (1,))[:, None]
         least_s = SHARE_OF_WORST * beyond_s[:, hit, 0].max(axis=0).min()
         if beyond_s[:, :, 1:].max() < least_s:  # others are never as late
             found[:, :, 0] = (beyond_s[:, hit, 0].mean(axis=1) > least_s)[:, None] & hit
     return found
-
-
-def _regular_stalls(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
-    """The steps, [steps], that are late by far; none of them if they do not come at regular distances."""
-    hit = stalls_in(late_s, step_s) > 0
-    return hit if _regular(steps[hit], steps) else np.zeros_like(hit)
 
 
 def _regular(hit: Int32s, steps: Int32s) -> bool:

@@ -29,9 +29,9 @@ HOST_FACTOR = 2.0
 #: Data is late on a rank in a step if its wait exceeds the shortest by this share of what the longest does; the longest
 #: is this share of the mean of these.
 SHARE_OF_WORST, SHARE_OF_USUAL = 0.5, 0.25
-#: It is late on few ranks if they have this share of these waits, which chance would give them in fewer than so many
-#: jobs: either is as likely beforehand.
-NEARLY_ALL_SHARE, LARGEST_CHANCE = 0.9, 0.5
+#: It is late on few ranks if they have this share of these waits, and each of them makes that so many times likelier
+#: than chance does.
+NEARLY_ALL_SHARE, LIKELIER = 0.9, 2.5
 
 
 class DataWait(Struct, frozen=True, eq=False):
@@ -92,7 +92,7 @@ def late_ranks(late_s: Floats) -> Bools:
     # How many ways there are for as many ranks to be late in a step, over those among the chosen ones.
     ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
     choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
-    return chosen if ways - choices > -log(LARGEST_CHANCE) else everybody
+    return chosen if ways - choices > few * log(LIKELIER) else everybody
 
 
 def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:

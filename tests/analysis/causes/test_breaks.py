@@ -60,12 +60,12 @@ def test_another_rank_or_irregular_steps_are_late_data(late):
     assert cause.saved_s == pytest.approx(STOP_S / 3)
 
 
-def test_a_checkpoint_while_parameters_are_gathered_stops_all_ranks():
-    """Their first forwards come 2 s after the step has begun, not 0.25 s: 1.75 s in each third step."""
-    steps = (2, 5, 8, 11)
+@pytest.mark.parametrize("steps", [(2, 5, 8, 11), (4,)])
+def test_a_checkpoint_while_parameters_are_gathered_stops_all_ranks(steps):
+    """Their first forwards come 2 s after the step has begun, not 0.25 s: 1.75 s in each third step, or in one."""
     cause = named({0: steps, 1: steps}, gathered=True)
     assert (cause.kind, cause.where) == (CauseKind.CHECKPOINT_STALLS, Where())
-    assert cause.saved_s == pytest.approx((STOP_S - GATHER_S) / 3)
+    assert cause.saved_s == pytest.approx((STOP_S - GATHER_S) * len(steps) / 12)
     assert cause.effect.startswith("all ranks stand still for ")
 
 
