@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.eventsim.causes import Checkpoints, SlowRank
+import numpy as np
+
+from benchmarks.eventsim.causes import Checkpoints, LateData, SlowRank
 from benchmarks.eventsim.model import FIRST_STEP, Cell, Job
 from benchmarks.eventsim.truth import (
     Truth,
@@ -170,7 +172,8 @@ def _when_is_right(truth: Truth, cause: Mapping[str, Any]) -> bool:
     """Whether a cause is said to act when it does: since a step, every n-th, or always."""
     since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
     every = truth.cause.every if isinstance(truth.cause, Checkpoints) else truth.when.every
-    if truth.kind is TruthKind.SLOW_STEPS or truth.when.burst:  # the steps are the place; bursts have no one word yet
+    now_and_then = truth.when.burst or (isinstance(truth.cause, LateData) and truth.cause.share < 1)
+    if truth.kind is TruthKind.SLOW_STEPS or now_and_then:  # the steps are the place; bursts have no one word yet
         return True
     if every > 1:
         return bool(period == every)
@@ -197,7 +200,11 @@ def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, k
             return set(where["dp_ranks"]) == truth.dp_ranks
         case TruthKind.LATE_DATA:
             everybody = frozenset(range(job.shape.dp))
-            return (set(where["dp_ranks"]) or everybody) == (truth.dp_ranks or everybody)
+            named = {cell[0] for cell in _cells(job, where)} or everybody
+            if isinstance(truth.cause, LateData) and truth.cause.in_turn:  # whose turn it never was may be left out
+                hit = frozenset(np.flatnonzero(truth.cause.late(job.shape).any(axis=0)).tolist())
+                return hit <= named
+            return named == (truth.dp_ranks or everybody)
         case TruthKind.SLOW_STEPS:
             steps = FIRST_STEP + truth.when.mask(job.shape.steps).nonzero()[0]
             return list(where["steps"]) == steps.tolist()
@@ -274,6 +281,7 @@ FIXED: dict[str, Callable[[Job, Fix], Job]] = {
     "replace-workers": lambda job, fix: with_ranks_replaced(
         with_workers_replaced(job, _cells(job, fix["where"])), frozenset(fix["where"].get("ranks", ()))
     ),
+    "speed-up-host-code": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
     "drain-host": lambda job, fix: with_workers_replaced(job, _cells(job, fix["where"])),
     "repair-link": _links_repaired,
     "repair-nic": lambda job, fix: with_cards_repaired(job, _cells(job, fix["where"])),

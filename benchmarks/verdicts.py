@@ -20,7 +20,7 @@ from tracekit.errors import TracekitError
 
 #: For the published table only: make rules at other seeds.
 SEED, COUNT, HEALTHY = 9_800_000, 3, 60
-HEALTHY_CASES = ("healthy", "healthy-noisy", "healthy-lockstep")
+HEALTHY_CASES = ("healthy", "healthy-noisy", "healthy-lockstep", "healthy-loop")
 #: Nobody is to be blamed in these either.
 BLAMELESS = (*HEALTHY_CASES, "P14", "P15", "P19", "clock")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.attribution.patterns import pattern_of_series
-from tracekit.analysis.causes.model import Candidate, CauseKind, Where, confidence_from
+from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Where, confidence_from
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.causes.rules_pauses import (
@@ -27,6 +27,9 @@ from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.model import Worker
 from tracekit.text import seconds
 
+_UNRECORDED = "as for a checkpoint that is not recorded"
+TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
+ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
 #: Confidence that an unrecorded stall of all ranks is a checkpoint.
 UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
@@ -70,9 +73,10 @@ class Checkpoints(Rule):
 
     Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
     replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
-    step or between two steps: a tenth of the usual step or more, in some steps but not in most. Data that is late for
-    all ranks is late in every step, and data that is late for some never stops the others. A period makes the stall a
-    checkpoint (or an evaluation); without one, it is still named, with less confidence.
+    step or between two steps: a tenth of the usual step or more, in some steps but not in most. Or all ranks, or the
+    first DP rank alone, are late with the first ops of every n-th step (see `evidence.breaks`). Data that is late for
+    all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an evaluation);
+    without one, time in which no rank does anything is still named, with less confidence.
     """
 
     kind = CauseKind.CHECKPOINT_STALLS
@@ -86,36 +90,59 @@ class Checkpoints(Rule):
 
     def candidates(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Rule.candidates`."""
-        stops = stops_s(evidence, evidence.checkpoints)
+        stops, breaks = stops_s(evidence, evidence.checkpoints), evidence.breaks
         recorded = longest_share(evidence, stops) >= SMALLEST_STOP_SHARE
-        stalled = float(evidence.stalled_s.mean()) >= SMALLEST_STOP_SHARE * evidence.unchanged_s
+        still_s = evidence.stalled_s + (0.0 if breaks is None else breaks.late_s.max(axis=(0, 2)))
+        stalled = float(still_s.mean()) >= SMALLEST_STOP_SHARE * evidence.unchanged_s
         if not recorded and not stalled:
             return
-        lost_s = evidence.stalled_s * stalled + stops.max(axis=(0, 2)) * recorded
+        lost_s = still_s * stalled + stops.max(axis=(0, 2)) * recorded
         figures = figures_of_stops(
             evidence, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
         )
-        series = 1 + lost_s / evidence.unchanged_s
-        effect = (
-            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
-            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
-        )
-        few = _do_it_for_all(evidence, stops) if recorded and not stalled else ()
-        if few:
-            effect = _said_of_few(evidence, few, lost_s, "writes a checkpoint", "write checkpoints")
         changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
         changes += [NoStalls()] if stalled else []
+        changes += [breaks.change] if stalled and breaks is not None else []
+        few = _stop_the_others(evidence, stops, recorded=recorded, stalled=stalled)
+        title = ALONE_TITLE if few else TOGETHER_TITLE
         yield Candidate(
             self.kind,
             Where(workers=_slow_at_it(evidence, stops) if recorded and not stalled else ()),
-            effect,
+            self._effect(evidence, few, lost_s, figures, recorded=recorded),
             figures,
             confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
             Together(tuple(changes)),
-            series,
-            title=None if recorded else "All ranks stop together, as for a checkpoint that is not recorded",
+            1 + lost_s / evidence.unchanged_s,
+            title=None if recorded else title,
             next_check=None if recorded else STALL_CHECK,
         )
+
+    def _effect(
+        self,
+        evidence: Evidence,
+        few: tuple[Worker, ...],
+        lost_s: Floats,
+        figures: tuple[Figure, ...],
+        *,
+        recorded: bool,
+    ) -> str:
+        """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
+        if few and recorded:
+            return _said_of_few(evidence, few, lost_s, "writes a checkpoint", "write checkpoints")
+        if few:
+            return _said_of_few(evidence, few, lost_s, "stands still", "stand still")
+        return (
+            f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
+            f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
+        )
+
+
+def _stop_the_others(evidence: Evidence, stops: Floats, *, recorded: bool, stalled: bool) -> tuple[Worker, ...]:
+    """The workers for whose checkpoints, recorded or not, the others wait; empty if all stop together."""
+    if recorded:
+        return () if stalled else _do_it_for_all(evidence, stops)
+    breaks = evidence.breaks
+    return () if breaks is None or evidence.stalled_s.any() else evidence.workers_where(breaks.alone)
 
 
 class Evaluations(Rule):

@@ -28,6 +28,7 @@ from tracekit.analysis.evidence.changes import (
     Together,
     step_times_with,
 )
+from tracekit.analysis.evidence.data_waits import late_ranks
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools
@@ -39,7 +40,7 @@ from tracekit.text import ratio, seconds
 HOST_BOUND_SHARE = 0.04
 #: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02
-#: A rank has late data if its data is late in this share of the steps.
+#: Data of a stage is late if it is in this share of the steps with late data.
 MOST_STEPS_SHARE = 0.5
 #: At most this share of a worker's own activity can be waiting for a processor.
 LARGEST_WAITING_SHARE = 0.95
@@ -76,34 +77,51 @@ class LateData(Rule):
         found = evidence.data_waits
         if not any(wait.late.any() for wait in found.waits):
             return
-        waited = [np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in found.waits]
-        worst = np.sum(waited, axis=0).max(axis=(0, 2))
+        where = _where_late(evidence)
+        here = _cells_of(evidence, where)[:, None, None]
+        late = [wait.late & here for wait in found.waits]
+        waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, found.waits, strict=True)]
+        worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
         figures = (Figure(self._figure(evidence), float(worst.mean()), found.least_s, Unit.SECONDS),)
         scale = Scale if found.recorded else ScaleDelays
         change = Together(
             tuple(
-                scale(wait.ops, np.where(wait.late, found.usual_s / np.where(wait.late, wait.waits_s, 1.0), 1.0))
-                for wait in found.waits
+                scale(wait.ops, np.where(waits_s > 0, found.usual_s / safe(waits_s), 1.0))
+                for wait, waits_s in zip(found.waits, waited, strict=True)
             )
         )
         series = 1 + worst / evidence.unchanged_s
         mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
-        effect = f"data comes {mean} late on average, {longest} in the worst step"
-        yield Candidate(self.kind, _where_late(evidence), effect, figures, confidence_from(figures), change, series)
+        by_rank = np.logical_or.reduce([late_here.any(axis=(0, 1)) for late_here in late])
+        few = by_rank.shape[1] > 1 and 2 * by_rank.sum() <= by_rank.any(axis=1).sum() * by_rank.shape[1]
+        changing = ", on changing ranks" if few and where == Where() else ""
+        effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
 
     def _figure(self, evidence: Evidence) -> str:
         return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
 
 
+def _cells_of(evidence: Evidence, where: Where) -> Bools:
+    """The workers of a place, [stages, dp_ranks]."""
+    if where.workers:
+        return evidence.cells_of(where.workers)
+    dp_ranks = np.isin(evidence.dp_ranks, where.dp_ranks or evidence.dp_ranks)
+    return np.broadcast_to(dp_ranks, (evidence.stages, len(dp_ranks)))
+
+
 def _where_late(evidence: Evidence) -> Where:
-    """The DP ranks whose data is late in most steps, or the workers if that of only some of their stages is."""
+    """The DP ranks whose data is late, or the workers if that of only some of their stages is."""
     waits = evidence.data_waits.waits
-    late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits]).mean(axis=1) >= MOST_STEPS_SHARE
+    late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits])
+    hit = late.any(axis=(0, 2))
+    late_s = np.sum([np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in waits], axis=0)
+    ranks = late_ranks(late_s.max(axis=0))
+    mostly = (late[:, hit].mean(axis=1) >= MOST_STEPS_SHARE) & ranks
     fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
-    if evidence.data_waits.recorded and (late.any(axis=0) & (late != fetches).any(axis=0)).any():
-        return Where(workers=evidence.workers_where(late))
-    ranks = late.any(axis=0)
-    some = ranks.any() and (not ranks.all() or len(ranks) == 1)
+    if evidence.data_waits.recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
+        return Where(workers=evidence.workers_where(mostly))
+    some = not ranks.all() or len(ranks) == 1
     return Where(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())
 
 

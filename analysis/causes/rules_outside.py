@@ -149,7 +149,7 @@ class SlowNic(Rule):
 
     def _of_one_member(self, evidence: Evidence) -> Iterator[Candidate]:
         """Workers whose collectives take longer than those of their peers in the same rings."""
-        if evidence.collectives.empty or len(evidence.dp_ranks) < 2:
+        if evidence.collectives.empty or len(evidence.dp_ranks) < 2 or _on_one_host(evidence):
             return
         member_s = evidence.collectives.gather(evidence.replay.durations.cost)
         usual = lower_median(median(member_s, (2,)), axis=-1)
@@ -214,6 +214,12 @@ class UnrecordedWorkerLate(Rule):
         )
 
 
+def _on_one_host(evidence: Evidence) -> bool:
+    """Whether nothing passes a network: copies within a host are held up by its cores or memory."""
+    hosts = evidence.hosts
+    return len(set(hosts.values())) == 1 and len(hosts) == len(evidence.dp_ranks) * evidence.stages
+
+
 class Congestion(Rule):
     """A few transfers and collectives, at various places, take many times as long as usual: congestion, or a flapping
     port.
@@ -235,9 +241,8 @@ class Congestion(Rule):
         """See `Rule.candidates`."""
         if evidence.transfers.empty and evidence.collectives.empty:
             return
-        hosts = evidence.hosts
-        if len(set(hosts.values())) == 1 and len(hosts) == len(evidence.dp_ranks) * evidence.stages:
-            return  # nothing passes a network: copies within a host are held up by its cores or memory
+        if _on_one_host(evidence):
+            return
         found = evidence.hiccups
         if not found.rare:
             return

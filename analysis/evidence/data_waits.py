@@ -7,6 +7,7 @@ In: recorded data loading or, without it, the launch delays of the first ops of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import comb, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,12 @@ SMALLEST_DATA_DELAY_S = 5e-3
 SMALLEST_DATA_SHARE = 0.05
 #: A first op waits for data if its delay is at least this many times the worker's usual launch delay.
 HOST_FACTOR = 2.0
+#: Data is late on a rank in a step if its wait exceeds the shortest by this share of what the longest does; the longest
+#: is this share of the mean of these.
+SHARE_OF_WORST, SHARE_OF_USUAL = 0.5, 0.25
+#: It is late on few ranks if they have this share of these waits, and each of them makes that so many times likelier
+#: than chance does.
+NEARLY_ALL_SHARE, LIKELIER = 0.9, 2.5
 
 
 class DataWait(Struct, frozen=True, eq=False):
@@ -64,6 +71,28 @@ class DataWaits(Struct, frozen=True, eq=False):
         return cls(
             recorded, usual_s, smallest_s, tuple(DataWait(ops, waits_s, waits_s > least_s) for ops, waits_s in sources)
         )
+
+
+def late_ranks(late_s: Floats) -> Bools:
+    """The DP ranks on which data is late: the fewest with nearly all of it; all, if these could have it by chance,
+    [dp_ranks]. `late_s`: seconds, [steps, dp_ranks].
+    """
+    beyond_s = late_s - late_s.min(axis=1, keepdims=True)
+    most_s = beyond_s.max(axis=1)
+    hit = most_s > SHARE_OF_WORST * late_s.max(axis=1)  # in other steps it is late on all
+    hit &= most_s > SHARE_OF_USUAL * float(late_s.max(axis=1).mean())
+    late = hit[:, None] & (beyond_s > SHARE_OF_WORST * most_s[:, None])
+    everybody, count = np.ones(late.shape[1], np.bool_), late.sum(axis=0)
+    if late_s[hit].max(axis=1).sum() < SHARE_OF_WORST * late_s.max(axis=1).sum():
+        return everybody
+    order = np.argsort(-count, kind="stable")
+    few = int(np.searchsorted(np.cumsum(count[order]), NEARLY_ALL_SHARE * count.sum())) + 1
+    chosen = np.isin(np.arange(len(count)), order[:few])
+    inside = ~late[:, ~chosen].any(axis=1)[hit]
+    # How many ways there are for as many ranks to be late in a step, over those among the chosen ones.
+    ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
+    choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
+    return chosen if ways - choices > few * log(LIKELIER) else everybody
 
 
 def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
+from tracekit.analysis.evidence.breaks import Breaks, find_breaks
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
@@ -45,6 +46,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     attribution: Attribution
     computes: Computes
     paused_starts: PausedStarts | None = None
+    breaks: Breaks | None = None
 
     @classmethod
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
@@ -55,7 +57,8 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         by_step = with_paused_starts(by_step, paused)
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
         busy_s = step_times_with(by_step, ()) - stalled  # a stall lies between two steps and belongs to neither
-        return cls(trace, with_overlap(by_step, trace.step_starts, busy_s), attribution, computes, paused)
+        by_step = with_overlap(by_step, trace.step_starts, busy_s)
+        return cls(trace, by_step, attribution, computes, paused, find_breaks(by_step))
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -121,11 +124,14 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         kept = step_times_with(self.replay, changes)
         return float((kept - step_times_with(self.replay, (*changes, NoDelays()))).mean())
 
-    @property
+    @cached_property
     def launch_delays(self) -> tuple[Floats, ...]:
-        """Launch delays without the part due to paused processes, seconds, one [rows, lanes] matrix per block."""
+        """Launch delays without the parts due to paused processes and to breaks, seconds, one [rows, lanes] matrix per
+        block.
+        """
         paused = self.paused_starts
-        return self.replay.durations.launch_delay if paused is None else paused.delays_left
+        delays = self.replay.durations.launch_delay if paused is None else paused.delays_left
+        return delays if self.breaks is None else self.breaks.without(delays)
 
     @cached_property
     def pause_share(self) -> float:

@@ -148,7 +148,14 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
             here = np.where(cells, of_worker, 1.0)
             if ops.intersection(_PLACES[place]):
                 changes.append(Scale(grid, here))
-            changes.append(ScaleDelays(grid, np.where(_waits_for_data(self.evidence, grid, _PLACES[place]), 1.0, here)))
+            here = np.where(_waits_for_data(self.evidence, grid, _PLACES[place]), 1.0, here)
+            if self.evidence.breaks is not None:  # what is due to a break stays
+                all_s, code_s = (
+                    grid.gather(each)
+                    for each in (self.evidence.replay.durations.launch_delay, self.evidence.launch_delays)
+                )
+                here = 1 - (1 - here) * np.nan_to_num(code_s / safe(all_s))
+            changes.append(ScaleDelays(grid, here))
         return Together(tuple(changes))
 
 

@@ -15,7 +15,7 @@ import polars as pl
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, safe
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, of_peers, safe
 from tracekit.schema import OFF_CPU
 from tracekit.trace import Trace
 
@@ -84,6 +84,9 @@ def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > LARGEST_USUAL_SHARE:  # threads wait for the devices that compute
         return none
+    # What keeps all members off the CPU in one step, such as a first step that loads libraries, stops none of them.
+    off_s = np.maximum(off_s - of_peers(off_s, 0), 0.0)
+    stops_s = np.minimum(stops_s, off_s)
     # Any thread is off the CPU for a moment in any step: what happens to all members now and then is not a stop.
     usual_s = float(lower_median(lower_quantile(off_s, -1, HIGH_SHARE), 0))
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
@@ -93,6 +96,8 @@ def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -
     within = on & (beyond_s >= ALIKE * off_beyond_s)
     on = np.where(2 * within.sum(axis=1, keepdims=True) >= on.sum(axis=1, keepdims=True), on, within)
     costly = beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s
+    longest_s = off_s.max(axis=1)
+    costly &= longest_s > ALIKE * longest_s.max()  # beside longer stops of others, these are noise
     hit: Bools = costly & within.any(axis=1) & (on.sum(axis=1) >= FEWEST_STOPS)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
     for member in np.flatnonzero(hit):

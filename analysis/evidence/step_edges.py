@@ -23,6 +23,8 @@ from tracekit.analysis.replay.engine import JobReplay
 SMALLEST_STALL_SHARE = 0.1
 #: ... if it also exceeds the usual by this many spreads.
 STALL_SPREADS = 8.0
+#: Stalls in every other step must have happened this many times.
+FEWEST_TURNS = 3
 #: Steps that overlap by less than this share on average run one after the other.
 SMALLEST_OVERLAP_SHARE = 0.005
 #: Clocks and rounding make a worker's steps overlap by less than this share of a step.
@@ -44,7 +46,7 @@ def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> Job
     first = np.nanmin(begins, axis=(0, 2))
     last = np.r_[np.nan, np.nanmax(ends, axis=(0, 2))[:-1]]
     step_s = float(median(replay.recorded_step_times(), (0,)))
-    stalls = _stalls(first, step_s)
+    stalls = stalls_in(first, step_s)
     late = _late(begins, ends, since)
     delays = []
     for number, block in enumerate(graph.blocks):
@@ -58,7 +60,7 @@ def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> Job
             delay = delay.copy()
             delay[rows] = np.where(delay[rows] > 0, np.maximum(delay[rows] - excess, 0.0), delay[rows])
         delays.append(delay)
-    stalled = stalls + _stalls(since - last, step_s)
+    stalled = stalls + stalls_in(since - last, step_s)
     return replace(
         replay,
         durations=replace(replay.durations, launch_delay=tuple(delays)),
@@ -130,7 +132,7 @@ def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
     return begins, ends
 
 
-def _stalls(idle: Floats, step_s: float) -> Floats:
+def stalls_in(idle: Floats, step_s: float) -> Floats:
     """The part of the idle seconds that is stalls; 0 elsewhere, [steps].
 
     `step_s`: usual length of a step.
@@ -138,12 +140,23 @@ def _stalls(idle: Floats, step_s: float) -> Floats:
     known = np.isfinite(idle)
     if known.sum() < 2:
         return np.zeros(len(idle))
-    usual = float(np.median(idle[known]))
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(idle[known] - usual)))
-    stalled = known & (idle - usual > max(SMALLEST_STALL_SHARE * step_s, STALL_SPREADS * spread))
-    return (
-        np.where(stalled, idle - usual, 0.0) if stalled.sum() <= MOST_STEPS_SHARE * len(idle) else np.zeros(len(idle))
-    )
+    ordered = np.sort(idle[known])
+    stalled = _beyond(idle, ordered, float(np.median(ordered)), step_s)
+    hit = np.flatnonzero(stalled)
+    if len(hit) and len(hit) <= MOST_STEPS_SHARE * len(idle):
+        return stalled
+    # If the job stalls in every other step, the usual step is one of the shorter half.
+    shorter = ordered[: len(ordered) // 2]
+    stalled = _beyond(idle, shorter, float(shorter[-1]), step_s)
+    hit = np.flatnonzero(stalled)
+    return stalled if len(hit) >= FEWEST_TURNS and (np.diff(hit) == 2).all() else np.zeros(len(idle))
+
+
+def _beyond(idle: Floats, among: Floats, usual: float, step_s: float) -> Floats:
+    """Idle seconds beyond the usual where they exceed it by far, else 0, [steps]. `among`: what scatters around it."""
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(among - usual)))
+    far = np.isfinite(idle) & (idle - usual > max(SMALLEST_STALL_SHARE * step_s, STALL_SPREADS * spread))
+    return np.where(far, idle - usual, 0.0)
 
 
 def _late(begins: Floats, ends: Floats, since: Floats) -> Floats:

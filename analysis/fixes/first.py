@@ -19,6 +19,7 @@ SMALLEST_FIRST_SHARE = 0.05
 _REACHED = {
     **ASSUMED,
     FixKind.REPLACE_WORKERS: "the speed of peers afterwards",
+    FixKind.SPEED_UP_HOST_CODE: "the speed of peers afterwards",
     FixKind.DRAIN_HOST: "the speed of other hosts afterwards",
     FixKind.REPAIR_LINK: "the speed of other links afterwards",
     FixKind.REPAIR_NIC: "the speed of other cards afterwards",

@@ -30,6 +30,7 @@ class FixKind(StrEnum):
     REPAIR_NIC = "repair-nic"
     CALM_NETWORK = "calm-network"
     PREFETCH = "prefetch-data"
+    SPEED_UP_HOST_CODE = "speed-up-host-code"
     HIDE_LAUNCHES = "hide-launch-delays"
     FREE_CORES = "free-cores"
     OVERLAP_DP = "overlap-dp-communication"

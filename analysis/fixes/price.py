@@ -61,7 +61,7 @@ _DIRECT = {
     CauseKind.EVALUATION: (FixKind.EVALUATE_ELSEWHERE, "Evaluate, or generate rollouts, in a job of its own"),
     CauseKind.LATE_DATA: (FixKind.PREFETCH, "Prefetch data, so that no forward waits for it"),
     CauseKind.BUSY_CORES: (FixKind.FREE_CORES, "Give each training thread a core of its own"),
-    CauseKind.SLOW_HOST_CODE: (FixKind.REPLACE_WORKERS, "Make the host code as fast as that of its peers"),
+    CauseKind.SLOW_HOST_CODE: (FixKind.SPEED_UP_HOST_CODE, "Make the host code as fast as that of its peers"),
     CauseKind.HOST_BOUND: (FixKind.HIDE_LAUNCHES, "Remove launch delays and host work between ops"),
 }
 #: What the prices of these fixes assume, if the title does not say it.

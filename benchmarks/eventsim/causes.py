@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from benchmarks.eventsim.engine import Pauses, Stops
 from benchmarks.eventsim.graph import Source
-from benchmarks.eventsim.model import Cell, Job
+from benchmarks.eventsim.model import Cell, Job, Shape
 from benchmarks.eventsim.world import World, walk
 
 Bools = npt.NDArray[np.bool_]
@@ -301,18 +301,28 @@ class GcPauses(Cause):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints(Cause):
-    """Every rank stops for `stall_s` every few steps. `at_start`: when the step has begun, else between two steps."""
+    """Workers stop for `stall_s` every few steps. `at_start`: when the step has begun, else between two steps.
+
+    `writers`: those that stop, none named: all; `scatter`: each of them by so much more or less, as a share.
+    `gathered`: when parameters are being gathered already.
+    """
 
     every: int = 5
     stall_s: float = 1.0
     phase: int = 2
     at_start: bool = True
     recorded: bool = False
+    writers: frozenset[Cell] = frozenset()
+    scatter: float = 0.0
+    gathered: bool = False
+    seed: int = 0
 
     def apply(self, world: World) -> None:
         steps = np.arange(world.job.shape.steps) % self.every == self.phase
         if self.at_start:
-            world.checkpoint_s[steps] += self.stall_s
+            off = np.random.default_rng(self.seed).uniform(-1, 1, world.checkpoint_s.shape)
+            for dp, pp in self.writers or world.job.shape.cells:
+                world.checkpoint_s[steps, dp, pp] += self.stall_s * (1 + self.scatter * off[steps, dp, pp])
             if not self.recorded:
                 world.hidden.add(Source.CHECKPOINT)
         else:
@@ -322,16 +332,34 @@ class Checkpoints(Cause):
 
 @dataclass(frozen=True, slots=True)
 class LateData(Cause):
-    """Loading a step's data takes `delay_s` longer (give or take a fifth), on some DP ranks (none named: on all)."""
+    """Loading a step's data takes `delay_s` longer (give or take a fifth), on some DP ranks (none named: on all).
+
+    `share`: of the steps; `in_turn`: in each step on one of these DP ranks, drawn; `tailed`: by an exponential time;
+    `spared`: DP ranks that get their data in time after all.
+    """
 
     seed: int
     delay_s: float = 0.3
     dp_ranks: frozenset[int] = frozenset()
+    share: float = 1.0
+    in_turn: bool = False
+    tailed: bool = False
+    spared: frozenset[int] = frozenset()
+
+    def late(self, shape: Shape) -> Bools:
+        """On which DP ranks data is late, [steps, DP ranks]."""
+        rng, ranks = np.random.default_rng([self.seed, 1]), sorted(self.dp_ranks or range(shape.dp))
+        steps = rng.random(shape.steps) < self.share
+        turn, every = rng.choice(ranks, shape.steps)[:, None], np.arange(shape.dp)
+        ranks_late = turn == every if self.in_turn else np.isin(every, ranks)
+        return np.asarray(steps[:, None] & ranks_late & ~np.isin(every, list(self.spared)))
 
     def apply(self, world: World) -> None:
-        delay = self.delay_s * np.random.default_rng(self.seed).uniform(0.8, 1.2, world.data_s.shape)
-        for dp in self.dp_ranks or range(world.job.shape.dp):
-            world.data_s[:, dp] += delay[:, dp]
+        rng = np.random.default_rng(self.seed)
+        delay = self.delay_s * rng.uniform(0.8, 1.2, world.data_s.shape)
+        if self.tailed:
+            delay *= rng.exponential(size=world.data_s.shape[:2])[..., None]
+        world.data_s += np.where(self.late(world.job.shape)[..., None], delay, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,3 +392,8 @@ def needs_gc(job: Job) -> bool:
 def needs_checkpoint(job: Job) -> bool:
     """Whether the job stalls inside its steps."""
     return any(isinstance(cause, Checkpoints) and cause.at_start for cause in job.causes)
+
+
+def checkpoints_gathered(job: Job) -> bool:
+    """Whether it does so behind the first launch of a step."""
+    return any(isinstance(cause, Checkpoints) and cause.gathered for cause in job.causes)

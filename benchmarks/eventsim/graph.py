@@ -85,9 +85,13 @@ class StepGraph:
     index_of: dict[Source, npt.NDArray[np.int64]] = field(default_factory=dict)
 
 
-def build(job: Job, *, gc_slots: bool, checkpoint_slots: bool) -> StepGraph:
-    """The graph of one step. With slots, there is a node before each forward (each step) that may take time."""
+def build(job: Job, *, gc_slots: bool, checkpoint_slots: bool, checkpoints_gathered: bool = False) -> StepGraph:
+    """The graph of one step. With slots, there is a node before each forward (each step) that may take time.
+
+    `checkpoints_gathered`: that of the step is behind the launch of the gathering of parameters.
+    """
     builder = _Builder(job, gc_slots=gc_slots, checkpoint_slots=checkpoint_slots)
+    builder.checkpoints_gathered = checkpoints_gathered
     for cell in job.shape.cells:
         _Worker(builder, cell).plan()
     builder.join()
@@ -100,6 +104,7 @@ class _Builder:
     def __init__(self, job: Job, *, gc_slots: bool, checkpoint_slots: bool) -> None:
         self.job, self.shape = job, job.shape
         self.gc_slots, self.checkpoint_slots = gc_slots, checkpoint_slots
+        self.checkpoints_gathered = False
         self.topology = Topology(job)
         self.source: list[int] = []
         self.cell: list[int] = []
@@ -215,12 +220,23 @@ class _Worker:
         return node
 
     def _begin(self) -> None:
-        if self.build.checkpoint_slots:
-            checkpoint = self.work("checkpoint", Source.CHECKPOINT, self.number, [self.launch()])
-            self.host_waits = [checkpoint]
-        if self.job.has_collectives:
+        late = self.build.checkpoints_gathered
+        if self.build.checkpoint_slots and not late:
+            self._checkpoint()
+        if self.job.host.loads_first and not late:
+            self._load()
+        if self.job.has_collectives and self.job.gathers:
             for chunk in range(self.shape.vpp):
                 self.gathered[chunk] = self._ring("params-all-gather", chunk, [], 1.0 / self.shape.vpp)
+        if self.build.checkpoint_slots and late:
+            self._checkpoint()
+        if not self.job.host.loads_first or late:
+            self._load()
+
+    def _checkpoint(self) -> None:
+        self.host_waits = [self.work("checkpoint", Source.CHECKPOINT, self.number, [self.launch()])]
+
+    def _load(self) -> None:
         if self.at[1] in (0, self.shape.pp - 1) or self.job.host.all_stages_load:
             load = self.build.node(Source.DATA_LOAD, self.at, self.number, [self.launch()])
             if self.job.recording.data_load:

@@ -137,12 +137,16 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Host time, seconds: one launch, loading a step's data (on the stages that load), between two steps."""
+    """Host time, seconds: one launch, loading a step's data (on the stages that load), between two steps.
+
+    `loads_first`: data is loaded before parameters are gathered.
+    """
 
     mode: Host = Host.AHEAD
     launch_s: float = 60e-6
     data_load_s: float = 1e-3
     all_stages_load: bool = False
+    loads_first: bool = False
     between_steps_s: float = 1e-3
     layernorm_s: float = 0.6e-3
     clip_s: float = 0.8e-3
@@ -197,7 +201,7 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training job, as described above, and what is wrong with it.
+    """One training job, as described above, and what is wrong with it. `gathers`: parameters, before each step.
 
     `balanced`, `replaced`, `dp_bytes`, `layer_factor`, `extra_step_s` are fixes: microbatches dealt evenly over DP
     ranks; workers exchanged for average ones; the share of bytes that data-parallel collectives still move; layers
@@ -208,6 +212,7 @@ class Job:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     posting: Posting = Posting.SAME_DIRECTION
     overlap_dp: bool = False
+    gathers: bool = True
     compute: ComputeCost = ComputeCost()
     network: Network = Network()
     host: HostCost = HostCost()

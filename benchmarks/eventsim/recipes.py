@@ -241,6 +241,42 @@ def late_data_everywhere(rng: Rng, job: Job) -> Cause:
     return LateData(_seed(rng), float(rng.uniform(0.1, 0.3)) * step_s(job))
 
 
+def late_data_of_some(rng: Rng, job: Job) -> Cause:
+    """On one or two DP ranks, in all steps or in some, by a twentieth of a step to a whole one."""
+    some = frozenset(rng.choice(job.shape.dp, 1 + int(job.shape.dp > 3 and rng.integers(2)), replace=False).tolist())
+    return _late_data(rng, job, some)
+
+
+def late_data_in_turn(rng: Rng, job: Job) -> Cause:
+    """In each step on another DP rank."""
+    return replace(_late_data(rng, job), in_turn=True)
+
+
+def _late_data(rng: Rng, job: Job, dp_ranks: frozenset[int] = frozenset()) -> LateData:
+    delay_s = float(np.exp(rng.uniform(np.log(0.05), 0.0))) * step_s(job)
+    share, tailed = float(rng.choice([1.0, 1.0, 0.6, 0.3])), bool(rng.integers(2))
+    return LateData(_seed(rng), delay_s / share, dp_ranks, share, tailed=tailed)
+
+
+def checkpoints_before_steps(rng: Rng, job: Job) -> Cause:
+    """Not recorded: on all workers, about equally long."""
+    every, stall_s = int(rng.choice([2, 3, 4, 5, 8])), float(np.exp(rng.uniform(np.log(0.3), np.log(4)))) * step_s(job)
+    scatter = float(rng.choice([0.0, 0.05, 0.2]))
+    gathered = rng.random() < 0.3
+    return Checkpoints(every, stall_s, int(rng.integers(every)), scatter=scatter, gathered=gathered, seed=_seed(rng))
+
+
+def checkpoints_of_few(rng: Rng, job: Job) -> Cause:
+    """Not recorded: on the first DP rank, or on its first or last stage alone; the others wait."""
+    writers = ([(0, pp) for pp in range(job.shape.pp)], [(0, 0)], [(0, job.shape.pp - 1)])[int(rng.integers(3))]
+    return replace(checkpoints_before_steps(rng, job), writers=frozenset(writers))
+
+
+def another_loop(rng: Rng, job: Job) -> Job:
+    """A job that may load data before it gathers parameters, or gather none."""
+    return replace(job, gathers=rng.random() < 0.7, host=replace(job.host, loads_first=bool(rng.integers(2))))
+
+
 def slow_steps(rng: Rng, job: Job) -> Cause:
     """One or two neighbouring steps in which everybody is slow."""
     count = 1 if job.shape.steps < 8 else 2

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from benchmarks.eventsim.causes import needs_checkpoint, needs_gc
+from benchmarks.eventsim.causes import checkpoints_gathered, needs_checkpoint, needs_gc
 from benchmarks.eventsim.engine import Episode, StepInput, StepTimes, run_step
 from benchmarks.eventsim.graph import OPTIONAL, Source, StepGraph, build
 from benchmarks.eventsim.model import EPOCH_S, FIRST_STEP, LAYERS_PER_STAGE, Job
@@ -58,7 +58,8 @@ def simulate(job: Job) -> SimulatedJob:
 @lru_cache(maxsize=4)
 def run(job: Job) -> Run:
     """Run a job, step after step; a rank begins a step when it has ended the one before."""
-    graph = build(job, gc_slots=needs_gc(job), checkpoint_slots=needs_checkpoint(job))
+    slots = needs_checkpoint(job)
+    graph = build(job, gc_slots=needs_gc(job), checkpoint_slots=slots, checkpoints_gathered=checkpoints_gathered(job))
     world = draw_world(job, len(graph.flows))
     tables = seconds(world)
     begin = np.zeros(len(job.shape.cells))

@@ -194,10 +194,6 @@ def with_cards_repaired(job: Job, cells: frozenset[Cell]) -> Job:
 
 def with_data_in_time(job: Job, dp_ranks: frozenset[int]) -> Job:
     """The job with data in time on some DP ranks (none named: on all)."""
-    causes: list[Cause] = []
-    for cause in job.causes:
-        if not isinstance(cause, LateData):
-            causes.append(cause)
-        elif dp_ranks and (left := (cause.dp_ranks or frozenset(range(job.shape.dp))) - dp_ranks):
-            causes.append(replace(cause, dp_ranks=left))
+    spared = dp_ranks or frozenset(range(job.shape.dp))
+    causes = (replace(cause, spared=spared) if isinstance(cause, LateData) else cause for cause in job.causes)
     return replace(job, causes=tuple(causes))

@@ -14,7 +14,7 @@ import pytest
 
 import benchmarks.eventsim
 from benchmarks.eventsim import CASES, draw_job, simulate, truths
-from benchmarks.eventsim.causes import Checkpoints, GcPauses, SlowWorkers, UnequalSequences, When
+from benchmarks.eventsim.causes import Checkpoints, GcPauses, LateData, SlowWorkers, UnequalSequences, When
 from benchmarks.eventsim.engine import Stops
 from benchmarks.eventsim.graph import Flow
 from benchmarks.eventsim.model import (
@@ -227,6 +227,27 @@ def test_a_checkpoint_stalls_every_rank_and_leaves_no_op(at_start):
     assert simulated.step_s[2] - simulated.step_s[0] == pytest.approx(1.0)
     assert "checkpoint" not in simulated.trace.ops["kind"].unique().cast(pl.String).to_list()
     assert np.diff(list(simulated.trace.step_starts.values())) == pytest.approx(simulated.step_s[:-1], abs=2e-6)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_checkpoint_of_one_worker_stalls_the_others(gathered):
+    """Where parameters are being gathered already, the others wait for it in the reduction of gradients."""
+    cause = Checkpoints(every=5, stall_s=1.0, writers=frozenset({(0, 0)}), gathered=gathered)
+    step_s = simulate(exact(shape=Shape(dp=2, pp=1, steps=5), causes=(cause,))).step_s
+    assert step_s[2] - step_s[0] == pytest.approx(1.0)
+
+
+def test_data_that_is_late_in_turn_is_late_on_one_dp_rank_of_each_step():
+    shape, cause = Shape(dp=4, pp=1, steps=20), LateData(seed=3, delay_s=0.5, in_turn=True)
+    late = cause.late(shape)
+    assert late.sum(axis=1).tolist() == [1] * 20
+    assert (late.sum(axis=0) > 0).all()
+    job = exact(shape=shape, causes=(cause,))
+    (truth,) = truths(job)
+    assert truth.saved_s == pytest.approx(0.5, rel=0.2)  # give or take a fifth in each step
+    # In time on two DP ranks: half of the steps or so remain late, and the same ones.
+    left = replace(cause, spared=frozenset({0, 1})).late(shape)
+    assert (left == late & np.isin(np.arange(4), [2, 3])).all()
 
 
 def test_clocks_and_missing_ranks_change_the_recording_only():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 import polars as pl
 import pytest
 
@@ -15,20 +17,37 @@ from tracekit.trace import Trace
 STEPS = 10
 
 
-def loading(usual_s: float, late_s: float, computes_s: float):
-    """What is found in a job of two DP ranks, the second of which loads data for longer."""
+def job(loads_s: Sequence[Sequence[float]], computes_s: float):
+    """What is found in a job of which each DP rank loads data for so long in each step."""
 
-    def lane(loads_s: float):
-        done = loads_s + computes_s
+    def lane(mine_s: float, longest_s: float):
+        done = mine_s + computes_s
         return (
-            (0, "data-load", 0, None, 0.0, loads_s),
-            (0, "forward-compute", 0, 0, loads_s, loads_s + computes_s / 3),
-            (0, "backward-compute", 0, 0, loads_s + computes_s / 3, done),
-            (0, "all-reduce", 0, None, done, max(usual_s, late_s) + computes_s + 0.001),
+            (0, "data-load", 0, None, 0.0, mine_s),
+            (0, "forward-compute", 0, 0, mine_s, mine_s + computes_s / 3),
+            (0, "backward-compute", 0, 0, mine_s + computes_s / 3, done),
+            (0, "all-reduce", 0, None, done, longest_s + computes_s + 0.001),
         )
 
-    parts = [frame({0: lane(usual_s), 1: lane(late_s)}, [step]) for step in range(STEPS)]
-    return found_in(Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1, world_size=2), name="by hand"))
+    parts = [
+        frame({rank: lane(mine_s, max(of_step)) for rank, mine_s in enumerate(of_step)}, [step])
+        for step, of_step in enumerate(zip(*loads_s, strict=True))
+    ]
+    ranks = len(loads_s)
+    return found_in(Trace.from_frame(pl.concat(parts), Layout(dp=ranks, pp=1, world_size=ranks), name="by hand"))
+
+
+def loading(usual_s: float, late_s: float, computes_s: float):
+    """What is found in a job of two DP ranks, the second of which loads data for longer."""
+    return job([[usual_s] * STEPS, [late_s] * STEPS], computes_s)
+
+
+def late_in(late: Mapping[int, Collection[int]], ranks: int, usual_s: float = 0.001):
+    """The cause found where these ranks load data for 0.5 s in these steps, all others for `usual_s`."""
+    loads_s = [[0.5 if step in late.get(rank, ()) else usual_s for step in range(STEPS)] for rank in range(ranks)]
+    (cause,) = job(loads_s, 1.5)
+    assert cause.kind is CauseKind.LATE_DATA
+    return cause
 
 
 @pytest.mark.parametrize(
@@ -40,3 +59,33 @@ def test_recorded_loading_is_late_from_5_ms_or_a_twentieth_of_the_step_on(late_s
     late = [one for one in loading(0.0003, late_s, computes_s) if one.kind is CauseKind.LATE_DATA]
     assert [one.where for one in late] == [Where(dp_ranks=(1,))] * found
     assert [one.saved_s for one in late] == [pytest.approx(late_s - 0.0003)] * found
+
+
+@pytest.mark.parametrize("usual_s", [0.001, 0.02])
+@pytest.mark.parametrize(
+    ("late", "ranks"),
+    [
+        ({1: (2, 3, 8)}, 2),
+        ({3: (1, 8)}, 8),
+        ({0: range(STEPS), 2: range(STEPS)}, 4),
+        ({1: range(9), 0: (9,)}, 2),
+    ],
+)
+def test_ranks_that_are_late_more_often_than_chance_makes_them_are_named(late, ranks, usual_s):
+    """However few steps they are late in, and however long all ranks load data anyway, which no price includes."""
+    most = tuple(rank for rank, steps in sorted(late.items()) if len(steps) > 1)
+    cause = late_in(late, ranks, usual_s)
+    assert cause.where == Where(dp_ranks=most)
+    steps = {step for rank in most for step in late[rank]}
+    assert cause.saved_s == pytest.approx((0.5 - usual_s) * len(steps) / STEPS)
+
+
+@pytest.mark.parametrize(
+    ("late", "ranks"), [({0: range(6), 1: range(6, 10)}, 2), ({0: (0, 5), 1: (1, 7, 8), 2: (2, 6), 3: (3, 4, 9)}, 4)]
+)
+def test_data_that_is_late_on_changing_ranks_is_late_on_all(late, ranks):
+    """Half a second in each of ten steps, on one rank or another: nobody's loader is worse than the others'."""
+    cause = late_in(late, ranks)
+    assert cause.where == Where()
+    assert cause.effect == "data comes 500.0 ms late on average, 500.0 ms in the worst step, on changing ranks"
+    assert cause.saved_s == pytest.approx(0.5 - 0.001)

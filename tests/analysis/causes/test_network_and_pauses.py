@@ -35,9 +35,13 @@ from benchmarks.eventsim.model import (
 from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic, Traffic, Way
 from benchmarks.eventsim.truth import mean_step_s, without
+from tests.analysis.causes.corpus import found_in
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
+from tests.handmade import frame
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.verdict import LossKind
+from tracekit.model import Layout
+from tracekit.trace import Trace
 
 
 class TestPosting:
@@ -229,3 +233,22 @@ def test_a_pause_here_and_there_between_blocking_calls_contradicts_nothing():
     assert found.attribution.clamped_delays == 0
     assert found.trust.trustworthy
     assert found.diagnosis.verdict.kind is LossKind.STALLS
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_on_one_host_no_network_card_is_slow(hosts):
+    """Rank 1 leaves the reduction 1 s after its peers, the other collectives with them: its card, if it has one."""
+
+    def lane(reduces_s: float):
+        return (
+            (0, "params-all-gather", 0, None, 0.0, 0.25),
+            (0, "forward-compute", 0, 0, 0.25, 1.0),
+            (0, "backward-compute", 0, 0, 1.0, 3.0),
+            (0, "grads-reduce-scatter", 0, None, 3.0, 3.0 + reduces_s),
+            (0, "optimizer-clip-main-grad", 0, None, 3.0 + reduces_s, 4.6),
+        )
+
+    ops = frame({rank: lane(1.5 if rank == 1 else 0.5) for rank in range(4)}, range(10))
+    nodes = {"hosts": {str(rank): f"node-{rank % hosts}" for rank in range(4)}}
+    found = found_in(Trace.from_frame(ops, Layout(dp=4, pp=1, world_size=4), name="by hand", metadata=nodes))
+    assert (CauseKind.SLOW_NIC in {cause.kind for cause in found}) == (hosts > 1)

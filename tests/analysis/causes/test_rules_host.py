@@ -11,6 +11,7 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Cause, Where
+from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.verdict import LossKind
 from tracekit.job import Job
 from tracekit.model import Layout, Worker
@@ -87,6 +88,7 @@ def test_what_one_rank_is_late_is_lost_to_it_though_s_leaves_launch_delays_out()
     assert diagnosis.verdict.lost_s == pytest.approx(1.0)
     assert diagnosis.answer.headline.startswith("rank 1 costs 22% of each step: host code takes 1000.0 ms longer than")
     assert diagnosis.fixes[0].saved_s == pytest.approx(1.0)
+    assert diagnosis.fixes[0].kind is FixKind.SPEED_UP_HOST_CODE  # whose machine nothing speaks against
 
 
 def test_usual_host_work_is_no_cause():

@@ -61,6 +61,7 @@ class TestPrices:
         simulated = set(FixKind) - {
             FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES, FixKind.COMBINATION, FixKind.HIDE_LAUNCHES,
             FixKind.ASYNC_CHECKPOINT, FixKind.EVALUATE_ELSEWHERE, FixKind.STOP_PAUSES, FixKind.FREE_CORES,
+            FixKind.SPEED_UP_HOST_CODE,
         }  # fmt: skip
         assert kinds == simulated
         assert np.median(errors) < 0.03
