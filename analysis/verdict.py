@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.causes.model import Cause, CauseKind
 from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step_times_with
@@ -177,10 +177,10 @@ def verdict_of(evidence: Evidence, causes: Sequence[Cause]) -> Verdict:
 
 def parts_of(evidence: Evidence, causes: Sequence[Cause]) -> Parts:
     """What the loss that S measures consists of."""
-    noise = evidence.noise
-    if noise.words(evidence.recorded_s) is None:  # there is nothing for causes to explain
+    noise, found = evidence.noise, evidence.attribution
+    if noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
-    return replace(noise, explained_s=max(_explained_of_s(evidence, causes), 0.0))
+    return Parts.of(found.original, found.ideal, evidence.noisy, _explained_of_s(evidence, causes))
 
 
 def _with_rest(sentence: str, rest: str | None) -> str:
@@ -212,7 +212,7 @@ def _losses(evidence: Evidence, causes: Sequence[Cause], gone: Floats, parts: Pa
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     if by_s and (stragglers.causes or not _explained(evidence, others, by_s)):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
-        left_s = max(by_s - _explained_of_s(evidence, stragglers.causes), 0.0)
+        left_s = max(by_s - float(_explained_of_s(evidence, stragglers.causes).mean()), 0.0)
         if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * evidence.recorded_s:
             left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
         lost_s = stragglers.explained_s + left_s
@@ -228,7 +228,7 @@ def _explained(evidence: Evidence, others: Sequence[Loss], by_s: float) -> bool:
     if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
         return True
     causes = [cause for loss in may_explain for cause in loss.causes]
-    return _explained_of_s(evidence, causes) >= EXPLAINED_SHARE * by_s
+    return float(_explained_of_s(evidence, causes).mean()) >= EXPLAINED_SHARE * by_s
 
 
 def _weight_s(loss: Loss) -> float:
@@ -241,17 +241,17 @@ def _done_for_all(cause: Cause) -> bool:
     return cause.kind in _DONE_FOR_ALL and cause.change is not None and not cause.where.workers
 
 
-def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> float:
-    """The seconds of S that go when the causes go.
+def _explained_of_s(evidence: Evidence, causes: Sequence[Cause]) -> Floats:
+    """The seconds of S that go when the causes go, [steps].
 
     S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
     """
     plain: list[Change] = [NoDelays(), NoOverlap()]
     changes = [cause.change for cause in causes if cause.change is not None]
     if not changes:
-        return 0.0
-    with_s, without_s = (step_times_with(evidence.replay, some).mean() for some in (plain, [*plain, *changes]))
-    return float(with_s - without_s)
+        return np.zeros(len(evidence.unchanged))
+    with_s, without_s = (step_times_with(evidence.replay, some) for some in (plain, [*plain, *changes]))
+    return np.asarray(with_s - without_s)
 
 
 def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:

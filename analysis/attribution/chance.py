@@ -45,15 +45,15 @@ class Parts(Struct, frozen=True):
     error_s: float
 
     @classmethod
-    def of(cls, original: Floats, ideal: Floats, noisy: Floats) -> Parts:
-        """The parts of step times, seconds, [steps] each, before any cause is named.
+    def of(cls, original: Floats, ideal: Floats, noisy: Floats, explained: Floats | float = 0.0) -> Parts:
+        """The parts of step times, seconds, [steps] each. `explained`: what goes with the causes, none by default.
 
         The error is that of a mean over the steps. A single step has none, so noise may then be twice what it seems.
         """
         lost_s, noise_s = (float((times - ideal).mean()) for times in (original, noisy))
-        left, steps = original - noisy, len(original)
+        left, steps = original - noisy - explained, len(original)
         error_s = ERRORS * float(left.std(ddof=1)) / math.sqrt(steps) if steps > 1 else max(noise_s, 0.0)
-        return cls(float(original.mean()), lost_s, 0.0, noise_s, error_s)
+        return cls(float(original.mean()), lost_s, max(float(np.mean(explained)), 0.0), noise_s, error_s)
 
     @property
     def unexplained_s(self) -> float:

@@ -88,7 +88,12 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def noise(self) -> Parts:
         """What the noise of the run makes of S."""
-        return Parts.of(self.attribution.original, self.attribution.ideal, noisy_step_times(self.replay))
+        return Parts.of(self.attribution.original, self.attribution.ideal, self.noisy)
+
+    @cached_property
+    def noisy(self) -> Floats:
+        """Step times of the ideal job with the noise of the run, seconds, [steps]."""
+        return noisy_step_times(self.replay)
 
     @cached_property
     def stalled_s(self) -> Floats:

@@ -78,6 +78,16 @@ def test_the_parts_add_up():
     assert not parts.to_tell
 
 
+def test_a_cause_that_acts_in_some_steps_leaves_no_error_behind():
+    """It makes steps differ by a second; without it they do not, so the 0.1 s that is left is certain."""
+    acts = np.array([1.0, 0.0, 1.0, 0.0])
+    parts = Parts.of(1.1 + acts, np.ones(4), np.ones(4), acts)
+    assert (parts.explained_s, parts.error_s) == pytest.approx((0.5, 0.0))
+    assert parts.unexplained_s == pytest.approx(0.1)
+    assert parts.to_tell
+    assert not Parts.of(1.1 + acts, np.ones(4), np.ones(4)).to_tell
+
+
 @pytest.mark.parametrize(
     ("longer", "said"),
     [
