@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.eventsim.causes import Checkpoints, LateData, SlowRank
+from benchmarks.eventsim.causes import Checkpoints, LateData, Rise, SlowRank
 from benchmarks.eventsim.model import FIRST_STEP, Cell, Job
 from benchmarks.eventsim.truth import (
     Truth,
@@ -25,6 +25,7 @@ from benchmarks.eventsim.truth import (
     with_workers_replaced,
     without_kinds,
 )
+from benchmarks.eventsim.uneven import UnequalSequences
 
 #: A cause that costs this share of the step must be found.
 MUST_FIND_SHARE = 0.05
@@ -35,6 +36,7 @@ ACCEPTED: dict[TruthKind, frozenset[str]] = {
         TruthKind.BAD_WORKER: {"slow-host"},  # of a host with one worker; the place is checked
         TruthKind.SLOW_RANK_GROUP: {"slow-host", "bad-worker"},  # any label that names exactly these workers
         TruthKind.SLOW_HOST: {"slow-rank-group"},
+        TruthKind.SEQUENCE_LENGTH_IMBALANCE: {"data-skew"},  # where a DP rank gets the long ones for some steps
         TruthKind.SLOW_HOST_CODE: {"host-bound-launch"},  # where it is all workers'; the place is checked
     }.get(kind, frozenset())
     for kind in TruthKind
@@ -177,6 +179,8 @@ def _when_is_right(truth: Truth, cause: Mapping[str, Any]) -> bool:
         return True
     if every > 1:
         return bool(period == every)
+    if getattr(truth.cause, "rise", Rise.AT_ONCE) is not Rise.AT_ONCE:  # no one step in which it began
+        return period is None
     began = FIRST_STEP if since is None else since
     return period is None and abs(began - FIRST_STEP - truth.when.since) <= (1 if truth.when.since else 0)
 
@@ -196,6 +200,8 @@ def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, k
         case TruthKind.STAGE_IMBALANCE:
             named_stages = set(where["pp_ranks"])
             return truth.stages <= named_stages <= frozenset().union(*(other.stages for other in others))
+        case TruthKind.SEQUENCE_LENGTH_IMBALANCE if kind == "data-skew":
+            return isinstance(truth.cause, UnequalSequences) and truth.cause.shards > 0
         case TruthKind.DATA_SKEW:
             return set(where["dp_ranks"]) == truth.dp_ranks
         case TruthKind.LATE_DATA:

@@ -29,20 +29,20 @@ def time_of_episodes(evidence: Evidence, episodes: Episodes, member: int, series
     """When a member is slow, as a time pattern."""
     steps = evidence.replay.graph.steps
     on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
-    shape, slow = TimeShape.PERSISTENT, tuple(int(step) for step in steps[on])
-    if on.all():
-        slow = ()
+    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[on])
+    if episodes.rises[member]:
+        shape, slow = TimeShape.DRIFTING, ()
+    elif on.all():
+        shape, slow = TimeShape.PERSISTENT, ()
     elif period:
         shape = TimeShape.PERIODIC
     elif since:
         shape, slow = TimeShape.CHANGED, ()
-    else:
-        shape = TimeShape.TRANSIENT
     return TimePattern(
         shape=shape,
         statistic=float(episodes.nats[member]),
         needed=episodes.needed,
-        since_step=int(steps[since]) if shape is TimeShape.CHANGED else None,
+        since_step=int(steps[since]) if since and not period else None,
         period=period or None,
         slow_steps=slow,
         per_step=tuple(float(value) for value in series),

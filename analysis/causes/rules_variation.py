@@ -14,13 +14,12 @@ import numpy as np
 from tracekit.analysis.causes.model import Candidate, CauseKind, Figure, Unit, Where, confidence_from
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
+from tracekit.analysis.evidence.compute_profile import SMALLEST_CORRELATION, SMALLEST_LENGTH_SPREAD, uneven_lengths
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.wander import wander_of
 from tracekit.analysis.evidence.workload import SMALLEST_POSITION
 from tracekit.analysis.numeric.robust import safe
 
-SMALLEST_CORRELATION = 0.6
-SMALLEST_LENGTH_SPREAD = 0.04
 #: Any job has random variation that costs less than this share of the step.
 SMALLEST_VARIATION_SHARE = 0.04
 
@@ -32,7 +31,7 @@ class SequenceLengthImbalance(Rule):
     that is 0.999, although one bad worker is the cause. tracekit correlates within a DP rank and step, after removing
     stage, worker and step factors, so that only the microbatch varies. Noise does not correlate there, so 0.6 is
     enough; and the microbatches must differ by more than 4 %. Without a pipeline, a worker whose speed wanders looks
-    the same, but then neighbouring microbatches are alike too, which sequence lengths are not.
+    the same, but then neighbouring microbatches of a step are alike too, which sequence lengths are not.
     """
 
     kind = CauseKind.SEQUENCE_LENGTH_IMBALANCE
@@ -48,7 +47,7 @@ class SequenceLengthImbalance(Rule):
         if profile is None:
             return
         r, spread = profile.length_correlation, profile.length_spread
-        if r < SMALLEST_CORRELATION or spread < SMALLEST_LENGTH_SPREAD or wander_of(evidence).in_workload:
+        if not uneven_lengths(r, spread) or wander_of(evidence).in_workload:
             return
         figures = (
             Figure("correlation within DP rank and step", r, SMALLEST_CORRELATION),

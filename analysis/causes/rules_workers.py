@@ -20,6 +20,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, SMALLE
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import SlowGroup, slow_groups
 from tracekit.analysis.evidence.workers import (
+    factor_by_step,
     slow_factor,
     slow_machines,
     worker_factor,
@@ -47,12 +48,13 @@ def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
     if 0 < high - low < _ALIKE:
         size = f"about {(low + high) / 2:.0%}"
+    grows = _growth(evidence, hit, alone)
     if alone is not None:
         slow, well = ("forwards", "backwards") if alone == FORWARD else ("backwards", "forwards")
         whose = "its" if len(factors) == 1 else "their"
-        words = f"{whose} {slow} take {size} longer than those of {who}, {whose} {well} do not"
+        words = f"{whose} {slow} take {size} longer than those of {who}{grows}, {whose} {well} do not"
     else:
-        words = f"computes {size} slower than {who}" if len(factors) == 1 else f"compute {size} slower than {who}"
+        words = f"compute{'s' if len(factors) == 1 else ''} {size} slower than {who}{grows}"
     noise = next((figure.value for figure in _confidence_figures(evidence, hit) if figure.name == NOISE), None)
     throttled = _throttled(evidence, hit)
     return (
@@ -60,6 +62,17 @@ def _slower(evidence: Evidence, hit: Bools, who: str) -> str:
         + ("" if noise is None else f"; noise alone makes {noise:.1%}")
         + (f"; its GPU was throttled in {throttled:.0%} of its samples" if throttled else "")
     )
+
+
+def _growth(evidence: Evidence, hit: Bools, kind: int | None) -> str:
+    """How the slowness of the workers in `hit` (in one kind, or in both) grows, in words; "" if it does not."""
+    profile = evidence.profile
+    if len(evidence.dp_ranks) < 2 or profile is None or not profile.workers.rises.reshape(hit.shape)[hit].all():
+        return ""
+    factor = factor_by_step(evidence) if kind is None else slow_factor(evidence)[kind]
+    by_step = factor.transpose(0, 2, 1)[hit].mean(axis=0)
+    slow = by_step[by_step > 1] - 1
+    return f", growing step by step from {slow[0]:.0%} to {slow[-1]:.0%}"
 
 
 def _slow_kind(evidence: Evidence, hit: Bools) -> int | None:
@@ -216,9 +229,10 @@ class SlowHost(Rule):
 class SlowRankGroup(Rule):
     """Several DP ranks compute slower than the others by one factor: older GPUs, a lower power cap, a warmer rack.
 
-    Paper: no signature. tracekit groups slow DP ranks that are adjacent, are slow on all stages, in the same steps, by
-    factors that differ by less than a quarter of their excess, and make up a quarter of the DP ranks (or, with a
-    pipeline, have slow optimizers too). Independent faults agree in neither factor nor time.
+    Paper: no signature. tracekit groups slow DP ranks that are adjacent or half of all DP ranks, are slow on all
+    stages, in the same steps, by factors that differ by less than a quarter of their excess and what chance adds, and
+    make up a quarter of the DP ranks (or, with a pipeline, have slow optimizers too). Independent faults agree in
+    neither factor nor time.
     """
 
     kind = CauseKind.SLOW_RANK_GROUP

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
-from tracekit.analysis.evidence.workload import elasticity, position_factor, workload
+from tracekit.analysis.evidence.workload import elasticity, position_factor, remembers, workload
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
 
@@ -31,6 +31,14 @@ SMALLEST_PAUSE = 0.5
 PAUSE_SPREADS = 8.0
 #: A worker, DP rank or step that is slower by less than this is not worth naming.
 SMALLEST_FACTOR = 0.04
+#: Forwards and backwards of microbatches that differ in length correlate by this much, and differ by this much.
+SMALLEST_CORRELATION = 0.6
+SMALLEST_LENGTH_SPREAD = 0.04
+#: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of its
+#: computes.
+OPTIMIZER_SHARE = 0.6
+#: In a slow step, the shortest microbatches exceed the usual ones by this share of its excess.
+SHORTEST_SHARE = 0.5
 #: Values this many spreads above their peers are left out of what is usual.
 OUTSTANDING = 4.0
 
@@ -98,8 +106,11 @@ class ComputeProfile(Struct, frozen=True, eq=False):
         return self.workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
 
 
-def profile_computes(table: ComputeTable) -> ComputeProfile:
-    """Split the costs of `table` into factors. The table must not be empty."""
+def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> ComputeProfile:
+    """Split the costs of `table` into factors. The table must not be empty.
+
+    `optimizer`: of each worker over that of its peers, [stages, steps, dp_ranks]; None: as fast as theirs.
+    """
     grid = table.grid
     base = lower_median(median(grid, (3, 4)), axis=-1)
     relative = grid / safe(base)[:, :, :, None, None, None]
@@ -113,18 +124,25 @@ def profile_computes(table: ComputeTable) -> ComputeProfile:
     elastic = elasticity(relative, slowness, work)
     if (elastic != 1).any():
         work = workload(relative[BACKWARD], slowness[BACKWARD], elastic[BACKWARD])
-    model = _Model(base, elastic, position, work)
-    beyond = median(relative / safe(model.of_workload), (2, 3))
-    return _factors(grid, model, beyond)
+    correlation, spread = _length_signature(relative, np.zeros(1))
+    uneven = uneven_lengths(correlation, spread) and not all(remembers(work))
+    model = _Model(base, elastic, position, work, uneven)
+    alike = relative / safe(model.of_workload)
+    if uneven:
+        # DP ranks whose sequences happen to be shorter would make a stage look fast beside one where they are slow.
+        model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
+    beyond = median(alike, (2, 3))
+    return _factors(grid, model, beyond, np.ones(beyond.shape[1:]) if optimizer is None else optimizer)
 
 
 class _Model(Struct, frozen=True, eq=False):
-    """What is known before workers are compared; see `ComputeProfile`."""
+    """What is known before workers are compared; see `ComputeProfile`. `uneven`: whether sequence lengths differ."""
 
     base: Floats
     elasticity: Floats
     position: Floats
     workload: Floats
+    uneven: bool
 
     @property
     def of_workload(self) -> Floats:
@@ -135,7 +153,7 @@ class _Model(Struct, frozen=True, eq=False):
         return expected
 
 
-def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
+def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> ComputeProfile:
     """Separate workers, DP ranks and steps. `beyond`: cost beyond the workload, [kinds, stages, steps, dp_ranks]."""
     _, stages, steps, dp_ranks = beyond.shape
     work = model.workload
@@ -143,6 +161,9 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     rank_log = _beside_peers(rank)
     # Even if the steps of a short trace look alike, the quartile of a few microbatches is no more precise than this.
     unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
+    if model.uneven:
+        alike = work / safe(_typical(work, (0, 1))[0])  # a slow DP rank is no chance
+        unsure = max(unsure, float(_beside_peers(_dealt_by_chance(alike, 2)).var()))
     ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
     # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
@@ -164,16 +185,16 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     if square:
         unsure = float(workers.noise.variance.mean())
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
+    if model.uneven and stages == 1:
+        workers = _without_long_data(workers, optimizer[0].T)
+    elif model.uneven:
+        ranks = _without_long_data(ranks, optimizer.min(axis=0).T)
     slow_worker = np.exp(_slow_levels(by_kind, workers))
     slow_rank = np.exp(_slow_levels(rank_log, ranks))
     # Without a pipeline, a worker's workload includes what slows down forwards and backwards alike, see
     # `profile_computes`.
     shared = slow_worker.min(axis=0)[0] if stages == 1 else slow_rank
-    step, step_error = _typical(work / shared, (0, 2))
-    step = step / safe(lower_median(step, axis=0))
-    unsure = float(np.median(step_error)) ** 2
-    steps_alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
-    slow_step = np.where(steps_alike.on[0] & steps_alike.significant(SMALLEST_FACTOR)[0], step, 1.0)
+    step, steps_alike, slow_step = _slow_steps(work / shared, uneven=model.uneven)
     microbatch = work / shared / slow_step[:, None]
     quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
     # Without a pipeline, a slow worker is already part of the workload, except for the kind that is not slow.
@@ -203,10 +224,55 @@ def _factors(grid: Floats, model: _Model, beyond: Floats) -> ComputeProfile:
     )
 
 
-def _beside_peers(values: Floats) -> Floats:
-    """Log of values over those of the peers that are not slow in that step, [..., dp_ranks]; 0 without peers.
+def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats]:
+    """How slow each step is, [steps], which steps are slow, and how slow they are (1: not slow), [steps]."""
+    step, step_error = _typical(work, (0, 2))
+    step = step / safe(lower_median(step, axis=0))
+    unsure = float(np.median(step_error)) ** 2
+    if uneven:
+        unsure = max(unsure, float(np.log(safe(_dealt_by_chance(work, 1))).var()))
+    alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
+    slow = alike.on[0] & alike.significant(SMALLEST_FACTOR)[0]
+    if uneven:
+        shortest = np.nanmin(np.where(np.isfinite(work), work, np.inf), axis=(0, 2))
+        slow &= shortest / safe(lower_median(shortest, axis=0)) - 1 > SHORTEST_SHARE * (step - 1)
+    return step, alike, np.where(slow, step, 1.0)
 
-    The first pass uses the lower median of all; the second pass leaves out what exceeds that median.
+
+def _dealt_by_chance(work: Floats, axis: int) -> Floats:
+    """The typical microbatch of each step and DP rank (axis 2), or of each step (1), if each held those of all others.
+
+    Takes the m-th microbatch of DP rank d from the m-th member after it, along the axis.
+    """
+    microbatch, step, dp_rank = np.ogrid[tuple(slice(count) for count in work.shape)]
+    if axis == 2:
+        return _typical(work[microbatch, step, (dp_rank + microbatch) % work.shape[2]], (0,))[0]
+    turned = (step + microbatch * work.shape[2] + dp_rank) % work.shape[1]
+    return _typical(work[microbatch, turned, dp_rank], (0, 2))[0]
+
+
+def _without_long_data(episodes: Episodes, optimizer: Floats) -> Episodes:
+    """The episodes without those of members that now and then have long sequences: their optimizer is not slow then.
+
+    `optimizer`: over that of peers, [members, steps]. Slow throughout, or since or until a step, is no such chance.
+    """
+    steps = episodes.on.shape[1]
+    scattered = ~episodes.on.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
+    then = np.array([np.median(own[on]) if on.any() else 1.0 for own, on in zip(optimizer, episodes.on, strict=True)])
+    of_data = scattered & (then - 1 < OPTIMIZER_SHARE * np.expm1(episodes.level))
+    return structs.replace(episodes, nats=np.where(of_data, 0.0, episodes.nats))
+
+
+def uneven_lengths(correlation: float, spread: float) -> bool:
+    """Whether microbatches differ as sequences of unequal length do, see `_length_signature`."""
+    return correlation >= SMALLEST_CORRELATION and spread >= SMALLEST_LENGTH_SPREAD
+
+
+def _beside_peers(values: Floats) -> Floats:
+    """Log of values over those of the peers that are not slow in that step, [..., steps, dp_ranks]; 0 without peers.
+
+    The first pass uses the lower median of all; the second pass leaves out what exceeds that median, and the members
+    that do so on average if there are several: half of them would shift the mean, but hide in the noise of one step.
     """
     logs = np.log(safe(values))
     logs[~np.isfinite(values)] = np.nan
@@ -214,11 +280,21 @@ def _beside_peers(values: Floats) -> Floats:
         return np.zeros_like(logs)
     if values.shape[-1] == 2:  # with two workers, each has one peer
         return np.asarray(logs - logs[..., ::-1])
+    beside, cut = _beside_usual(logs)
+    far = np.abs(beside) > cut
+    mean, cut_of_mean = _beside_usual(nan_mean(beside, (beside.ndim - 2,)))
+    slow = mean > max(cut_of_mean, cut / np.sqrt(beside.shape[-2]))
+    far |= (slow & (slow.sum(axis=-1, keepdims=True) > 1))[..., None, :]
+    quiet = np.where(far, np.nan, logs)
+    return np.asarray(logs - nan_mean(quiet, (quiet.ndim - 1,))[..., None])
+
+
+def _beside_usual(logs: Floats) -> tuple[Floats, float]:
+    """Values beside the lower median of the last axis, and how far beside it they stand out."""
     beside = logs - lower_median(logs, axis=-1)[..., None]
     low = beside[beside < 0]
     sigma = MAD_TO_SIGMA * float(np.median(-low)) if low.size else 0.0
-    quiet = np.where(np.abs(beside) > max(OUTSTANDING * sigma, SMALLEST_FACTOR / 2), np.nan, logs)
-    return np.asarray(logs - nan_mean(quiet, (quiet.ndim - 1,))[..., None])
+    return beside, max(OUTSTANDING * sigma, SMALLEST_FACTOR / 2)
 
 
 def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:

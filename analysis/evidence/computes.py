@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.changes import CostOverlay
+from tracekit.analysis.evidence.changes import Change, CostOverlay, Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.pauses import Pauses, find_pauses
+from tracekit.analysis.graph.op_grid import op_grid
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.model import OpKind
 
 
 class Computes(Struct, frozen=True, eq=False, dict=True):
@@ -28,20 +33,48 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def table(self) -> ComputeTable:
         """Their costs, as if no rank inside a worker were slower than the others."""
+        return self._after(*self._inside_workers)
+
+    @cached_property
+    def _inside_workers(self) -> tuple[Change, ...]:
+        """What makes the ranks inside workers as fast as each other; nothing if none is slow."""
         if self.lockstep is None or not (slow := self.lockstep.slow(SMALLEST_FACTOR)).any():
+            return ()
+        return (self.lockstep.as_fast_as_peers(slow),)
+
+    def _after(self, *changes: Change) -> ComputeTable:
+        """Their costs after some changes."""
+        if not changes:
             return ComputeTable.of(self.replay)
         overlay = CostOverlay.recorded(self.replay)
-        self.lockstep.as_fast_as_peers(slow).make(overlay)
+        for change in changes:
+            change.make(overlay)
         return ComputeTable.of(self.replay, tuple(changed.matrix() for changed in overlay.cost))
 
     @cached_property
     def profile(self) -> ComputeProfile | None:
         """The factors behind their costs; None if the job has neither forwards nor backwards."""
-        return None if self.table.empty else profile_computes(self.table)
+        return None if self.table.empty else profile_computes(self.table, self.optimizer)
+
+    @cached_property
+    def optimizer(self) -> Floats | None:
+        """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; None if not recorded."""
+        grid = op_grid(self.replay.graph, (OpKind.OPTIMIZER,))
+        if grid.empty:
+            return None
+        cost = np.nansum(grid.gather(self.replay.durations.cost), axis=1)
+        peers = lower_median(cost, axis=2)[..., None] if cost.shape[2] > 1 else lower_median(cost, axis=0)[None]
+        return np.where(cost > 0, cost / safe(peers), 1.0)
 
     @cached_property
     def pauses(self) -> Pauses | None:
         """Their pauses; None if the job has neither forwards nor backwards."""
-        if self.profile is None:
+        profile = self.profile
+        if profile is None:
             return None
-        return find_pauses(self.table, self.profile.slow_workers | self.profile.slow_ranks)
+        table, suspects = self.table, profile.slow_workers | profile.slow_ranks
+        rising = profile.slow_workers & profile.workers.rises.reshape(suspects.shape)
+        if rising.any():  # no process is stopped a little longer in each step
+            factor = np.where(rising[None, :, None], profile.slow_worker, 1.0)[:, :, None, None]
+            table = self._after(*self._inside_workers, Scale(table, 1 / factor))
+        return find_pauses(table, suspects)

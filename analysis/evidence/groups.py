@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import ONE_FACTOR_SHARE, slow_factor, slow_workers, worker_factor
+from tracekit.analysis.evidence.workers import one_factor, slow_factor, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.model import Worker
 
@@ -45,7 +45,7 @@ def slow_groups(evidence: Evidence) -> tuple[list[SlowGroup], Bools]:
 
 def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
     """DP ranks slow on all stages, by one factor and at the same time: so many that their kind of machine explains
-    them.
+    them. Either neighbours, or half of all DP ranks wherever they are: every other host, or as a scheduler mixed them.
     """
     whole: Bools = np.asarray(slow.all(axis=0))
     hosts = set(_hosts_of(evidence, slow & whole))
@@ -56,7 +56,7 @@ def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
     if evidence.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
         return
     hit = slow & whole
-    if not _one_factor(evidence, hit) or not _neighbours(whole):
+    if not _one_factor(evidence, hit) or not (_neighbours(whole) or 2 * whole.sum() >= len(whole) - 1):
         return
     yield SlowGroup(hit, dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(whole)))
 
@@ -68,10 +68,11 @@ def _neighbours(whole: Bools) -> bool:
 
 
 def _one_factor(evidence: Evidence, hit: Bools) -> bool:
-    """Whether the workers are slow by one factor in the same steps."""
-    excess = worker_factor(evidence)[hit] - 1
+    profile = evidence.profile
+    assert profile is not None
+    error = profile.workers.error if evidence.stages == 1 else profile.ranks.error
     on = np.asarray((slow_factor(evidence) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
-    return bool(np.ptp(excess) <= ONE_FACTOR_SHARE * excess.max()) and bool((on == on[0]).all())
+    return one_factor(worker_factor(evidence)[hit] - 1, error[hit.any(axis=0)], on)
 
 
 def _hosts(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:

@@ -20,6 +20,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.analysis.evidence.drifts import drifts_of
+from tracekit.analysis.evidence.spread import far_steps, sigma_of_kinds, usual_sigma
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import safe
 
@@ -32,17 +34,6 @@ FEWEST_TURNS = 3
 LONGEST_PERIOD = 32
 #: No GPU repeats a step more precisely than this; rounding of recorded times is of this size.
 SMALLEST_SIGMA = 1e-4
-#: A value this many standard deviations, and this much, from the usual is far from it.
-OUTSTANDING = 6.0
-SMALLEST_OUTSTANDING = 0.02
-#: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
-#: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).
-HALF_WIDTH = 1.35
-HALF_WIDTH_LOST = (1.6, 1.25)
-#: The same for a third of at least this many values (fitted to 24 to 400): with a few outliers, neither of two levels
-#: has half of the steps.
-FEWEST_FOR_THIRD = 24
-THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
 #: The longest memory that can be distinguished from a level.
 LONGEST_MEMORY = 0.95
 #: A memory shows if it is this many standard errors long: by chance in one job of forty.
@@ -51,6 +42,8 @@ SHOWS_ERRORS = 2.0
 FEWEST_TO_SHOW = 6
 #: At least this share of the variance remains when levels are removed.
 LEAST_VARIANCE_LEFT = 0.1
+#: A rise has begun where it reaches this share of its height.
+STARTED_SHARE = 0.1
 #: Cut a trace into this many stretches to measure its noise over longer times than a step. More stretches are shorter
 #: and see less; fewer are too few samples.
 STRETCHES = 8
@@ -61,13 +54,14 @@ class Noise(Struct, frozen=True, eq=False):
 
     `variance`: of one step, [series]. `freedom`: number of independent deviations behind the estimate. `spread`:
     standard deviation of the permanent differences between healthy members. `memory`: share of a deviation that remains
-    a step later.
+    a step later. `drift`: the level of members whose level moves smoothly, else 0, [series, steps]; None: unknown.
     """
 
     variance: Floats
     freedom: float
     spread: float
     memory: float
+    drift: Floats | None = None
 
     def variance_over(self, steps: Ints | int) -> Floats:
         """Variance of the mean over `steps` consecutive steps, [series]."""
@@ -97,7 +91,7 @@ class Episodes(Struct, frozen=True, eq=False):
 
     `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of the
     level. All [series]. `period`, `since`, `until`: the description of the steps, 0 if it does not apply: every
-    `period`-th step, from position `since` on, before position `until`.
+    `period`-th step, from position `since` on, before position `until`. `rises`: whether it grows over these steps.
     """
 
     on: Bools
@@ -107,6 +101,7 @@ class Episodes(Struct, frozen=True, eq=False):
     period: Ints
     since: Ints
     until: Ints
+    rises: Bools
     needed: float
     noise: Noise
 
@@ -123,19 +118,22 @@ def most_telling(candidates: Sequence[Episodes]) -> Episodes:
     Each view is another test: `needed` grows with their number. For a member that is slow in all kinds of work, the
     least likely view is the kind with the least noise, which shows only part of its slowness.
     """
-    first, needed = candidates[0], needed_nats(len(candidates[0].nats) * len(candidates))
+    needed = needed_nats(len(candidates[0].nats) * len(candidates))
     nats, level = (np.stack([getattr(one, name) for one in candidates]) for name in ("nats", "level"))
     unlikely = nats >= needed
     best = np.where(unlikely.any(axis=0), np.where(unlikely, level, -np.inf).argmax(axis=0), nats.argmax(axis=0))
 
+    return replace(_picked(candidates, best), needed=needed)
+
+
+def _picked(candidates: Sequence[Episodes], best: Ints) -> Episodes:
+    """For each member the candidate with this number; the noise is that of the first."""
+
     def chosen(name: str) -> Any:
         return np.stack([getattr(one, name) for one in candidates])[best, np.arange(len(best))]
 
-    return replace(
-        first,
-        **{name: chosen(name) for name in ("on", "level", "nats", "error", "period", "since", "until")},
-        needed=needed,
-    )
+    names = ("on", "level", "nats", "error", "period", "since", "until", "rises")
+    return replace(candidates[0], **{name: chosen(name) for name in names})
 
 
 def kinds_and_all(seconds: Floats, peers: Floats) -> list[Floats]:
@@ -150,14 +148,14 @@ def kinds_and_all(seconds: Floats, peers: Floats) -> list[Floats]:
     return [together, *np.log1p(share * (safe(seconds) / safe(peers) - 1))]
 
 
-def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
+def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool = True) -> Noise:
     """The noise of members, each compared with `peers` of them; nan where a step gives no value.
 
     Steps far above the others of their member have a level of their own, so that a worker that is slow at times does
-    not count as noise. `remembers`: whether slow drifts are noise too.
+    not count as noise. `remembers`: whether slow drifts are noise too; `drifts`: except those that are no chance.
     """
     members, steps = series.shape
-    known, (above, below) = np.isfinite(series), _far_steps(series, peers)
+    known, (above, below) = np.isfinite(series), far_steps(series, peers)
     quiet = known & ~above & ~below
     parts = [part for part in (quiet, known & above, known & below) if part.any()]
     level = _level(series, quiet)
@@ -165,9 +163,17 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
         (np.where(part, series - _level(series, part)[:, None], 0.0) for part in parts), np.zeros(series.shape)
     )
     independent = members * (1 - 1 / peers)
-    seen, longest = _memory(deviation, independent) if remembers else (0.0, 0.0)
     # Each level hides changes that move like it.
     levels: Ints = np.sum([part.any(axis=1) for part in parts], axis=0, dtype=np.int64)
+    drift = None
+    if drifts and remembers and steps >= FEWEST_TO_SHOW and known.all():
+        drift, parameters = _drift(series, deviation, independent)
+        moves = drift.any(axis=1)
+        deviation[moves], levels[moves] = (series - drift)[moves], parameters
+    seen, error = _memory(deviation, independent) if remembers else (0.0, 0.0)
+    # A memory that clearly shows may be longer than it looks; a few steps cannot show one.
+    longer = seen > SHOWS_ERRORS * error or steps < FEWEST_TO_SHOW
+    longest = min(seen + error, LONGEST_MEMORY) if longer else seen
     left = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
     own = (deviation**2).mean(axis=1) / np.maximum(left, LEAST_VARIANCE_LEFT)
     usual = float(np.median(own)) if members >= FEWEST_MEMBERS else float(own.mean())
@@ -175,7 +181,8 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
     variance = np.maximum(np.maximum(usual, own), SMALLEST_SIGMA**2)
     spread = 0.0
     if members >= FEWEST_MEMBERS and quiet.any():
-        apart = float(_usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
+        apart = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
+        apart = min(apart, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, known))))
         spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
     if remembers and steps >= 2 * STRETCHES:
@@ -183,7 +190,19 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True) -> Noise:
         foretold = max(usual, SMALLEST_SIGMA**2) * float(_share_left(longest, steps))
         variance = variance * max(_over_stretches(deviation, levels) / foretold, 1.0)
         freedom = min(freedom, independent * (STRETCHES - float(levels.mean())))
-    return Noise(variance, max(freedom, 1.0), spread, longest)
+    return Noise(variance, max(freedom, 1.0), spread, longest, drift)
+
+
+def _drift(series: Floats, deviation: Floats, independent: float) -> tuple[Floats, int]:
+    """The level of the members whose level moves smoothly, 0 for others, [series, steps]; how many parameters it has.
+
+    The half of the members that deviates least shows what the noise remembers: a drift looks like a long memory.
+    """
+    own = (deviation**2).sum(axis=1)
+    quiet = own <= np.median(own)
+    memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), LONGEST_MEMORY)
+    found = drifts_of(series, deviation, memory, pooled=max(independent, 1.0) if len(series) >= FEWEST_MEMBERS else 1.0)
+    return np.where((found.nats >= needed_nats(len(series)))[:, None], found.level, 0.0), found.parameters
 
 
 def _over_stretches(deviation: Floats, levels: Ints) -> float:
@@ -197,17 +216,14 @@ def _over_stretches(deviation: Floats, levels: Ints) -> float:
 
 
 def _memory(deviation: Floats, independent: float) -> tuple[float, float]:
-    """The correlation of a step with the one before: as measured, and one standard error more; 0 to LONGEST_MEMORY."""
+    """The correlation of a step with the one before, 0 to LONGEST_MEMORY, and its standard error."""
     steps, total = deviation.shape[1], float((deviation**2).sum())
     if steps < 2 or total <= 0:
         return 0.0, 0.0
     shows = float((deviation[:, 1:] * deviation[:, :-1]).sum()) / total
     # Removing a level from a short series hides some of its memory (Kendall, 1954).
     memory = min(max((shows * steps + 1) / (steps - 3), 0.0), LONGEST_MEMORY) if steps > 3 else 0.0
-    error = math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
-    # A memory that clearly shows may be longer than it looks; a few steps cannot show one.
-    longer = memory > SHOWS_ERRORS * error or steps < FEWEST_TO_SHOW
-    return memory, min(memory + error, LONGEST_MEMORY) if longer else memory
+    return memory, math.sqrt((1 - memory**2) / max(independent * (steps - 1), 1.0))
 
 
 def _share_left(memory: float, steps: Ints | int) -> Floats:
@@ -233,8 +249,17 @@ def episodes_of(
     a transient pattern, because tails of noise lengthen single steps of single workers. `least_variance`: lower bound
     of the variance of one step, if known. `remembers`: as in `noise_of`.
     """
-    members, steps = series.shape
     noise = noise_of(series, peers, remembers=remembers)
+    found = _described(series, noise, least_variance, fewest)
+    if noise.drift is None or not noise.drift.any():
+        return found
+    # A curve leaves little to measure noise by. Even if the drift is noise, it may explain too little.
+    plain = _described(series, noise_of(series, peers, drifts=False), least_variance, fewest)
+    return _picked([found, plain], np.where((found.nats < found.needed) & (plain.nats > found.nats), 1, 0))
+
+
+def _described(series: Floats, noise: Noise, least_variance: float, fewest: int) -> Episodes:
+    members, steps = series.shape
     values = _without_outliers(np.where(np.isfinite(series), series, 0.0), min(fewest, (steps + 1) // 2))
     noise = replace(noise, variance=np.maximum(noise.variance, least_variance))
     masks = _Masks(values, noise, fewest)
@@ -242,6 +267,7 @@ def episodes_of(
         masks.try_runs()
         masks.try_periods()
         masks.try_bursts()
+    masks.try_rises()
     on, count = masks.on, np.maximum(masks.on.sum(axis=1), 1)
     level = (values * on).sum(axis=1) / count
     # The noise of a long run is known from a few stretches only, which limits the evidence for any level, but not the
@@ -255,6 +281,7 @@ def episodes_of(
         period=masks.period,
         since=masks.since,
         until=masks.until,
+        rises=masks.rises,
         needed=needed_nats(members),
         noise=noise,
     )
@@ -266,34 +293,6 @@ def _without_outliers(values: Floats, fewest: int) -> Floats:
         return values
     ordered = np.partition(values, (fewest - 1, values.shape[1] - fewest), axis=1)
     return np.clip(values, ordered[:, fewest - 1 : fewest], ordered[:, values.shape[1] - fewest, None])
-
-
-def _far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
-    """Steps in which a member is far above what is usual for all, and far below; there it has another level.
-
-    Of two peers, one is as fast as the other is slow; of more, nobody is far below.
-    """
-    values = np.where(np.isfinite(series), series, 0.0)
-    steps = values.shape[1]
-    if steps < 3:
-        return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
-    sigma = _usual_sigma(values, by_third=steps >= FEWEST_FOR_THIRD)
-    far = max(OUTSTANDING * float(np.median(sigma)), SMALLEST_OUTSTANDING)
-    return values > far, (values < -far) & (peers == 2)
-
-
-def _usual_sigma(values: Floats, *, by_third: bool) -> Floats:
-    """The standard deviation of the values of each row (three at least) at one of the two levels that they may have.
-
-    Uses the shortest range with half of them: one of two levels has that many. A third of them suffices even if there
-    are outliers.
-    """
-    count = values.shape[1]
-    beyond = count // 3 if by_third else (count - 1) // 2
-    usual, lost = (THIRD_WIDTH, THIRD_WIDTH_LOST) if by_third else (HALF_WIDTH, HALF_WIDTH_LOST[count % 2])
-    ordered = np.sort(values, axis=1)
-    width = (ordered[:, beyond:] - ordered[:, : count - beyond]).min(axis=1)
-    return np.asarray(width / usual / (1 - lost / math.sqrt(count)))
 
 
 def _level(series: Floats, where: Bools) -> Floats:
@@ -313,6 +312,7 @@ class _Masks:
         self.period = np.zeros(members, np.int64)
         self.since = np.zeros(members, np.int64)
         self.until = np.full(members, steps, np.int64)
+        self.rises = np.zeros(members, np.bool_)
 
     def _gain(self, total: Floats, count: Ints) -> Floats:
         """Log-likelihood gained by a slow level in `count` steps that add up to `total`."""
@@ -377,3 +377,18 @@ class _Masks:
         edges = np.diff(high.astype(np.int8), axis=1, prepend=0, append=0)
         price = 2 * (edges > 0).sum(axis=1) * math.log(self.values.shape[1])
         self._take(self._gain((self.values * high).sum(axis=1), high.sum(axis=1)), price, high)
+
+    def try_rises(self) -> None:
+        """Try the level of members whose level moves, if it grows: slow since it is no longer small."""
+        drift, steps = self.noise.drift, self.values.shape[1]
+        if drift is None:
+            return
+        highest = drift.max(axis=1, keepdims=True)
+        started = (drift > STARTED_SHARE * highest).argmax(axis=1)
+        level = (self.values * self.on).sum(axis=1) / np.maximum(self.on.sum(axis=1), 1)
+        unlike, unlike_rise = (self.values - level[:, None] * self.on) ** 2, (self.values - drift) ** 2
+        grows = drift[:, steps // 2 :].sum(axis=1) > drift[:, : -(-steps // 2)].sum(axis=1)
+        rises = grows & (highest[:, 0] > 0) & (unlike_rise.sum(axis=1) < unlike.sum(axis=1))
+        self.on[rises] = np.arange(steps) >= started[rises, None]
+        self.cost[rises], self.period[rises], self.until[rises] = 2 * math.log(steps), 0, steps
+        self.since[rises], self.rises = started[rises], rises

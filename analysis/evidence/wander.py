@@ -9,16 +9,12 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.compute_profile import ComputeProfile
+from tracekit.analysis.evidence.compute_profile import ComputeProfile, uneven_lengths
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workload import autocorrelation
+from tracekit.analysis.evidence.workload import remembers
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import nan_mean, safe
 
-#: Neighbouring microbatches are related if they correlate by this much and this many standard errors. Sequence lengths
-#: do not correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least.
-SMALLEST_MEMORY = 0.18
-MEMORY_ERRORS = 4.0
 #: The median of n values scatters by this factor x their spread / sqrt(n).
 MEDIAN_ERROR = 1.2533
 #: Steps of a worker vary this many times as much as the scatter of its ops explains.
@@ -48,13 +44,11 @@ def wander_of(evidence: Evidence) -> Wander:
 
 def _of_workload(profile: ComputeProfile) -> Wander:
     work = profile.microbatch
-    memory = autocorrelation(work)
-    shows = memory > max(SMALLEST_MEMORY, MEMORY_ERRORS / np.sqrt(max(np.isfinite(work).sum(), 1)))
+    over_run, within = remembers(work)
+    shows = over_run and (within or not uneven_lengths(profile.length_correlation, profile.length_spread))
     level = nan_mean(work, (0,))
     even = 1 / safe(level / np.nanmean(level))
-    return Wander(
-        float(np.nanstd(level)), bool(shows), bool(shows), np.nan_to_num(even, nan=1.0)[None, None, None, None]
-    )
+    return Wander(float(np.nanstd(level)), shows, shows, np.nan_to_num(even, nan=1.0)[None, None, None, None])
 
 
 def _of_workers(evidence: Evidence, profile: ComputeProfile) -> Wander:

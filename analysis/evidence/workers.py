@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.evidence.changes import Change, Scale, Together
-from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile
+from tracekit.analysis.evidence.compute_profile import OPTIMIZER_SHARE, SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Bools, Floats
@@ -22,9 +22,6 @@ from tracekit.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is an imbalance.
 SMALLEST_STAGE_EXCESS = 0.06
-#: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of its
-#: computes.
-OPTIMIZER_SHARE = 0.6
 #: Next to a slow worker, name others only if their excess is at least this share of its excess.
 WORTH_NAMING_SHARE = 0.1
 #: A DP rank has more data if it has more in at least this share of the steps.
@@ -84,13 +81,13 @@ def worker_factor(evidence: Evidence) -> Floats:
     assert profile is not None
     if len(evidence.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    both = _factor_by_step(evidence)
+    both = factor_by_step(evidence)
     slow = both > 1
     factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
     return np.where(slow.any(axis=1), factor, 1.0)
 
 
-def _factor_by_step(evidence: Evidence) -> Floats:
+def factor_by_step(evidence: Evidence) -> Floats:
     """Computes of each worker over those of its peers, 1 if it is not slow, [stages, steps, dp_ranks].
 
     With one DP rank: over those of the usual stage, the same in each step.
@@ -106,33 +103,35 @@ def _factor_by_step(evidence: Evidence) -> Floats:
 
 def optimizer_factor(evidence: Evidence) -> Floats:
     """The optimizer of each worker over that of its peers, [stages, steps, dp_ranks]; 1 if it was not recorded."""
-    shape = (evidence.stages, len(evidence.replay.graph.steps), len(evidence.dp_ranks))
-    if evidence.optimizers.empty:
-        return np.ones(shape)
-    cost = np.nansum(evidence.optimizers.gather(evidence.replay.durations.cost), axis=1)
-    peers = lower_median(cost, axis=2)[..., None] if shape[2] > 1 else lower_median(cost, axis=0)[None]
-    ratio = cost / safe(peers)
-    return np.where(cost > 0, ratio, 1.0)
+    optimizer = evidence.computes.optimizer
+    return np.ones((evidence.stages, *evidence.table.shape[4:])) if optimizer is None else optimizer
 
 
 def slow_machines(evidence: Evidence) -> Bools:
     """Slow DP ranks whose machines are slow, whatever data they have, [dp_ranks].
 
-    The optimizer decides: it does not depend on tokens, and a slow GPU slows it down too. If it does not help (it was
-    not recorded, or is as fast as ever), several DP ranks that are slow by one factor have one kind of machine, because
-    amounts of data vary. A DP rank with more data whose optimizer is as slow as theirs also counts as one of them.
+    DP ranks that are slow by one factor in the same steps have one kind of machine, because amounts of data vary. Else
+    the optimizer decides: it does not depend on tokens, and a slow GPU slows it down too. A DP rank with more data
+    whose optimizer is as slow as theirs also counts as one of them.
     """
     profile = evidence.profile
     if profile is None or evidence.stages < 2 or not profile.slow_ranks.any():
         return np.zeros(len(evidence.dp_ranks), np.bool_)
     hit, level = profile.slow_ranks, np.expm1(profile.ranks.level)
+    if hit.sum() > 1 and one_factor(level[hit], profile.ranks.error[hit], profile.ranks.on[hit]):
+        return hit
     optimizer = median(optimizer_factor(evidence), (1,)).min(axis=0) - 1
     # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
     machines = hit & (optimizer > OPTIMIZER_SHARE * level)
     if machines.any():
         return np.asarray(machines | (hit & (optimizer > OPTIMIZER_SHARE * np.median(level[machines]))))
-    alike = hit & (np.ptp(level[hit]) < ONE_FACTOR_SHARE * level[hit].min()) & (hit.sum() > 1)
-    return np.asarray(alike)
+    return np.zeros_like(hit)
+
+
+def one_factor(excess: Floats, error: Floats, on: Bools) -> bool:
+    """Whether members, [members], are slow by one factor up to chance, and in the same steps, `on` [members, steps]."""
+    alike = ONE_FACTOR_SHARE * excess.max() + 2 * float(np.median(error))
+    return bool(np.ptp(excess) <= alike) and bool((on == on[0]).all())
 
 
 def _machine_factor(evidence: Evidence, rank: Floats) -> Floats:

@@ -24,6 +24,11 @@ SMALLEST_POSITION = 0.04
 #: Places are compared with each other, so there must be at least this many.
 FEWEST_PLACES = 3
 LARGEST_SLOW_SHARE = 0.5
+#: Neighbouring microbatches are related if they correlate by this much and this many standard errors. Sequence lengths
+#: do not correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least, and by
+#: half as much beside the mean of a few.
+SMALLEST_MEMORY = 0.18
+MEMORY_ERRORS = 4.0
 
 
 def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floats:
@@ -90,17 +95,35 @@ def position_factor(relative: Floats) -> Floats:
     return np.where(slow & few_places, np.exp(found.level).reshape(kinds, places), 1.0)
 
 
-def autocorrelation(work: Floats) -> float:
-    """Correlation of a microbatch's cost with that of the one before it, on the same DP rank, -1 to 1.
+def remembers(work: Floats) -> tuple[bool, bool]:
+    """Whether microbatches cost like those before them on their DP rank: over the run, and within single steps.
 
-    Sequence lengths are drawn anew for each microbatch, so theirs is 0; the speed of a wandering worker has a memory.
+    `work`: [microbatches, steps, dp_ranks]. The speed of a machine that wanders remembers in both. Sequence lengths are
+    drawn anew for each microbatch. Even if a DP rank gets the long ones for some steps, those of one step come in any
+    order. Too few microbatches do not show what they remember within a step; then it is taken for granted.
     """
-    series = np.log(safe(work)).transpose(2, 1, 0).reshape(work.shape[2], -1)
-    deviation = series - nan_mean(series, (1,))[:, None]
-    both = np.isfinite(deviation[:, 1:]) & np.isfinite(deviation[:, :-1])
-    total = float(np.nansum(deviation**2))
-    product = np.where(both, deviation[:, 1:] * deviation[:, :-1], 0.0)
-    return float(product.sum()) / total if total > 0 else 0.0
+    series = np.log(safe(work)).transpose(2, 1, 0)
+    over_run, _ = _autocorrelation(series.reshape(len(series), -1))
+    within, error = _autocorrelation(series)
+    return (
+        over_run > max(SMALLEST_MEMORY, MEMORY_ERRORS / np.sqrt(max(np.isfinite(work).sum(), 1))),
+        len(work) < FEWEST_PLACES or within > max(SMALLEST_MEMORY, MEMORY_ERRORS * error) / 2,
+    )
+
+
+def _autocorrelation(series: Floats) -> tuple[float, float]:
+    """Correlation of a value with the one before it, -1 to 1, and its error; rows (the last axis) have means of their
+    own.
+    """
+    deviation = series - nan_mean(series, (series.ndim - 1,))[..., None]
+    before, after = deviation[..., :-1], deviation[..., 1:]
+    total, count = float(np.nansum(deviation**2)), series.shape[-1]
+    if total <= 0 or count < 2:
+        return 0.0, 0.0
+    product = np.where(np.isfinite(before) & np.isfinite(after), before * after, 0.0)
+    # The values of a short row are not independent of its mean.
+    own = (float(product.sum()) / total * count + 1) / (count - 1)
+    return own, float(np.sqrt((product**2).sum())) / total
 
 
 def _few(lanes: int, each: int) -> slice:

@@ -6,6 +6,9 @@ microbatches. No deal can give the busiest DP rank less than the mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from heapq import heappop, heappush
+
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
@@ -17,20 +20,26 @@ SMALLEST_GAIN = 1e-4
 
 
 def deal_step(cost: Floats) -> Ints:
-    """Deal the microbatches of one step.
+    """Deal the microbatches of one step, the longest first, each to the DP rank with the least load that has room.
 
     `cost`: [microbatches, dp_ranks], relative or in seconds. Returns positions in `cost.ravel()`, of the same shape: DP
-    rank d runs those in column d. Sorts the microbatches by cost; in each round, the longest goes to the DP rank with
-    the least load. Then swaps microbatches between the busiest DP rank and the others while that helps.
+    rank d runs those in column d, in this order.
     """
+    flat, dealt = cost.ravel(), np.empty(cost.shape, np.int64)
+    least = [(0.0, dp_rank, 0) for dp_rank in range(cost.shape[1])]  # load and number of microbatches so far
+    for item in np.argsort(-flat, kind="stable").tolist():
+        load, dp_rank, count = heappop(least)
+        dealt[count, dp_rank] = item
+        if count + 1 < len(cost):
+            heappush(least, (load + float(flat[item]), dp_rank, count + 1))
+    return dealt
+
+
+def best_deal_of_step(cost: Floats) -> Ints:
+    """As `deal_step`; then microbatches change places with those of the busiest DP rank while that helps it."""
+    dealt = deal_step(cost)
     flat = cost.ravel()
-    order = np.argsort(-flat, kind="stable").reshape(cost.shape)
-    load = np.zeros(cost.shape[1])
-    dealt = np.empty(cost.shape, np.int64)
-    for turn, items in enumerate(order):
-        least_first = np.argsort(load, kind="stable")
-        dealt[turn, least_first] = items
-        load[least_first] += flat[items]
+    load = flat[dealt].sum(axis=0)
     for _ in range(SWAPS):
         if not _swap(flat, dealt, load):
             break
@@ -40,7 +49,7 @@ def deal_step(cost: Floats) -> Ints:
 def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     """Make the swap that helps the busiest DP rank most; return False if no swap helps.
 
-    Changes the arrays of `deal_step` in place.
+    Changes the arrays of `best_deal_of_step` in place.
     """
     busiest = int(load.argmax())
     partners = np.argsort(load, kind="stable")[:8]
@@ -65,9 +74,9 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     return True
 
 
-def deal_job(cost: Floats) -> Ints:
+def deal_job(cost: Floats, deal: Callable[[Floats], Ints] = deal_step) -> Ints:
     """Deal every step: `cost` [microbatches, steps, dp_ranks] to positions in each step's [microbatches x dp_ranks]."""
-    return np.stack([deal_step(cost[:, step]) for step in range(cost.shape[1])], axis=1)
+    return np.stack([deal(cost[:, step]) for step in range(cost.shape[1])], axis=1)
 
 
 def dealt_cost(cost: Floats, deal: Ints) -> Floats:

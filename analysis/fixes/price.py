@@ -21,7 +21,7 @@ from tracekit.analysis.causes.rules_pauses import pauses_in_forwards
 from tracekit.analysis.evidence.changes import Change, Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import microbatch_cost
-from tracekit.analysis.fixes.balance import deal_job, dealt_cost
+from tracekit.analysis.fixes.balance import best_deal_of_step, deal_job, dealt_cost
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.model import Fix, FixKind
@@ -277,8 +277,8 @@ def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
     profile = evidence.profile
     assert profile is not None
     cost = microbatch_cost(evidence)
-    deal = deal_job(cost)
-    load, dealt = cost.sum(axis=0), dealt_cost(cost, deal)
+    load, dealt = cost.sum(axis=0), dealt_cost(cost, deal_job(cost))
+    best = dealt_cost(cost, deal_job(cost, best_deal_of_step))
     elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(evidence.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
     cause = max(causes, key=lambda one: one.saved_s)
@@ -293,8 +293,9 @@ def _balanced(evidence: Evidence, causes: Sequence[Cause]) -> Plan:
         details={
             "busiest_over_mean_now": float((load.max(axis=1) / safe(load.mean(axis=1))).mean()),
             "busiest_over_mean_then": float((dealt.sum(axis=0).max(axis=1) / safe(load.mean(axis=1))).mean()),
+            "busiest_over_mean_best": float((best.sum(axis=0).max(axis=1) / safe(load.mean(axis=1))).mean()),
             "bound_step_s": bound_s + offset,
-            "assumes": "same cost on any DP rank",
+            "assumes": "same cost on any DP rank; the longest first, each to the DP rank with the least work",
         },
         cause=cause,
     )

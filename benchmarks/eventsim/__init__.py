@@ -5,8 +5,8 @@
     simulate(job).trace     # what its ranks recorded
     truths(job)             # what is wrong with it, and what each cause really costs
 
-`model` says what a job is, `schedule`, `topology` and `graph` what its ranks do in a step, `world`, `causes` and
-`troubles` what everything costs, `engine` and `network` run it, `run` records it, `truth` runs it again without a
+`model` says what a job is, `schedule`, `topology` and `graph` what its ranks do in a step, `world`, `causes`, `uneven`
+and `troubles` what everything costs, `engine` and `network` run it, `run` records it, `truth` runs it again without a
 cause, and `cases` draws jobs. The scores of tracekit's diagnosis are in `benchmarks.verdicts`.
 """
 

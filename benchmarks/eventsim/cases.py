@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.eventsim import recipes
+from benchmarks.eventsim import recipes, uneven_recipes
 from benchmarks.eventsim.causes import Cause
 from benchmarks.eventsim.model import (
     ComputeCost,
@@ -39,6 +39,7 @@ ONE_LANE = ((1, 4, 1, 8), (1, 8, 1, 4))
 ONE_WORKER = ((1, 1, 1, 8),)
 PIPELINES = SHALLOW + DEEP
 ANY = FLAT + PIPELINES
+HALVES = tuple(shape for shape in ANY if shape[0] >= 4)
 SHARED_HOSTS = tuple(shape for shape in ANY if shape[3] < 8 and shape[0] >= 4)
 #: At most so many ops in a trace, so that hundreds of jobs can be run several times each.
 MOST_OPS = 20_000
@@ -98,7 +99,7 @@ CASES: dict[str, Case] = {
     "P9-anytime": Case((recipes.random_pauses,)),
     "P10": Case((recipes.slow_first_microbatch,)),
     "P11": Case((recipes.slow_nic(6, "sending"),), shapes=PIPELINES),
-    "P12": Case((recipes.older_half,), shapes=tuple(shape for shape in ANY if shape[0] >= 4)),
+    "P12": Case((recipes.older_half,), shapes=HALVES),
     "P13": Case((recipes.slow_steps,), steps=(3, 4)),
     "P14": Case((recipes.wander(0.03, 0.05, 0.07),), shapes=FLAT, steps=(16, 40)),
     "P15": Case((recipes.wander(0.015),), shapes=PIPELINES, steps=(12, 24)),
@@ -139,6 +140,17 @@ CASES: dict[str, Case] = {
                             finish=recipes.ranks_told_apart),
     "slow-rank-and-worker": Case((recipes.slow_rank(1.5), recipes.bad_worker(1.5)), shapes=PIPELINES,
                                  finish=recipes.ranks_told_apart),
+    "creeping": Case((uneven_recipes.creeping(1.3, 2.0),), steps=(8, 30)),
+    "creeping-mild": Case((uneven_recipes.creeping(1.08, 1.3),), steps=(8, 40)),
+    "creeping-long": Case((uneven_recipes.creeping(1.1, 2.0),), shapes=FLAT + SHALLOW, steps=(80, 200)),
+    "creeping-host": Case((uneven_recipes.creeping_host,), shapes=SHARED_HOSTS),
+    "lengths": Case((uneven_recipes.odd_sequences(),)),
+    "lengths-few": Case((uneven_recipes.odd_sequences(),), finish=uneven_recipes.few_microbatches),
+    "lengths-shards": Case((uneven_recipes.odd_sequences(shards=True),), steps=(16, 30)),
+    "lengths-and-worker": Case((uneven_recipes.odd_sequences(), recipes.bad_worker(1.5))),
+    "slower-half": Case((uneven_recipes.slower_half,), shapes=HALVES),
+    "slower-half-noisy": Case((uneven_recipes.slower_half,), shapes=HALVES, finish=recipes.noisy),
+    "slower-half-lengths": Case((uneven_recipes.slower_half, uneven_recipes.odd_sequences()), shapes=HALVES),
     "healthy-lockstep": Case(shapes=ANY + ONE_LANE, steps=(6, 40), finish=recipes.ranks_told_apart),
     "healthy": Case(shapes=ANY + ONE_LANE + ONE_WORKER, steps=(3, 40)),
     "healthy-noisy": Case(shapes=ANY + ONE_LANE + ONE_WORKER, steps=(6, 40), finish=recipes.noisy),

@@ -1,4 +1,4 @@
-"""What can be wrong with a job's workers, data and hosts. `troubles` has the network and the clocks.
+"""What can be wrong with a job's workers and hosts. `uneven` has its data, `troubles` the network and the clocks.
 
 In: a `World` as drawn. Out: the same with a cause's effect on it. A cause that draws has a seed of its own.
 """
@@ -17,6 +17,7 @@ from benchmarks.eventsim.model import Cell, Job, Shape
 from benchmarks.eventsim.world import World, walk
 
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,27 @@ class Part(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+class Rise(StrEnum):
+    """How workers get slow: at once, or step by step up to the last one."""
+
+    AT_ONCE = "at once"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+    SATURATING = "saturating"
+
+    def factors(self, at: Floats, last: float) -> Floats:
+        """How slow they are at these shares of the time, 0 to 1, if they are `last` times as slow in the end."""
+        match self:
+            case Rise.LINEAR:
+                return 1 + (last - 1) * at
+            case Rise.EXPONENTIAL:
+                return np.asarray(last**at)
+            case Rise.SATURATING:
+                return np.asarray(1 + (last - 1) * (1 - np.exp(-4 * at)) / (1 - np.exp(-4)))
+            case _:
+                return np.full_like(at, last)
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Something wrong with a job."""
@@ -73,22 +95,28 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class SlowWorkers(Cause):
-    """Some workers compute `factor` times as long: one bad worker, a host, or the older GPUs of a job."""
+    """Some workers compute `factor` times as long: one bad worker, a host, or the older GPUs of a job.
+
+    `rise`: how they get there, from the first step on in which they are slow; in the last one they are this slow.
+    """
 
     workers: frozenset[Cell]
     factor: float = 1.5
     when: When = ALWAYS
     part: Part = Part.ALL
+    rise: Rise = Rise.AT_ONCE
 
     def apply(self, world: World) -> None:
-        steps = self.when.mask(world.job.shape.steps)
+        steps = world.job.shape.steps
+        at = np.clip(np.arange(1 - self.when.since, steps - self.when.since + 1) / (steps - self.when.since), 0, 1)
+        factor = np.where(self.when.mask(steps), self.rise.factors(at, self.factor), 1.0)
         for dp, pp in self.workers:
             if self.part in (Part.ALL, Part.FORWARD):
-                world.forward[steps, dp, pp] *= self.factor
+                world.forward[:, dp, pp] *= factor[:, None, None]
             if self.part in (Part.ALL, Part.BACKWARD):
-                world.backward[steps, dp, pp] *= self.factor
+                world.backward[:, dp, pp] *= factor[:, None, None]
             if self.part in (Part.ALL, Part.OPTIMIZER):
-                world.optimizer[steps, dp, pp] *= self.factor
+                world.optimizer[:, dp, pp] *= factor
 
     def cells(self, job: Job) -> frozenset[Cell]:
         del job
@@ -130,46 +158,6 @@ class SlowSteps(Cause):
         steps = self.when.mask(world.job.shape.steps)
         world.forward[steps] *= self.factor
         world.backward[steps] *= self.factor
-
-
-@dataclass(frozen=True, slots=True)
-class SkewedData(Cause):
-    """One DP rank gets sequences `factor` times as long as the others; the job's tokens stay as many."""
-
-    dp: int
-    factor: float = 2.0
-
-    def apply(self, world: World) -> None:
-        for field, factor in ((world.tokens, self.factor), (world.attention, self.factor**2)):
-            field[:, self.dp] *= factor
-            field[...] /= 1 + (factor - 1) / world.job.shape.dp
-
-
-@dataclass(frozen=True, slots=True)
-class UnequalSequences(Cause):
-    """Microbatches of documents with a long-tailed length.
-
-    `packed`: each is filled to the same tokens, attention differs; else it holds `documents`, and both differ.
-    """
-
-    seed: int
-    packed: bool = True
-    sigma: float = 1.4
-    documents: int = 8
-
-    def apply(self, world: World) -> None:
-        rng = np.random.default_rng(self.seed)
-        shape = world.tokens.shape
-        if self.packed:
-            lengths = np.minimum(rng.lognormal(0, self.sigma, (*shape, 400)), 40.0)
-            before = np.cumsum(lengths, axis=-1) - lengths
-            lengths = np.clip(40.0 - before, 0.0, lengths)  # the last document is cut where the budget ends
-            attention = (lengths**2).sum(axis=-1)
-        else:
-            lengths = rng.lognormal(0, self.sigma, (*shape, self.documents))
-            world.tokens *= lengths.sum(axis=-1) / lengths.sum(axis=-1).mean()
-            attention = (lengths**2).sum(axis=-1)
-        world.attention *= attention / attention.mean()
 
 
 @dataclass(frozen=True, slots=True)

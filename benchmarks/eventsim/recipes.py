@@ -20,14 +20,12 @@ from benchmarks.eventsim.causes import (
     Part,
     ProcessPauses,
     RandomPauses,
-    SkewedData,
     SlowFirstMicrobatch,
     SlowHostThread,
     SlowRank,
     SlowSteps,
     SlowWorkers,
     StoppedProcess,
-    UnequalSequences,
     Wander,
     When,
 )
@@ -41,6 +39,7 @@ from benchmarks.eventsim.troubles import (
     Traffic,
     Way,
 )
+from benchmarks.eventsim.uneven import SkewedData, UnequalSequences
 
 Rng = np.random.Generator
 Maker = Callable[[Rng, Job], Cause]

@@ -19,20 +19,19 @@ from benchmarks.eventsim.causes import (
     Part,
     ProcessPauses,
     RandomPauses,
-    SkewedData,
     SlowFirstMicrobatch,
     SlowHostThread,
     SlowRank,
     SlowSteps,
     SlowWorkers,
     StoppedProcess,
-    UnequalSequences,
     Wander,
     When,
 )
 from benchmarks.eventsim.model import Cell, Job
 from benchmarks.eventsim.run import run
 from benchmarks.eventsim.troubles import ClockOffset, Congestion, CongestionEpisodes, SlowLink, SlowNic
+from benchmarks.eventsim.uneven import SkewedData, UnequalSequences
 
 
 class TruthKind(StrEnum):

@@ -14,7 +14,7 @@ import pytest
 
 import benchmarks.eventsim
 from benchmarks.eventsim import CASES, draw_job, simulate, truths
-from benchmarks.eventsim.causes import Checkpoints, GcPauses, LateData, SlowWorkers, UnequalSequences, When
+from benchmarks.eventsim.causes import Checkpoints, GcPauses, LateData, Rise, SlowWorkers, When
 from benchmarks.eventsim.engine import Stops
 from benchmarks.eventsim.graph import Flow
 from benchmarks.eventsim.model import (
@@ -32,6 +32,7 @@ from benchmarks.eventsim.model import (
 from benchmarks.eventsim.network import SharedNetwork
 from benchmarks.eventsim.troubles import ClockOffset, Congestion, SlowLink
 from benchmarks.eventsim.truth import TruthKind, mean_step_s, with_workers_replaced, without
+from benchmarks.eventsim.uneven import UnequalSequences
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.010, 0.020, 0.004
 #: A network that takes no time: what is left are the computes.
@@ -209,6 +210,30 @@ def test_the_truth_of_a_slow_worker_is_its_extra_work():
         mean_step_s(without(job, slow))
     )
     assert mean_step_s(with_workers_replaced(job, frozenset({(1, 0)}))) == pytest.approx(mean_step_s(job))
+
+
+@pytest.mark.parametrize(
+    ("rise", "factors"),
+    [
+        (Rise.LINEAR, [1, 1, 1.25, 1.5]),
+        (Rise.EXPONENTIAL, [1, 1, 1.5**0.5, 1.5]),
+        (Rise.SATURATING, [1, 1, 1 + 0.5 * (1 - np.exp(-2)) / (1 - np.exp(-4)), 1.5]),
+    ],
+)
+def test_a_worker_becomes_slower_until_the_last_step(rise, factors):
+    slow = SlowWorkers(frozenset({(0, 0)}), 1.5, When(since=2), rise=rise)
+    job = exact(shape=Shape(dp=2, pp=1, microbatches=1, steps=4), causes=(slow,))
+    forwards = ops(job, "forward-compute", dp_rank=0).sort("step")
+    assert (forwards["duration"] / FORWARD_S).to_list() == pytest.approx(factors, abs=1e-3)
+
+
+def test_shards_give_one_dp_rank_the_costliest_microbatches_for_some_steps():
+    uneven = UnequalSequences(9, shards=2)
+    job = exact(shape=Shape(dp=3, pp=1, microbatches=4, steps=4), causes=(uneven,))
+    forwards = ops(job, "forward-compute").with_columns(stretch=(pl.col("step") - pl.col("step").min()) // 2)
+    for _, stretch in forwards.group_by("stretch"):
+        ranks = stretch.group_by("dp_rank").agg(low=pl.col("duration").min(), high=pl.col("duration").max()).sort("low")
+        assert (ranks["high"][:-1] <= ranks["low"][1:]).all()
 
 
 def test_dealing_microbatches_evenly_keeps_them_all_and_saves_time():

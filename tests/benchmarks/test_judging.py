@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.eventsim.causes import SkewedData, SlowWorkers, When
+from benchmarks.eventsim.causes import SlowWorkers, When
 from benchmarks.eventsim.model import Network, Shape
 from benchmarks.eventsim.truth import mean_step_s, truths, without
+from benchmarks.eventsim.uneven import SkewedData
 from benchmarks.judging import ACCEPTED, judge
 from benchmarks.verdicts import report
 from tests.benchmarks.test_eventsim import exact

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.fixes.balance import deal_job, deal_step, dealt_cost
+from tracekit.analysis.fixes.balance import best_deal_of_step, deal_job, deal_step, dealt_cost
 from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model, with_slowness
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL
@@ -43,8 +43,16 @@ def test_a_deal_is_within_one_percent_of_the_best(microbatches, dp_ranks, seed):
     rng = np.random.default_rng(seed)
     # Of costs that differ by much a few large ones decide; then the best deal is easy to miss.
     cost = rng.lognormal(0, (0.2, 0.5)[seed % 2], (microbatches, dp_ranks))
-    dealt = cost.ravel()[deal_step(cost)]
+    dealt = cost.ravel()[best_deal_of_step(cost)]
     assert dealt.sum(axis=0).max() <= best_load(cost) * 1.01
+
+
+def test_the_longest_microbatches_are_dealt_first_to_the_dp_rank_with_the_least_work_that_has_room():
+    """7 to rank 0, 6 to 1, 3 to 1 (9), 2 to 0 (9): both have two of their three; 1 to rank 0, 1 to rank 1."""
+    cost = np.array([[7.0, 1.0], [3.0, 2.0], [1.0, 6.0]])
+    assert cost.ravel()[deal_step(cost)].tolist() == [[7.0, 6.0], [2.0, 3.0], [1.0, 1.0]]
+    full = np.array([[9.0, 1.0], [1.0, 1.0]])
+    assert full.ravel()[deal_step(full)].tolist() == [[9.0, 1.0], [1.0, 1.0]]  # rank 1 has no room for a third
 
 
 @examples(25)

@@ -1,0 +1,82 @@
+"""Members whose level moves smoothly over the steps, such as a worker that becomes slower step by step.
+
+In: series over the steps as in `significance`, and how they deviate from the levels they have otherwise. Out: the
+level that each follows if it moves, and how unlikely that is by chance. A speed that wanders looks smooth for a while,
+too. So a curve must explain more than curves do of noise that remembers from step to step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats
+
+#: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.
+#: Each degree needs this many steps.
+STARTS = (0.0, 0.125, 0.25, 0.375, 0.5)
+HIGHEST_DEGREE = 3
+STEPS_PER_DEGREE = 3
+SMALLEST_VARIANCE = 1e-8
+
+
+class Drifts(Struct, frozen=True, eq=False):
+    """`level`: [series, steps]; `parameters`: of that curve, at most; `nats`: how unlikely by chance, [series]."""
+
+    level: Floats
+    parameters: int
+    nats: Floats
+
+
+def drifts_of(series: Floats, deviation: Floats, memory: float, *, pooled: float) -> Drifts:
+    """Fit a curve to each of `series`, [series, steps], six steps at least.
+
+    `deviation`: from the levels otherwise. `memory`: share of a deviation that remains a step later. `pooled`: number
+    of independent series that share one variance; 1: each has its own.
+    """
+    steps = series.shape[1]
+    starts = sorted({round(share * steps) for share in STARTS})
+    level, left, parameters = np.zeros_like(series), np.full(len(series), np.inf), np.zeros(len(series), np.int64)
+    bases = [_basis(steps, start) for start in starts]
+    for basis in bases:
+        fitted = _fitted(series, basis, memory)
+        unlike = _squares(series - fitted, memory)
+        better = unlike < left
+        level[better], left[better], parameters[better] = fitted[better], unlike[better], len(basis)
+    without = _squares(deviation, memory)
+    freedom: Floats = np.maximum(steps - parameters, 1).astype(float)
+    variance = np.maximum(left / freedom, SMALLEST_VARIANCE)
+    if pooled > 1:
+        variance = np.maximum(variance, np.median(without) / (steps - 1))
+    freedom *= pooled
+    explained = np.maximum(without - left, 0.0) / variance
+    # Student's likelihood ratio, less the weight of the parameters that any curve has, and of the choice of its start.
+    spent = parameters - 1
+    nats = (freedom + spent) / 2 * np.log1p(explained / freedom) - spent / 2 * np.log(np.maximum(explained, 1.0))
+    return Drifts(level, max(map(len, bases)), nats - math.log(len(starts)))
+
+
+def _basis(steps: int, start: int) -> Floats:
+    """A level up to a step, then a polynomial, [parameters, steps]."""
+    after = np.arange(steps) >= start
+    degree = min(HIGHEST_DEGREE, (steps - start) // STEPS_PER_DEGREE)
+    place = np.clip(2 * (np.arange(steps) - start) / (steps - 1 - start) - 1, -1, 1)
+    curves = np.polynomial.legendre.legvander(place, degree).T * after
+    return np.asarray(np.concatenate([curves, ~after[None]]) if start else curves, np.float64)
+
+
+def _fitted(series: Floats, basis: Floats, memory: float) -> Floats:
+    weights = np.linalg.lstsq(_shocks(basis, memory).T, _shocks(series, memory).T, rcond=None)[0]
+    return np.asarray(weights.T @ basis)
+
+
+def _squares(series: Floats, memory: float) -> Floats:
+    return np.asarray((_shocks(series, memory) ** 2).sum(axis=-1))
+
+
+def _shocks(series: Floats, memory: float) -> Floats:
+    """What is new in each step of a series that remembers the one before, [..., steps]; independent by chance."""
+    first = np.sqrt(1 - memory**2) * series[..., :1]
+    return np.concatenate([first, series[..., 1:] - memory * series[..., :-1]], axis=-1)
