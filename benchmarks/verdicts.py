@@ -22,7 +22,7 @@ from tracekit.errors import TracekitError
 SEED, COUNT, HEALTHY = 9_800_000, 3, 60
 HEALTHY_CASES = ("healthy", "healthy-noisy", "healthy-lockstep", "healthy-loop")
 #: Nobody is to be blamed in these either.
-BLAMELESS = (*HEALTHY_CASES, "P14", "P15", "P19", "clock")
+BLAMELESS = (*HEALTHY_CASES, "healthy-nvlink", "P14", "P15", "P19", "clock")
 
 
 def section() -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tracekit.analysis.attribution.patterns import TimePattern
+from tracekit.analysis.causes.episode_figures import time_of_episodes
 from tracekit.analysis.causes.model import (
     SMALLEST_BLAMELESS_SHARE,
     Candidate,
@@ -21,10 +23,13 @@ from tracekit.analysis.causes.model import (
 )
 from tracekit.analysis.causes.rule import Rule
 from tracekit.analysis.evidence.changes import Scale, step_times_with
+from tracekit.analysis.evidence.congestion import SMALLEST_LEVEL
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, card_as_usual, links_as_usual, shared_anyway_s
+from tracekit.analysis.evidence.significance import episodes_of
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.text import ratio, seconds
 
@@ -32,7 +37,7 @@ from tracekit.text import ratio, seconds
 SMALLEST_NIC_FACTOR = 1.5
 #: Report waiting for an unrecorded worker if it takes at least this share of the step.
 SMALLEST_LATENESS_SHARE = 0.02
-FEWEST_HICCUPS = 1
+FEWEST_LONG = 1
 FEWEST_STEPS = 3
 #: No collective between workers is faster, seconds.
 SMALLEST_TRANSFER_S = 1e-6
@@ -40,13 +45,19 @@ SMALLEST_TRANSFER_S = 1e-6
 SMALLEST_OFFSET_S = 1.5e-3
 
 
+def _time(evidence: Evidence, series: Floats) -> TimePattern:
+    """When the network is slow. `series`: by which factor, 1 if it is not, [steps]."""
+    return time_of_episodes(evidence, episodes_of(np.log(series)[None], 2, fewest=1, remembers=False), 0, series)
+
+
 class SlowLink(Rule):
     """The connection between two neighbouring stages of one DP rank is slow.
 
     Paper: no signature. A slow sender shows on the receiver's recv, so tracekit uses the shorter of the two sides of
     each transfer, which no wrong clock can lengthen. A link is slow if nearly all its transfers of a step take three
-    times as long as on the usual link, and longer than the usual differences between links. A slow card explains the
-    slowness of its links.
+    times as long as on the usual link, within a host or between hosts as it is, and longer than the usual differences
+    between links. A slow card explains the slowness of its links. If all DP ranks' links between two stages are slow at
+    once, and only at times, it is congestion.
     """
 
     kind = CauseKind.SLOW_LINK
@@ -89,7 +100,15 @@ class SlowLink(Rule):
             series = np.where(mine.any(axis=(0, 2)), float(np.median(factor[mine])), 1.0)
             change = links_as_usual(traffic, mine)
             effect = f"transfers take {ratio(figures[0].value)} times as long as on the usual link"
-            yield Candidate(self.kind, Where(links=links), effect, figures, confidence_from(figures), change, series)
+            yield Candidate(
+                self.kind,
+                Where(links=links),
+                effect,
+                figures,
+                confidence_from(figures),
+                change,
+                time=_time(evidence, series),
+            )
 
 
 class SlowNic(Rule):
@@ -141,7 +160,7 @@ class SlowNic(Rule):
                 figures,
                 confidence_from(figures),
                 card_as_usual(evidence.traffic, card),
-                np.where(card.steps, float(card.factor[card.steps].mean()), 1.0),
+                time=_time(evidence, np.where(card.steps, float(card.factor[card.steps].mean()), 1.0)),
                 title=f"Network card is slow in {' and '.join(card.sides)}",
             )
         if not cards:
@@ -221,17 +240,21 @@ def _on_one_host(evidence: Evidence) -> bool:
 
 
 class Congestion(Rule):
-    """A few transfers and collectives, at various places, take many times as long as usual: congestion, or a flapping
+    """Transfers and collectives all over the job take longer at some times than at others: congestion, or a flapping
     port.
 
-    Paper: uses the median, not the mean, as the ideal of communication, which such hiccups do not affect; no signature.
-    tracekit counts transfers and collectives longer than six times the usual for the same link or ring.
+    Paper: uses the median, not the mean, as the ideal of communication, which a few long transfers do not affect; no
+    signature. tracekit compares each transfer with itself in calm steps. Either most of a step's take one and a half
+    times as long, those of all stages or those between two stages on all DP ranks; or a few take longer than noise and
+    sharing a card explain.
     """
 
     kind = CauseKind.CONGESTION
     title = "A few transfers take many times as long as usual"
-    signature = "up to a tenth of the transfers and collectives are very long, on changing links and steps"
-    refuted_by = "the long transfers are all on one link"
+    signature = (
+        "transfers are very long in some steps, or a few of them are, on changing links; they are as usual otherwise"
+    )
+    refuted_by = "the long transfers are all on one link, or pass one card"
     next_check = "switch port flaps and ECN/PFC counters in those steps; hw_counters/np_cnp_sent, out_of_sequence"
     suggested_fix = (
         "have the network team look for flapping ports and congested uplinks (port flaps, ECN and PFC counters)"
@@ -243,19 +266,34 @@ class Congestion(Rule):
             return
         if _on_one_host(evidence):
             return
-        found = evidence.hiccups
-        if not found.rare:
+        found = evidence.congestion
+        if not found.shows:
             return
-        figures = (
-            Figure("long transfers", found.count, FEWEST_HICCUPS),
-            Figure("longest over the usual", found.longest, HICCUP_FACTOR, Unit.FACTOR),
+        congested, most = found.level > 1, float(found.level.max())
+        if congested.any():
+            figures: tuple[Figure, ...] = (
+                Figure("transfer time over that of calm steps", most, SMALLEST_LEVEL, Unit.FACTOR),
+            )
+            title = "Transfers all over the job take longer in some steps"
+            effect = (
+                f"in {congested.sum():,} of {len(congested):,} steps transfers take up to {ratio(most)} times as long"
+                " as the same ones in the others"
+            )
+        else:
+            figures = (
+                Figure("long transfers", found.count, FEWEST_LONG),
+                Figure("longest over the usual", found.longest, found.needed, Unit.FACTOR),
+            )
+            title = self.title
+            effect = (
+                f"{found.count:,} of {found.of:,} transfers and collectives take up to {ratio(found.longest)} times as"
+                " long as usual, on changing links"
+            )
+        # Single long transfers are random, so the place of a few of them does not predict the next ones.
+        time = _time(evidence, found.level) if congested.any() else None
+        yield Candidate(
+            self.kind, Where(), effect, figures, confidence_from(figures), found.change, time=time, title=title
         )
-        effect = (
-            f"{found.count:,} of {found.of:,} transfers and collectives take up to {ratio(found.longest)} times as long"
-            " as usual, on changing links"
-        )
-        # No time pattern: hiccups are random, so the place of a few of them does not predict the next ones.
-        yield Candidate(self.kind, Where(), effect, figures, confidence_from(figures), found.change)
 
 
 class SharedCard(Rule):
@@ -281,8 +319,9 @@ class SharedCard(Rule):
         if evidence.transfers.empty:
             return
         traffic = evidence.traffic
-        usual = np.fmax(traffic.link_s[:, None, None], traffic.usual_s)
-        shared_s = shared_anyway_s(traffic, evidence.hiccups)
+        usual = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
+        found = evidence.congestion
+        shared_s = shared_anyway_s(traffic, found.rings if found.shows else np.ones(traffic.rings.shape))
         alone = np.maximum(traffic.seconds - shared_s, usual)
         long = (shared_s > 0) & (traffic.seconds > HICCUP_FACTOR * usual) & (alone < traffic.seconds)
         if not long.any():
@@ -297,7 +336,7 @@ class SharedCard(Rule):
             Figure("what goes without, over the step", share, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
             Figure("transfers that wait", int(long.sum()), 0.0),
         )
-        longest = float(np.nanmax(traffic.seconds[long])) / traffic.usual_s
+        longest = float(np.nanmax((traffic.seconds / traffic.usual_s[:, None, None])[long]))
         effect = (
             f"{long.sum():,} transfers take up to {ratio(longest)} times as long as usual while a collective of the job"
             " passes the same card"

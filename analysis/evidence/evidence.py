@@ -18,10 +18,10 @@ from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_ti
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
+from tracekit.analysis.evidence.congestion import Congestion, congestion
 from tracekit.analysis.evidence.data_waits import DataWaits
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
-from tracekit.analysis.evidence.network_repairs import Hiccups, hiccups
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
@@ -178,9 +178,9 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return Traffic.of(self)
 
     @cached_property
-    def hiccups(self) -> Hiccups:
-        """Transfers and collectives that hang now and then."""
-        return hiccups(self.traffic)
+    def congestion(self) -> Congestion:
+        """Transfers and collectives that take longer at some times than at others."""
+        return congestion(self.traffic)
 
     @cached_property
     def collectives(self) -> OpGrid:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median
 from tracekit.model import Worker
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ SENDING, RECEIVING = "sending", "receiving"
 #: All transfers of a slow link are slow, except for some that are recorded too short. A link with some fast transfers
 #: only waits behind another one.
 FASTEST_SHARE = 0.1
+#: In a step in which a link or card is slow, all of its transfers but this share are slow.
+FASTER_SHARE = 0.25
 #: Seconds; no transfer is faster.
 NO_TIME_S = 1e-9
 
@@ -68,7 +70,7 @@ def slow_cards(traffic: Traffic) -> tuple[SlowCard, ...]:
     return tuple(sorted(cards, key=lambda card: -int(card.flows.sum() * card.steps.sum())))
 
 
-def _passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
+def passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
     """The host whose card each link's transfers pass on this side, and which pass one, [slots, dp_ranks] each."""
     host, peer = traffic.hosts_of_flows(side), traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
     return host, np.isfinite(traffic.link_s) & (host != peer)  # transfers within a host pass no card
@@ -84,38 +86,47 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
     """For each slow ring, the card whose transfers are slow compared with those of its other cards."""
     if not traffic.rings.size:
         return
-    host, passes = _passing(traffic, side)
+    host, passes = passing(traffic, side)
     for stage in range(traffic.evidence.stages):
         steps = traffic.ring_factor[stage] > SMALLEST_RING_FACTOR
         cards = np.unique(traffic.host_number[stage])
         if steps.sum() < traffic.fewest_steps or len(cards) < 2:
             continue
         flows = [passes & (host == card) for card in cards]
-        level = np.array([_level(traffic, of_card, steps) for of_card in flows])
+        levels = np.array([_level(traffic, of_card, steps) for of_card in flows])
         ring = float(median(traffic.ring_factor[stage, steps], (0,)))
-        slow = level > CARD_MARGIN * lower_median(level, 0)
+        # Congestion hits many transfers of a card by chance, and spares some.
+        slow, level = np.all(levels > CARD_MARGIN * lower_median(levels, 0), axis=1), levels[:, 0]
         # Of several, take the one whose transfers are as slow as the ring; the others have a slow link.
         best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
         if slow[best] and ring > RING_SHARE * level[best]:
             yield int(cards[best]), _card(traffic, int(cards[best]), side, flows[best], steps, ring)
 
 
-def _level(traffic: Traffic, flows: Bools, steps: Bools) -> float:
-    """Transfer time over the usual in these steps on the fastest of these links; 1 if there are none."""
+def _level(traffic: Traffic, flows: Bools, steps: Bools) -> tuple[float, float]:
+    """Transfer time over the usual in these steps on the fastest of these links, on average and of its faster
+    transfers; 1 if there are none.
+    """
     factor = traffic.factor.transpose(1, 0, 2)[steps][:, flows]
-    return max(float(factor.mean(axis=0).min()), NO_TIME_S) if factor.size else 1.0
+    if not factor.size:
+        return 1.0, 1.0
+    seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
+    faster = lower_quantile(seconds.reshape(len(seconds), -1), 1, FASTER_SHARE) / traffic.usual_s[flows]
+    return max(float(factor.mean(axis=0).min()), NO_TIME_S), max(float(faster.min()), NO_TIME_S)
 
 
 def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, SlowCard]]:
     """Cards outside of any ring whose links to several hosts are all slow at the same time."""
-    host, passes = _passing(traffic, side)
+    host, passes = passing(traffic, side)
     peer = traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
     for card in np.unique(host[traffic.slow.any(axis=1) & passes]):
         flows = passes & (host == card)
-        slow = traffic.slow.transpose(1, 0, 2)[:, flows]
-        steps: Bools = np.all(slow, axis=1)
-        alike = steps.sum() >= max(traffic.fewest_steps, WITH_ITS_LINKS_SHARE * slow.sum(axis=0).max())
-        if alike and not _ring_stages(traffic, int(card)) and len(np.unique(peer[flows])) > 1:
+        steps: Bools = np.any(traffic.slow.transpose(1, 0, 2)[:, flows], axis=1)
+        seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
+        fastest = lower_quantile(seconds.reshape(len(seconds), -1), 1, FASTEST_SHARE) / traffic.usual_s[flows]
+        alike = fastest.min() > max(CARD_MARGIN, SIDE_SHARE * fastest.max())
+        several = len(np.unique(peer[flows])) > 1 and steps.sum() >= traffic.fewest_steps
+        if alike and several and not _ring_stages(traffic, int(card)):
             yield int(card), _card(traffic, int(card), side, flows, steps, 1.0)
 
 
@@ -124,7 +135,9 @@ def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ri
     workers = tuple(sorted(traffic.evidence.worker(stage, at) for stage, at in members))
     factor = np.where(steps, traffic.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-    fastest = max(float(np.nanquantile(seconds, FASTEST_SHARE)) / traffic.usual_s, 1.0) if seconds.size else 1.0
+    fastest = 1.0
+    if seconds.size:
+        fastest = max(float(np.nanquantile(seconds / traffic.usual_s[flows][:, None, None], FASTEST_SHARE)), 1.0)
     return SlowCard(host, workers, (side,), flows, _ring_stages(traffic, host), steps, factor, fastest, ring_factor)
 
 
@@ -134,7 +147,7 @@ def _with_slow_sides(traffic: Traffic, card: SlowCard) -> SlowCard:
         return card
     fastest = {}
     for side in card.sides:
-        host, passes = _passing(traffic, side)
+        host, passes = passing(traffic, side)
         seconds = traffic.seconds.transpose(0, 3, 1, 2)[passes & (host == card.host)][..., card.steps]
         fastest[side] = float(np.nanquantile(seconds, FASTEST_SHARE))
     slow = tuple(side for side in card.sides if fastest[side] >= SIDE_SHARE * max(fastest.values()))

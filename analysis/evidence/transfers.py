@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.slow_cards import FASTEST_SHARE, NO_TIME_S, RECEIVING, SENDING, SlowCard, slow_cards
+from tracekit.analysis.evidence.slow_cards import (
+    FASTER_SHARE,
+    FASTEST_SHARE,
+    NO_TIME_S,
+    RECEIVING,
+    SENDING,
+    SlowCard,
+    slow_cards,
+)
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
@@ -34,11 +42,9 @@ LINK_SPREADS = 6.0
 FEWEST_PEERS = 3
 #: A link only waits for others if at least so many of its transfers had not to.
 FEWEST_FREE = 3
-#: In a step in which a link is slow, all of its transfers but this share are slow.
-FASTER_SHARE = 0.25
-#: If more than this share of the links is slow at once, the whole network is slow.
+#: If more than this share of the links is slow at once, the whole network is, and a link is compared with the others.
 WHOLE_NETWORK_SHARE = 0.7
-#: A link or card is slow in at least this many steps, and in this share of them; fewer are hiccups.
+#: A link or card is slow in at least this many steps, and in this share of them; fewer are chance.
 FEWEST_SLOW_STEPS = 2
 SMALLEST_STEP_SHARE = 0.1
 #: Gradients in full precision are twice the bytes of parameters in half precision; a longer reduction is waiting.
@@ -84,11 +90,24 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return median(self.seconds, (1, 2))
 
     @cached_property
-    def usual_s(self) -> float:
-        """The transfer of the usual link, seconds; the faster of two middle ones, because half of the links may be
-        slow.
+    def usual_s(self) -> Floats:
+        """The transfer of the usual link, as `usual_of`."""
+        return self.usual_of(self.link_s)
+
+    def usual_of(self, link_s: Floats) -> Floats:
+        """The transfer of the usual link, seconds, [slots, dp_ranks]: of those within hosts and between hosts, each for
+        itself; the faster of two middle ones, because half of the links may be slow. `link_s`: of each link.
         """
-        return float(np.fmax(lower_median(self.link_s.ravel(), 0), NO_TIME_S))
+        usual = np.full(link_s.shape, NO_TIME_S)
+        for kind in filter(np.any, self.kinds):
+            usual[kind] = np.fmax(lower_median(link_s[kind], 0), NO_TIME_S)
+        return usual
+
+    @cached_property
+    def kinds(self) -> tuple[Bools, Bools]:
+        """Which links stay within a host, and which join hosts, [slots, dp_ranks] each."""
+        between: Bools = self.hosts_of_flows(SENDING) != self.hosts_of_flows(RECEIVING)
+        return ~between, between
 
     @cached_property
     def spread_s(self) -> float:
@@ -98,13 +117,13 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         any.
         """
         peers = self.link_s.shape[1] >= FEWEST_PEERS
-        usual = lower_median(self.link_s, axis=1)[:, None] if peers else self.usual_s
+        usual: Floats = lower_median(self.link_s, axis=1)[:, None] if peers else self.usual_s
         return MAD_TO_SIGMA * float(lower_median(np.abs(self.link_s - usual).ravel(), 0))
 
     @cached_property
-    def limit_s(self) -> float:
-        """A link is slow if its transfers take longer than this, seconds."""
-        return max(SMALLEST_LINK_FACTOR * self.usual_s, self.usual_s + LINK_SPREADS * self.spread_s)
+    def limit_s(self) -> Floats:
+        """A link is slow if its transfers take longer than this, seconds, [slots, dp_ranks]."""
+        return np.maximum(SMALLEST_LINK_FACTOR * self.usual_s, self.usual_s + LINK_SPREADS * self.spread_s)
 
     @cached_property
     def shared_s(self) -> Floats:
@@ -156,10 +175,12 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         if not self.seconds.size:
             return np.zeros((len(self.seconds), *self.seconds.shape[2:]), np.bool_)
         faster = lower_quantile(self.seconds, 1, FASTER_SHARE)
-        slow: Bools = faster > self.limit_s
-        used = np.isfinite(faster).sum(axis=(0, 2))
-        everywhere = slow.sum(axis=(0, 2)) > WHOLE_NETWORK_SHARE * np.maximum(used, 1)
-        slow &= ~everywhere[None, :, None]
+        limit_s = np.repeat(self.limit_s[:, None], faster.shape[1], axis=1)
+        for kind in filter(np.any, self.kinds):
+            of_kind = faster.transpose(1, 0, 2)[:, kind] / self.usual_s[kind]
+            level = np.fmax(lower_quantile(of_kind, 1, 1 - WHOLE_NETWORK_SHARE), 1.0)
+            limit_s *= np.where(kind[:, None], level[:, None], 1.0)
+        slow: Bools = faster > limit_s
         return slow
 
     @cached_property
@@ -167,7 +188,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """Transfer time over the usual in each step, [slots, steps, dp_ranks]; 1 if there is no transfer."""
         if not self.seconds.size:
             return np.ones((len(self.seconds), *self.seconds.shape[2:]))
-        factor = median(self.seconds, (1,)) / self.usual_s
+        factor = median(self.seconds, (1,)) / self.usual_s[:, None]
         return np.where(np.isfinite(factor), factor, 1.0)
 
     @cached_property
@@ -230,16 +251,34 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         for card in self.cards:
             ends = np.isin(self.hosts_of_flows(SENDING), card.host) | np.isin(self.hosts_of_flows(RECEIVING), card.host)
             left &= ~ends[:, None, :]
+        left &= ~self._shared(left)[:, :, None]
         left &= (left.sum(axis=1) >= self.fewest_steps)[:, None, :]
         kept = left.copy()
         slow = left.any(axis=1)
         for slot, at in np.argwhere(slow):
             beside = self._beside(slot, at)
             steps = np.asarray(left.transpose(1, 0, 2)[:, beside].any(axis=1))
-            kept[slot, :, at] &= np.nanquantile(self.seconds[slot][:, steps, at], FASTEST_SHARE) > self.limit_s
+            kept[slot, :, at] &= (
+                np.nanquantile(self.seconds[slot][:, steps, at], FASTEST_SHARE) > self.limit_s[slot, at]
+            )
             beside[slot, at] = False
             kept[slot, :, at] &= not self._only_waits((slot, at), beside & slow, steps)
         return kept
+
+    def _shared(self, slow: Bools) -> Bools:
+        """When all DP ranks' links between two stages are slow at once, and at other times fast, [slots, steps].
+
+        Single links or cards do not fail together: what their hosts share is slow.
+        """
+        used = np.isfinite(self.link_s)
+        together = slow.sum(axis=2) > WHOLE_NETWORK_SHARE * np.maximum(used.sum(axis=1), 1)[:, None]
+        sometimes = (~together).sum(axis=1) >= self.fewest_steps
+        several = [
+            min(len(np.unique(self.hosts_of_flows(side)[slot])) for side in (SENDING, RECEIVING)) > 1
+            for slot in range(len(slow))
+        ]
+        shared: Bools = together & (sometimes & several)[:, None]
+        return shared
 
     def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
         """Whether a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
@@ -249,15 +288,15 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         begin, free = ends_s[slot][:, steps, at] - seconds, np.isfinite(seconds)
         for of, dp_index in np.argwhere(others):
             long = self.seconds[of][:, steps, dp_index]
-            end = np.where(long > self.limit_s, ends_s[of][:, steps, dp_index], np.nan)
-            under_way = (end - long < begin[:, None] + self.usual_s) & (end > begin[:, None])
+            end = np.where(long > self.limit_s[of, dp_index], ends_s[of][:, steps, dp_index], np.nan)
+            under_way = (end - long < begin[:, None] + self.usual_s[slot, at]) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
-        return int(free.sum()) >= FEWEST_FREE and float(np.median(seconds[free])) <= self.limit_s
+        return int(free.sum()) >= FEWEST_FREE and bool(np.median(seconds[free]) <= self.limit_s[slot, at])
 
     @property
     def fewest_steps(self) -> int:
         """The number of steps in which a link or card must be slow."""
-        return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * int(self.seconds.shape[2])))
+        return fewest_of(self.seconds.shape[2])
 
     def _beside(self, slot: int, at: int) -> Bools:
         """Links that share a card with this one, including itself, [slots, dp_ranks]."""
@@ -289,6 +328,11 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         after = (link + 1) % self.evidence.stages
         stage = np.where((backward == 0) == (side == SENDING), link, after)
         return self.host_number[stage]
+
+
+def fewest_of(steps: int) -> int:
+    """The number of steps, of so many, that are no accident."""
+    return max(FEWEST_SLOW_STEPS, round(SMALLEST_STEP_SHARE * steps))
 
 
 def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:

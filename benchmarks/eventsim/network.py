@@ -3,6 +3,7 @@
 In: bandwidths of resources, and flows as they start and finish. Out: when each flow finishes. A flow moves at the
 smallest share it gets of any of its resources. FAIR: a resource divides its bandwidth equally among its flows. FIFO:
 transfers between stages pass one after the other, in order of arrival; collectives share with the one that passes.
+Switches always divide equally.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from benchmarks.eventsim.model import Queueing
 class SharedNetwork:
     """The flows under way. Times in seconds, sizes in bytes."""
 
-    def __init__(self, bandwidth: Sequence[float], queueing: Queueing) -> None:
-        self.bandwidth = bandwidth
+    def __init__(self, bandwidth: Sequence[float], queueing: Queueing, switch: int = -1) -> None:
+        self.bandwidth, self.switch = bandwidth, switch
         self.fifo = queueing is Queueing.FIFO
         self.on: list[dict[int, Flow]] = [{} for _ in bandwidth]  # dicts keep the order of arrival
         self.left: dict[int, float] = {}
@@ -62,7 +63,7 @@ class SharedNetwork:
     def _offered(self, node: int, flow: Flow, resource: int) -> float:
         """The bandwidth that one resource gives one flow."""
         here = self.on[resource]
-        if not self.fifo or len(here) == 1:
+        if not self.fifo or len(here) == 1 or resource == self.switch:
             return self.bandwidth[resource] / len(here)
         between_stages = [other for other, kind in here.items() if not kind.collective]
         if not flow.collective and between_stages[0] != node:

@@ -31,6 +31,7 @@ from benchmarks.eventsim.causes import (
 )
 from benchmarks.eventsim.model import Cell, Host, Job, Posting
 from benchmarks.eventsim.troubles import (
+    BusyUplink,
     ClockOffset,
     Congestion,
     CongestionEpisodes,
@@ -318,6 +319,29 @@ def episodes(rng: Rng, job: Job) -> Cause:
     return CongestionEpisodes(_seed(rng), length_s=0.3 * step_s(job), factor=float(rng.uniform(8, 20)))
 
 
+def stretches(traffic: str, factor: float, timing: Timing = bursts) -> Maker:
+    """All transfers take longer in some stretches of steps."""
+
+    def make(rng: Rng, job: Job) -> Cause:
+        return Congestion(_seed(rng), 1.0, _about(rng, factor), Traffic(traffic), timing(rng, job))
+
+    return make
+
+
+def scattered(rates: tuple[float, ...], factors: tuple[float, float], *, tails: bool = False) -> Maker:
+    """A share of all transfers takes longer, with `tails` some far longer."""
+
+    def make(rng: Rng, job: Job) -> Cause:
+        del job
+        return Congestion(_seed(rng), float(rng.choice(rates)), float(rng.uniform(*factors)), Traffic.ALL, tails=tails)
+
+    return make
+
+
+def busy_uplink(rng: Rng, job: Job) -> Cause:
+    return BusyUplink(float(rng.uniform(0.05, 0.15)), bursts(rng, job))
+
+
 def clock_offset(rng: Rng, job: Job) -> Cause:
     offset_s = float(rng.choice([-1, 1])) * float(rng.uniform(0.004, 0.015))
     drift = float(rng.choice([0.0, 5e-5])) if job.shape.steps >= 12 else 0.0
@@ -340,6 +364,12 @@ def busy_network(factor: float) -> Callable[[Rng, Job], Job]:
         )
 
     return finish
+
+
+def fast_nvlink(rng: Rng, job: Job) -> Job:
+    """Workers that share a host, and large transfers that are nine times as fast within it as between hosts."""
+    job = busy_network(2.5)(rng, job)
+    return replace(job, network=replace(job.network, nvlink=9 * job.network.nic))
 
 
 def unrecorded(rng: Rng, job: Job) -> Job:

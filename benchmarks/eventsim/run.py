@@ -75,7 +75,7 @@ def run(job: Job) -> Run:
             for after, length, factor in world.episodes[step]
         ]
         given = StepInput(begin.tolist(), work.tolist(), stretch.tolist(), world.stops, episodes)
-        network = SharedNetwork(world.bandwidth[step].tolist(), job.network.queueing)
+        network = SharedNetwork(world.bandwidth[step].tolist(), job.network.queueing, world.topology.uplink)
         times = run_step(graph, given, network)
         steps.append(RanStep(FIRST_STEP + step, began[-1], times))
         ended = np.array([times.end[graph.last[cell]] for cell in job.shape.cells])

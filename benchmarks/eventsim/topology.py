@@ -2,7 +2,7 @@
 
 In: a `Job`. Out: numbers of resources, and each resource's bandwidth. Every host has one network card with a sending
 and a receiving side, shared by its workers; every connection between two stages of a DP rank has a wire of its own per
-direction; workers of one host talk over NVLink.
+direction; workers of one host talk over NVLink. Each half of the hosts has a switch; the uplink between both is wide.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from benchmarks.eventsim.model import Cell, Job
 
 
 class Topology:
-    """The resources of a job: 2 x hosts card sides, then wires [dp, link, direction], then one NVLink per host."""
+    """The resources of a job: 2 x hosts card sides, wires [dp, link, direction], one NVLink per host, the uplink."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.shape = job, job.shape
         self.cards = 2 * self.shape.hosts
         self.wires = self.shape.dp * self.shape.pp * 2
+        self.uplink = self.cards + self.wires + self.shape.hosts
 
     def sending(self, host: int) -> int:
         """The sending side of a host's card."""
@@ -46,21 +47,22 @@ class Topology:
             for link in range(self.shape.pp)
             for _ in range(2)
         ]
-        return np.array([network.nic] * self.cards + wires + [network.nvlink] * self.shape.hosts, np.float64)
+        ends = [network.nvlink] * self.shape.hosts + [np.inf]
+        return np.array([network.nic] * self.cards + wires + ends, np.float64)
 
     def between(self, sender: Cell, receiver: Cell, link: int, *, forward: bool) -> tuple[int, ...]:
         """What a transfer between two stages of a DP rank uses."""
         wire = self.wire(sender[0], link, forward=forward)
         if self._neighbours(sender, receiver):
             return (wire,)
-        return (wire, self.sending(self.shape.host(*sender)), self.receiving(self.shape.host(*receiver)))
+        return (wire, *self._sides([(self.shape.host(*sender), self.shape.host(*receiver))]))
 
     def exchange(self, one: Cell, other: Cell) -> tuple[int, ...]:
         """What two workers use that send to each other at once."""
         hosts = self.shape.host(*one), self.shape.host(*other)
         if hosts[0] == hosts[1]:
             return (self.nvlink(hosts[0]),)
-        return tuple(side for host in hosts for side in (self.sending(host), self.receiving(host)))
+        return self._sides([hosts, hosts[::-1]])
 
     def ring(self, stage: int) -> tuple[int, ...]:
         """What a ring over the DP ranks of a stage uses: each hop between hosts, or NVLink where there is none."""
@@ -68,7 +70,13 @@ class Topology:
         hops = [(one, other) for one, other in zip(hosts, hosts[1:] + hosts[:1], strict=True) if one != other]
         if not hops:
             return (self.nvlink(hosts[0]),)
-        return tuple(sorted({side for one, other in hops for side in (self.sending(one), self.receiving(other))}))
+        return self._sides(hops)
+
+    def _sides(self, hops: list[tuple[int, int]]) -> tuple[int, ...]:
+        """The card sides that bytes from host to host pass, and the uplink if they do."""
+        sides = {side for one, other in hops for side in (self.sending(one), self.receiving(other))}
+        half = (self.shape.hosts + 1) // 2
+        return (*sorted(sides), *([self.uplink] if any((one < half) != (other < half) for one, other in hops) else []))
 
     def _neighbours(self, one: Cell, other: Cell) -> bool:
         return self.shape.host(*one) == self.shape.host(*other)

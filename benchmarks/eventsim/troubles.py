@@ -75,16 +75,20 @@ class SlowNic(Cause):
 
 @dataclass(frozen=True, slots=True)
 class Congestion(Cause):
-    """A share of transfers, anywhere, takes `factor` times as long."""
+    """A share of transfers, anywhere, takes `factor` times as long; with `tails`, that much longer on average."""
 
     seed: int
     rate: float = 0.03
     factor: float = 12.0
     traffic: Traffic = Traffic.ALL
+    when: When = ALWAYS
+    tails: bool = False
 
     def apply(self, world: World) -> None:
-        hit = np.random.default_rng(self.seed).random(world.p2p.shape) < self.rate
-        stretch = np.where(hit, self.factor, 1.0)
+        rng = np.random.default_rng(self.seed)
+        hit = (rng.random(world.p2p.shape) < self.rate) & self.when.mask(len(world.p2p))[:, None]
+        longer = (self.factor - 1) * (rng.exponential(size=hit.shape) if self.tails else 1.0)
+        stretch = np.where(hit, 1 + longer, 1.0)
         if self.traffic is not Traffic.COLLECTIVES:
             world.p2p *= stretch
         if self.traffic is not Traffic.P2P:
@@ -107,6 +111,19 @@ class CongestionEpisodes(Cause):
         hit[rng.integers(job.shape.steps)] = True
         for step in np.flatnonzero(hit):
             world.episodes[step].append((float(begin[step]), self.length_s, self.factor))
+
+
+@dataclass(frozen=True, slots=True)
+class BusyUplink(Cause):
+    """Others use the uplink between two switches: in some steps it has `share` of what half of the cards can send."""
+
+    share: float = 0.2
+    when: When = ALWAYS
+
+    def apply(self, world: World) -> None:
+        shape = world.job.shape
+        left = self.share * world.job.network.nic * shape.hosts / 2
+        world.bandwidth[self.when.mask(shape.steps), world.topology.uplink] = left
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from benchmarks.eventsim.causes import (
 )
 from benchmarks.eventsim.model import Cell, Job
 from benchmarks.eventsim.run import run
-from benchmarks.eventsim.troubles import ClockOffset, Congestion, CongestionEpisodes, SlowLink, SlowNic
+from benchmarks.eventsim.troubles import BusyUplink, ClockOffset, Congestion, CongestionEpisodes, SlowLink, SlowNic
 from benchmarks.eventsim.uneven import SkewedData, UnequalSequences
 
 
@@ -79,6 +79,7 @@ _KINDS: dict[type[Cause], TruthKind] = {
     SlowNic: TruthKind.SLOW_NIC,
     Congestion: TruthKind.CONGESTION,
     CongestionEpisodes: TruthKind.CONGESTION,
+    BusyUplink: TruthKind.CONGESTION,
     ClockOffset: TruthKind.CLOCK_ERROR,
 }
 

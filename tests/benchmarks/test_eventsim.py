@@ -30,7 +30,7 @@ from benchmarks.eventsim.model import (
     Shape,
 )
 from benchmarks.eventsim.network import SharedNetwork
-from benchmarks.eventsim.troubles import ClockOffset, Congestion, SlowLink
+from benchmarks.eventsim.troubles import BusyUplink, ClockOffset, Congestion, SlowLink
 from benchmarks.eventsim.truth import TruthKind, mean_step_s, with_workers_replaced, without
 from benchmarks.eventsim.uneven import UnequalSequences
 
@@ -99,6 +99,15 @@ def test_a_ring_moves_its_bytes_over_its_slowest_card():
     job = exact(shape=Shape(dp=4, pp=1, steps=1), network=network)
     for kind in ("params-all-gather", "grads-reduce-scatter"):
         assert ops(job, kind)["duration"].to_list() == pytest.approx([3.0 + 3 * 0.01] * 4)
+
+
+def test_transfers_that_pass_a_busy_uplink_share_what_is_left_of_it():
+    """Of four hosts, two are behind each switch: both DP ranks' transfers pass the uplink, with 0.2 x 2 cards left."""
+    network = replace(NO_NETWORK, nic=1e9, nvlink=3e9, activation_bytes=2e7)
+    job = exact(shape=Shape(dp=2, pp=2, microbatches=1, steps=2), network=network)
+    busy = replace(job, causes=(BusyUplink(0.2, When(since=1)),))
+    for one, seconds in ((job, [0.02] * 2), (busy, [0.02, 0.1])):
+        assert ops(one, "forward-send", dp_rank=1)["duration"].to_list() == pytest.approx(seconds)
 
 
 def ends(queueing: Queueing, arrivals: list[tuple[float, float, bool]]) -> list[float]:

@@ -20,6 +20,7 @@ from benchmarks.eventsim.causes import (
     SlowHostThread,
     SlowWorkers,
     StoppedProcess,
+    When,
 )
 from benchmarks.eventsim.model import (
     FIRST_STEP,
@@ -33,7 +34,7 @@ from benchmarks.eventsim.model import (
     Shape,
 )
 from benchmarks.eventsim.run import simulate
-from benchmarks.eventsim.troubles import Congestion, SlowLink, SlowNic, Traffic, Way
+from benchmarks.eventsim.troubles import BusyUplink, Congestion, SlowLink, SlowNic, Traffic, Way
 from benchmarks.eventsim.truth import mean_step_s, without
 from tests.analysis.causes.corpus import found_in
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
@@ -42,6 +43,8 @@ from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.verdict import LossKind
 from tracekit.model import Layout
 from tracekit.trace import Trace
+
+ONE_LANE = Shape(dp=1, pp=4, microbatches=8)
 
 
 class TestPosting:
@@ -116,6 +119,72 @@ class TestNetwork:
         (found,) = named(slow)
         assert (found.kind, str(found.where)) == (CauseKind.CONGESTION, "whole job")
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    @pytest.mark.parametrize(
+        ("shape", "traffic", "factor"),
+        [
+            (FLAT, Traffic.COLLECTIVES, 3.0),
+            (PIPELINE, Traffic.ALL, 3.0),
+            (PIPELINE, Traffic.P2P, 5.0),
+            (ONE_LANE, Traffic.P2P, 5.0),
+        ],
+    )
+    @pytest.mark.parametrize("since", [8, 3])
+    def test_a_slow_network_is_congested_since_the_step_in_which_it_became_slow(self, shape, traffic, factor, since):
+        """Also if most steps are congested, so that the median transfer is."""
+        cause = Congestion(3, 1.0, factor, traffic, When(since=since))
+        slow = job(cause, shape=replace(shape, steps=12), overlap_dp=True)
+        (found,) = named(slow)
+        assert (found.kind, found.since_step) == (CauseKind.CONGESTION, FIRST_STEP + since)
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
+
+    def test_scattered_transfers_three_times_as_long_are_congestion_where_nothing_else_explains_them(self):
+        cause = Congestion(3, 0.1, 3.0, Traffic.COLLECTIVES)
+        slow = job(cause, shape=replace(FLAT, steps=12))
+        (found,) = named(slow)
+        assert (found.kind, found.when) == (CauseKind.CONGESTION, "again and again")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    def test_what_congestion_hits_by_chance_is_no_slow_card(self):
+        """A third of all transfers is hit: of the cards of a slow ring, some by chance in most of their transfers."""
+        cause = Congestion(4, 0.3, 6.0, Traffic.ALL)
+        slow = job(cause, shape=Shape(dp=4, pp=2, microbatches=4, steps=12))
+        assert {found.kind for found in named(slow)} == {CauseKind.CONGESTION}
+
+    def test_an_uplink_that_slows_all_dp_ranks_at_times_is_no_set_of_slow_links(self):
+        cause = BusyUplink(0.07, When(since=5, until=9))
+        slow = job(cause, shape=Shape(dp=4, pp=4, microbatches=8, steps=15))
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == (CauseKind.CONGESTION, "whole job")
+        assert found.time is not None
+        assert found.time.slow_steps == tuple(range(FIRST_STEP + 5, FIRST_STEP + 9))
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
+
+    def test_links_between_hosts_are_slower_than_those_within_and_nobody_is_to_blame(self):
+        """Two stages share a host: four of seven links are NVLink."""
+        network = replace(BUSY, nvlink=9 * BUSY.nic, activation_bytes=200e6)
+        assert named(job(shape=Shape(dp=1, pp=8, tp=4, microbatches=8, steps=8), network=network)) == []
+
+    @pytest.mark.parametrize("when", [When(since=9), When(every=3, phase=1)])
+    def test_a_slow_card_says_when_it_is_slow(self, when):
+        """The last three of twelve steps are no passing trouble, but all since a step."""
+        cause = SlowNic(2, 6.0, Way.SENDING, when)
+        slow = job(cause, shape=replace(PIPELINE, steps=12))
+        (found,) = named(slow)
+        assert found.kind is CauseKind.SLOW_NIC
+        assert found.time is not None
+        assert (found.since_step, found.time.period) == ((109, None) if when.since else (None, 3))
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.003 * mean_step_s(slow))
+
+    def test_links_over_one_slow_card_are_the_card_s_though_one_of_them_is_less_slow(self):
+        """Three times as slow; only the link that also waits for other transfers is beyond the limit in all steps."""
+        cause = SlowNic(3, 3.2, Way.SENDING)
+        shape = Shape(dp=2, pp=4, vpp=2, tp=4, microbatches=8, steps=6)
+        network = replace(BUSY, activation_bytes=300e6)
+        slow = job(cause, shape=shape, schedule=Schedule.INTERLEAVED, posting=Posting.EARLY, network=network)
+        (found,) = named(slow)
+        assert (found.kind, found.where.host) == (CauseKind.SLOW_NIC, "host-0003")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
 
     def test_waiting_for_an_unrecorded_worker_is_its_lateness_and_no_transfer(self):
         cause = SlowWorkers(frozenset({(1, 0)}), 1.6)

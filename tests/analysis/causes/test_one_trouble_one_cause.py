@@ -173,7 +173,7 @@ class TestNetwork:
         replay = JobReplay.from_trace(trace)
         evidence = Evidence.of(trace, replay, attribute(replay))
         traffic, half = evidence.traffic, np.full(evidence.traffic.rings.shape, 0.5)
-        assert traffic.shared_s.max() > traffic.usual_s
+        assert traffic.shared_s.max() > traffic.usual_s.max()
         assert traffic.shared_with(half) == pytest.approx(traffic.shared_s / 2)
         together, alone, gone = (
             float(step_times_with(evidence.replay, (change,)).mean())
