@@ -150,7 +150,8 @@ def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> N
     found_out = Job(trace).whatif()
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))
-    verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, ())
+    parts = found_out.diagnosis.verdict.parts
+    verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, (), parts)
     odd = replace(found_out, attribution=faster, diagnosis=structs.replace(found_out.diagnosis, verdict=verdict))
     store = Store(tmp_path / "jobs.duckdb")
     store.add([Incoming(trace, "odd", "x", odd.findings())])

@@ -131,7 +131,7 @@ class TestTheCommand:
         """Traces are read by a process of their own."""
         ran = run_process("dashboard", "nothing.duckdb", cwd=tmp_path)
         assert ran.code == 2
-        assert "nothing.duckdb: cannot be read: No such file or directory" in ran.message
+        assert "nothing.duckdb: no such file or folder" in ran.message
 
 
 class TestWhoMayLook:
