@@ -45,7 +45,9 @@ def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -
 @pytest.mark.parametrize("noise", [0.0, 0.005])
 @pytest.mark.parametrize("longer", [0.05, 0.08, 0.1, 0.11, 0.12])
 def test_what_nothing_explains_is_told_whether_S_is_below_1_1_or_above(longer, noise):  # noqa: N802 (S is its name)
-    """The computes of a step last 0.3 (1 + x) s, its mean ones 0.3 (1 + x / 8) s: S is 1.04 to 1.1034. From 0.13 on, they vary as sequences of unequal length do."""
+    """The computes of a step last 0.3 (1 + x) s, its mean ones 0.3 (1 + x / 8) s: S is 1.04 to 1.1. From 0.13 on, they
+    vary as sequences of unequal length do.
+    """
     verdict, share = somebody_is_slow(longer, noise), 0.3 * longer * 7 / 8 / (0.3 * (1 + longer) + 0.01)
     assert f"stragglers cost {share:.0%} of each step, for a reason tracekit does not know" in verdict.sentence
     assert verdict.parts.unexplained_s / verdict.parts.step_s == pytest.approx(share, abs=0.006)
