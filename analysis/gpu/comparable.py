@@ -72,7 +72,7 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
     }
     for rank, share in recording.damaged.items():
         if share > LARGEST_MISSING_SHARE:
-            found[rank] = f"{share:.0%} of its events are damaged"
+            found[rank] = f"up to {share:.0%} of its GPU ops or host calls are damaged"
     for table, why in (
         (recording.step_spans, "its file marks no steps"),
         (recording.calls, "its file has no calls of the host; record with activities=[CPU, CUDA] on all ranks"),

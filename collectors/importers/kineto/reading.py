@@ -41,7 +41,9 @@ def read_file(path: Path) -> list[RankColumns]:
             notes.append(f"{path.name}: {columns.negative} negative durations were set to 0")
         found = ranks_of(columns, str(path), stream.header(), tuple(notes))
         lost = max(stream.lost - (stream.cut is not None), 0)  # the event in which a file is cut off is not damaged
-        damaged = columns.damaged + lost / max(len(columns.gpu["ts"]), 1)
+        damaged = min(
+            columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0
+        )  # what is lost may be GPU ops
         return [replace(one, cut=stream.cut is not None, damaged=damaged) for one in found]
 
 

@@ -69,10 +69,10 @@ def every(number: int, categories: tuple[str, ...], **changed: Any) -> Callable[
 DAMAGES = {
     "activities=[CUDA]": (without(*HOST, "ac2g"), "no calls of the host"),
     "no marks of steps": (without("user_annotation", name="ProfilerStep"), "marks no steps"),
-    "durations that are no numbers": (every(5, GPU, dur=float("nan")), "% of its events are damaged"),
-    "negative durations": (every(5, HOST, dur=-50.0), "% of its events are damaged"),
-    "names": (every(5, GPU, name=None), "% of its events are damaged"),
-    "times": (every(5, HOST, ts=...), "% of its events are damaged"),
+    "durations that are no numbers": (every(5, GPU, dur=float("nan")), "% of its GPU ops or host calls are damaged"),
+    "negative durations": (every(5, HOST, dur=-50.0), "% of its GPU ops or host calls are damaged"),
+    "names": (every(5, GPU, name=None), "% of its GPU ops or host calls are damaged"),
+    "times": (every(5, HOST, ts=...), "% of its GPU ops or host calls are damaged"),
     "arguments": (every(5, GPU, args=...), "the other half is missing"),
     "kernels": (without("kernel", name="void"), "the other half is missing"),
 }
@@ -173,4 +173,4 @@ def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path
     run.write(tmp_path)
     report = load_gpu(tmp_path).whatif()
     assert report.recording.ranks == (0, 1)
-    assert any("rank 1 cannot be compared: 21% of its events" in doubt for doubt in report.distrust)
+    assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.distrust)
