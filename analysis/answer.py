@@ -20,9 +20,9 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.first import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.verdict import Verdict, main_clause, straggling_s
-from tracekit.findings import Account
-from tracekit.model import Worker
-from tracekit.text import cost, seconds, sure, three_digits, with_error
+from tracekit.base.text import cost, seconds, sure, three_digits, with_error
+from tracekit.report.findings import Account
+from tracekit.trace.model import Worker
 
 #: The part of a rank that a cause slows down.
 _PART = {

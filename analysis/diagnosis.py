@@ -25,7 +25,7 @@ from tracekit.analysis.fixes.model import Fix
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.verdict import Verdict, verdict_of
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 
 class Diagnosis(Struct, frozen=True, eq=False):

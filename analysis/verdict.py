@@ -25,8 +25,8 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
-from tracekit.model import OpKind
-from tracekit.text import seconds
+from tracekit.base.text import seconds
+from tracekit.trace.model import OpKind
 
 #: A loss below this share of the step is not a headline.
 SMALLEST_HEADLINE_SHARE = 0.05

@@ -115,8 +115,8 @@ def _cost() -> str:
     from tracekit.analysis.attribution.attribute import attribute
     from tracekit.analysis.diagnosis import diagnose
     from tracekit.analysis.replay.engine import JobReplay
-    from tracekit.model import Layout
     from tracekit.synth import FlappingNetwork, PythonGc, SequenceLengthImbalance, SlowWorker, SynthSpec, synthesize
+    from tracekit.trace.model import Layout
 
     causes = (SlowWorker(), SequenceLengthImbalance(), PythonGc(), FlappingNetwork())
     rows = []

@@ -24,10 +24,10 @@ from tracekit import Layout, Trace, load
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.errors import TracekitError
-from tracekit.model import OpKind
+from tracekit.base.errors import TracekitError
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
 from tracekit.synth.job import InjectedCause
+from tracekit.trace.model import OpKind
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 #: For the published table only: change the estimate at other seeds.

@@ -18,12 +18,12 @@ from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
 from benchmarks import many_jobs
 from benchmarks.measure import cpu_s, table, tracekit
-from tracekit.findings import Findings, Unanalysed
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, parse_cause, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 JOBS, DIFFERENT = 62, 24
 #: Jobs of 8,192 workers each in the other store.

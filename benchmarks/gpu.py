@@ -103,7 +103,7 @@ def _ops_ms(path: Path) -> dict[str, float]:
 
 
 def _metadata(path: Path) -> dict:
-    from tracekit.trace import read_parquet
+    from tracekit.trace.canonical import read_parquet
 
     return dict(read_parquet(path).metadata)
 

@@ -82,7 +82,7 @@ def _million_ops() -> Any:
 
 def regular_and_irregular(folder: Path) -> tuple[Path, Path, list[int]]:
     """Two traces, the second with collections of garbage in random places, and how many ops they have."""
-    from tracekit.trace import Trace, read_parquet
+    from tracekit.trace.canonical import Trace, read_parquet
 
     regular, irregular = folder / "regular.parquet", folder / "irregular.parquet"
     sizes = ("--dp", "32", "--pp", "4", "--microbatches", "16", "--steps", "20")

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import table
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
+from tracekit.trace.model import Layout
 
 KILLS = 200
 #: What appends windows is killed within this time.
@@ -82,7 +82,7 @@ def _killed_windows() -> str:
 
 
 def _append(path: Path, report: Connection) -> None:
-    from tracekit.trace import read_parquet
+    from tracekit.trace.canonical import read_parquet
 
     trace = read_parquet(path.with_name("window.parquet"))
     findings = Job(trace).findings()

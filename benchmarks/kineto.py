@@ -26,7 +26,7 @@ from benchmarks.measure import table
 from tracekit.analysis.gpu.culprit import Culprit, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
-from tracekit.gpu_job import load_gpu
+from tracekit.job.gpu import load_gpu
 
 RANKS, FILE_BYTES = 8, 161_000_000
 #: For the published table only: change the rules at other seeds.

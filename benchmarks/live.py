@@ -61,7 +61,7 @@ def section() -> str:
 def _verdict(script: str, ranks: int, variables: dict[str, str]):
     from tracekit.analysis.attribution.attribute import attribute
     from tracekit.analysis.replay.engine import JobReplay
-    from tracekit.trace import read_parquet
+    from tracekit.trace.canonical import read_parquet
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "job.parquet"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import JOBS
 from tracekit.synth import SynthSpec, parse_cause, synthesize
+from tracekit.trace.model import Layout
 
 #: Sizes of each job: 8,192 workers on 1,024 hosts.
 LARGE, HOSTS = Layout(dp=1024, pp=8), 1024

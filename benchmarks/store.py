@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import measure, table, tracekit
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import Folder
 from tracekit.synth import SynthSpec, synthesize
+from tracekit.trace.model import Layout
 
 #: Bytes of the files of the full store, and appends to either.
 FULL_BYTES, APPENDS = 10_000_000_000, 9

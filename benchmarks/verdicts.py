@@ -16,7 +16,7 @@ import tracekit
 from benchmarks.eventsim import CASES, draw_job, simulate, truths
 from benchmarks.judging import Judgement, judge, must_find
 from benchmarks.measure import table
-from tracekit.errors import TracekitError
+from tracekit.base.errors import TracekitError
 
 #: For the published table only: make rules at other seeds.
 SEED, COUNT, HEALTHY = 9_800_000, 3, 60

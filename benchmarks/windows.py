@@ -23,14 +23,14 @@ from benchmarks.measure import table
 from benchmarks.writtenrun import WrittenRun
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.findings import Findings
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 from tracekit.live import watch, windows
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.notify import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.windows import WindowSize
+from tracekit.report.findings import Findings
 from tracekit.store import Incoming, Store
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -4,10 +4,10 @@ import sys
 
 import click
 
+from tracekit.base.errors import TracekitError
+from tracekit.base.stderr import open_stderr, say
+from tracekit.base.text import printable
 from tracekit.collectors.launch.command import collect_command
-from tracekit.errors import TracekitError
-from tracekit.stderr import open_stderr, say
-from tracekit.text import printable
 
 EXIT_BAD_INPUT = 2
 

@@ -28,9 +28,9 @@ import polars as pl
 import pytest
 
 from tracekit.cli import commands, main
-from tracekit.model import Layout
-from tracekit.schema import SCHEMA
-from tracekit.trace import METADATA_KEY, Trace
+from tracekit.trace.canonical import METADATA_KEY, Trace
+from tracekit.trace.model import Layout
+from tracekit.trace.schema import SCHEMA
 
 HEALTHY_STEP_S = 11.25
 SLOW_STEP_S = 15.5

@@ -23,13 +23,13 @@ from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, wr
 from tests.properties import examples
 from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
+from tracekit.base.errors import FormatError, GraphError, SelectionError, TraceError
 from tracekit.commands.arguments import parse_steps
-from tracekit.errors import FormatError, GraphError, SelectionError, TraceError
-from tracekit.findings import Unanalysed
-from tracekit.job import Job
-from tracekit.model import Layout
-from tracekit.terminal.info import print_trace
-from tracekit.trace import MOST_MISSING, Trace
+from tracekit.job.pipeline import Job
+from tracekit.report.findings import Unanalysed
+from tracekit.show.terminal.info import print_trace
+from tracekit.trace.canonical import MOST_MISSING, Trace
+from tracekit.trace.model import Layout
 
 #: Runs a command in this process and prints the most memory it held, in MB: VmHWM, for what getrusage says begins with
 #: the memory of the process that started this one.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tracekit.atomic_write import TEMPORARY_PREFIX, Kind, replacing, starting_with
-from tracekit.errors import OutputError
+from tracekit.base.atomic_write import TEMPORARY_PREFIX, Kind, replacing, starting_with
+from tracekit.base.errors import OutputError
 
 NOTE = Kind("a note of ours", starting_with(b"note"))
 
@@ -101,7 +101,7 @@ def test_a_place_that_cannot_be_written_is_said(path: str) -> None:
 KILLED = """
 import os, signal, sys
 from tests.test_atomic_write import NOTE
-from tracekit.atomic_write import replacing
+from tracekit.base.atomic_write import replacing
 with replacing(sys.argv[1], NOTE) as temporary:
     temporary.write_text("note: half")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -37,8 +37,8 @@ from tests.handmade import (
     slow_trace,
     write_canonical,
 )
-from tracekit.errors import FormatError, GraphError, LayoutError, TraceError, TracekitError
-from tracekit.trace import MOST_MISSING
+from tracekit.base.errors import FormatError, GraphError, LayoutError, TraceError, TracekitError
+from tracekit.trace.canonical import MOST_MISSING
 
 SIZES = LAYOUT.to_dict()
 YAML = "dp_size: 2\npp_size: 2\nworld_size: 4\n"

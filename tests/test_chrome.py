@@ -12,11 +12,11 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, OPS_PER_STEP, slow_frame, slow_trace
-from tracekit.chrome import STREAMS
-from tracekit.errors import SelectionError
-from tracekit.job import Job
-from tracekit.model import KINDS, OpKind
-from tracekit.trace import Trace
+from tracekit.base.errors import SelectionError
+from tracekit.job.pipeline import Job
+from tracekit.trace.canonical import Trace
+from tracekit.trace.chrome import STREAMS
+from tracekit.trace.model import KINDS, OpKind
 
 TIMELINES = ("recorded", "original", "ideal")
 
@@ -171,7 +171,7 @@ def test_chosen_steps_are_written_and_no_others(tmp_path: Path) -> None:
 
 def test_by_default_a_large_job_shows_its_slowest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one step of three: step 9, whose every op takes twice as long."""
-    monkeypatch.setattr("tracekit.chrome.MOST_SLICES", 3 * OPS_PER_STEP)
+    monkeypatch.setattr("tracekit.trace.chrome.MOST_SLICES", 3 * OPS_PER_STEP)
     slow = pl.when(pl.col("step") == 9).then(2.0).otherwise(1.0)
     ops = slow_frame((2, 5, 9)).with_columns(pl.col("start") * slow, pl.col("duration") * slow)
     job = Job(Trace.from_frame(ops, LAYOUT, name="long"))

@@ -35,11 +35,11 @@ from tests.handmade import (
     slow_frame,
     slow_trace,
 )
+from tracekit.base.errors import TracekitError
 from tracekit.cli import commands
-from tracekit.errors import TracekitError
-from tracekit.report_tables import PER_STEP_TABLES, TABLES
+from tracekit.report.tables import PER_STEP_TABLES, TABLES
 from tracekit.store import Incoming, Store
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tracekit.analysis.attribution.compare import verdict, whole
-from tracekit.exit_codes import ExitCode
-from tracekit.job import load
-from tracekit.trace import Trace
+from tracekit.base.exit_codes import ExitCode
+from tracekit.job.pipeline import load
+from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 

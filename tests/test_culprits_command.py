@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import run
-from tracekit.exit_codes import ExitCode
-from tracekit.trace import Trace, read_parquet
+from tracekit.base.exit_codes import ExitCode
+from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 

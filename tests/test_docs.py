@@ -67,13 +67,13 @@ def test_the_readme_shows_every_command():
 
 
 def test_the_glossary_names_every_op_kind():
-    from tracekit.model import OpKind
+    from tracekit.trace.model import OpKind
 
     assert all(f"`{kind}`" in README for kind in OpKind)
 
 
 def test_the_readme_lists_every_exit_code():
-    from tracekit.exit_codes import ExitCode
+    from tracekit.base.exit_codes import ExitCode
 
     table = README[README.index("| exit code |") :].split("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == sorted(ExitCode)

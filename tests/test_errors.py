@@ -8,10 +8,10 @@ import pytest
 
 import tracekit
 from tests.handmade import run, slow_frame, write_canonical
-from tracekit.errors import FormatError, TraceError, bounded
-from tracekit.model import Layout
-from tracekit.text import quoted
-from tracekit.trace import METADATA_KEY, Trace
+from tracekit.base.errors import FormatError, TraceError, bounded
+from tracekit.base.text import quoted
+from tracekit.trace.canonical import METADATA_KEY, Trace
+from tracekit.trace.model import Layout
 
 HUGE = "x" * 1_000_000
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, run, slow_frame
-from tracekit.explanation import explanations
-from tracekit.job import Job
-from tracekit.trace import Trace
+from tracekit.job.pipeline import Job
+from tracekit.report.explanation import explanations
+from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 

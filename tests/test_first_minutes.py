@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import run, slow_trace
-from tracekit.exit_codes import ExitCode
+from tracekit.base.exit_codes import ExitCode
 from tracekit.store import Store
 from tracekit.synth.samples import DEMO
 
@@ -122,7 +122,7 @@ def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> Non
 
 def said(after_s: float, *, on_a_terminal: bool) -> str:
     """What a process with one stage of work writes to stderr."""
-    code = f"from tracekit.stderr import progress\nwith progress({after_s}) as tell:\n    tell('step times')"
+    code = f"from tracekit.base.stderr import progress\nwith progress({after_s}) as tell:\n    tell('step times')"
     if not on_a_terminal:
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     ours, theirs = pty.openpty()
@@ -164,7 +164,7 @@ def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, command: tuple
     if "jobs.store" in command:
         a_store()
     code = (
-        "import sys\nfrom tracekit import stderr\nstderr.progress.__wrapped__.__defaults__ = (0.0,)\n"
+        "import sys\nfrom tracekit.base import stderr\nstderr.progress.__wrapped__.__defaults__ = (0.0,)\n"
         f"sys.argv = {['tracekit', *command]!r}\nfrom tracekit.cli import main\nmain()"
     )
     ours, theirs = pty.openpty()

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
-from tracekit.job import Job, load
-from tracekit.model import Layout
-from tracekit.report import Report
+from tracekit.base.text import three_digits
+from tracekit.job.pipeline import Job, load
+from tracekit.report.pipeline import Report
+from tracekit.show.terminal.pipeline import print_report
 from tracekit.synth import SynthSpec, parse_cause, synthesize
-from tracekit.terminal.pipeline import print_report
-from tracekit.text import three_digits
+from tracekit.trace.model import Layout
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.parquet"))

@@ -14,8 +14,8 @@ import pytest
 import tracekit
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, write
-from tracekit.op_trace import read_op_trace
 from tracekit.store import Store
+from tracekit.trace.op import read_op_trace
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
 

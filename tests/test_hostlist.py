@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.hostlist import hostlist, is_node_name
+from tracekit.base.hostlist import hostlist, is_node_name
 
 
 def expanded(text: str) -> list[str]:

@@ -24,10 +24,10 @@ from benchmarks.hangsim import Job as Job3D
 from benchmarks.hangsim import dumps, write
 from benchmarks.hangsim import run as run_job
 from tests.handmade import run, run_process, slow_frame, slow_trace
-from tracekit.errors import FormatError, OutputError, StoreError
-from tracekit.job import Job, load
+from tracekit.base.errors import FormatError, OutputError, StoreError
+from tracekit.job.pipeline import Job, load
 from tracekit.store import Incoming, Store
-from tracekit.trace import TRACE_FILE
+from tracekit.trace.canonical import TRACE_FILE
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from tests.handmade import run
 from tests.test_store_windows import window
-from tracekit.findings import Account, WindowVerdict
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
+from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.incidents import HANG, Incident, followed

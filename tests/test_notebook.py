@@ -14,14 +14,14 @@ import tracekit
 from tests.documents.evil import EVIL, write_evil
 from tests.handmade import IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, healthy_frame, slow_trace
 from tests.handmade import LAYOUT as HANDMADE
-from tracekit import report_plot
-from tracekit.documents.page import page
-from tracekit.errors import OutputError, SelectionError
-from tracekit.job import Job, load
-from tracekit.report import Report
-from tracekit.report_html import card
-from tracekit.report_plot import Plots
-from tracekit.trace import Trace
+from tracekit.base.errors import OutputError, SelectionError
+from tracekit.job.pipeline import Job, load
+from tracekit.report import plots as report_plot
+from tracekit.report.card import card
+from tracekit.report.pipeline import Report
+from tracekit.report.plots import Plots
+from tracekit.show.documents.page import page
+from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 
@@ -152,8 +152,8 @@ def test_without_plotly_the_error_says_what_to_install(sample: Report, monkeypat
 def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
     """128 workers with 8 microbatches: the figure stays small and begins with those of the cause."""
     from tracekit.figures.step import MOST_BARS
-    from tracekit.model import Layout
     from tracekit.synth import SynthSpec, parse_cause, synthesize
+    from tracekit.trace.model import Layout
 
     spec = SynthSpec(layout=Layout(dp=16, pp=8), steps=3, causes=(parse_cause("slow-worker:dp=9,pp=5,factor=1.8"),))
     drawn = Job(synthesize(spec)).report.plot.timeline()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import tracekit
 from tests.properties import examples
 from tracekit.analysis.graph.rules import registry
+from tracekit.base.errors import FormatError, TracekitError
 from tracekit.cli import commands
-from tracekit.errors import FormatError, TracekitError
-from tracekit.op_trace import OpTrace, read_op_trace
+from tracekit.trace.op import OpTrace, read_op_trace
 
 #: Two ranks compute and meet; rank 1 takes three times as long, and alone collects garbage in step 5.
 OPS = pl.DataFrame(

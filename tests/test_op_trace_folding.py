@@ -11,8 +11,8 @@ import pytest
 
 import tracekit
 from tracekit.analysis.graph import fold
-from tracekit.errors import GraphError, TraceError
-from tracekit.op_trace import OpTrace
+from tracekit.base.errors import GraphError, TraceError
+from tracekit.trace.op import OpTrace
 
 
 def job(

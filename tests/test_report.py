@@ -25,12 +25,12 @@ from tests.handmade import (
     healthy_frame,
     slow_frame,
 )
-from tracekit.errors import SelectionError
-from tracekit.job import Job
-from tracekit.report import Report
-from tracekit.report_json import JSON_TABLES, REPORT_VERSION
-from tracekit.report_tables import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES
-from tracekit.trace import Trace
+from tracekit.base.errors import SelectionError
+from tracekit.job.pipeline import Job
+from tracekit.report.pipeline import Report
+from tracekit.report.plain_data import JSON_TABLES, REPORT_VERSION
+from tracekit.report.tables import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES
+from tracekit.trace.canonical import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
 PLAIN: dict[str, tuple[type, ...]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracekit
-from tracekit.trace import read_parquet
+from tracekit.trace.canonical import read_parquet
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"
 

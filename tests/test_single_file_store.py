@@ -10,8 +10,8 @@ import pytest
 
 from tests.dashboards.page_text import Pages
 from tests.handmade import SLOW_STEP_S, run, slow_trace
-from tracekit.errors import StoreError
-from tracekit.job import load_from_store
+from tracekit.base.errors import StoreError
+from tracekit.job.pipeline import load_from_store
 from tracekit.store import Incoming, Store
 from tracekit.store.care import migrate
 

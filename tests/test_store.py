@@ -12,14 +12,14 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
-from tracekit.errors import StoreError
-from tracekit.findings import Findings, Unanalysed
-from tracekit.job import Job, load_from_store
-from tracekit.model import Layout
-from tracekit.schema import SCHEMA
+from tracekit.base.errors import StoreError
+from tracekit.job.pipeline import Job, load_from_store
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, connection, default_store
 from tracekit.store.writer import Writer
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
+from tracekit.trace.schema import SCHEMA
 
 CATALOGUE = "catalog.duckdb"
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]

@@ -13,13 +13,13 @@ import pytest
 
 from tests.handmade import Ran, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
-from tracekit.errors import NotStoredError, StoreError
-from tracekit.job import Job
-from tracekit.op_job import OpJob, load_ops_from_store
-from tracekit.op_trace import OpTrace
+from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.job.op import OpJob, load_ops_from_store
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.folder import Folder
+from tracekit.trace.op import OpTrace
 
 
 @pytest.fixture

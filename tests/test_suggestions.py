@@ -18,11 +18,11 @@ import pytest
 from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
 from tests.test_first_minutes import DUMP
+from tracekit.base.exit_codes import ExitCode
 from tracekit.cli import commands
 from tracekit.collectors.launch.collect import CollectedAttempt, CollectSummary
 from tracekit.collectors.launch.command import summary_lines
-from tracekit.exit_codes import ExitCode
-from tracekit.findings import Unanalysed
+from tracekit.report.findings import Unanalysed
 from tracekit.store import Incoming, Store
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

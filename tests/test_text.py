@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.text import cost, seconds, with_error
+from tracekit.base.text import cost, seconds, with_error
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 import tracekit
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from tests.properties import examples
+from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.collectors.importers.published import read_published
-from tracekit.errors import LayoutError, SelectionError, TraceError, TracekitError
-from tracekit.job import Job
-from tracekit.magnitudes import LONGEST_S
-from tracekit.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
-from tracekit.schema import SCHEMA, first_rows, step_positions
-from tracekit.trace import Trace, read_parquet
+from tracekit.job.pipeline import Job
+from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.magnitudes import LONGEST_S
+from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
+from tracekit.trace.schema import SCHEMA, first_rows, step_positions
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
@@ -312,7 +312,7 @@ def test_every_kind_has_a_code_and_one_reported_name() -> None:
 
 
 def test_every_error_is_a_tracekit_error_and_documented() -> None:
-    from tracekit import errors
+    from tracekit.base import errors
 
     for name, error in vars(errors).items():
         if isinstance(error, type):

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 import tracekit
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
+from tracekit.base.errors import FormatError, TraceError
 from tracekit.cli import commands
-from tracekit.errors import FormatError, TraceError
-from tracekit.job import Job
-from tracekit.model import Layout
-from tracekit.trace import Trace
+from tracekit.job.pipeline import Job
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 TIMES = pl.col("start", "duration")

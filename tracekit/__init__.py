@@ -11,33 +11,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracekit.base.errors import TracekitError
     from tracekit.collectors import span, step
-    from tracekit.errors import TracekitError
-    from tracekit.gpu_job import GpuJob, load_gpu
-    from tracekit.job import Job, load, load_from_store
-    from tracekit.model import Layout, OpKind, ProcessGroup, Worker
-    from tracekit.op_job import OpJob, load_ops, load_ops_from_store
-    from tracekit.op_trace import OpTrace
-    from tracekit.trace import Trace
+    from tracekit.job.gpu import GpuJob, load_gpu
+    from tracekit.job.op import OpJob, load_ops, load_ops_from_store
+    from tracekit.job.pipeline import Job, load, load_from_store
+    from tracekit.trace.canonical import Trace
+    from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
+    from tracekit.trace.op import OpTrace
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "TracekitError": "tracekit.errors",
-    "GpuJob": "tracekit.gpu_job",
-    "Job": "tracekit.job",
-    "load": "tracekit.job",
-    "load_from_store": "tracekit.job",
-    "load_gpu": "tracekit.gpu_job",
-    "Layout": "tracekit.model",
-    "OpKind": "tracekit.model",
-    "OpJob": "tracekit.op_job",
-    "OpTrace": "tracekit.op_trace",
-    "ProcessGroup": "tracekit.model",
-    "Worker": "tracekit.model",
-    "load_ops": "tracekit.op_job",
-    "load_ops_from_store": "tracekit.op_job",
-    "Trace": "tracekit.trace",
+    "TracekitError": "tracekit.base.errors",
+    "GpuJob": "tracekit.job.gpu",
+    "Job": "tracekit.job.pipeline",
+    "load": "tracekit.job.pipeline",
+    "load_from_store": "tracekit.job.pipeline",
+    "load_gpu": "tracekit.job.gpu",
+    "Layout": "tracekit.trace.model",
+    "OpKind": "tracekit.trace.model",
+    "OpJob": "tracekit.job.op",
+    "OpTrace": "tracekit.trace.op",
+    "ProcessGroup": "tracekit.trace.model",
+    "Worker": "tracekit.trace.model",
+    "load_ops": "tracekit.job.op",
+    "load_ops_from_store": "tracekit.job.op",
+    "Trace": "tracekit.trace.canonical",
     "span": "tracekit.collectors",
     "step": "tracekit.collectors",
 }
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
-        if error.name != _HOMES[name]:
+        if not f"{_HOMES[name]}.".startswith(f"{error.name}."):  # another module than its home is missing
             raise
         raise ImportError(f"tracekit.{name}: tracekit-collect only records; install tracekit to analyse") from None
     globals()[name] = value  # later accesses find it without coming here

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from tracekit.stderr import open_stderr, say
+from tracekit.base.stderr import open_stderr, say
 
 EXIT_INTERRUPTED = 130
 #: Run Python's garbage collector after this many new objects. The default, 700, makes imports a tenth slower for

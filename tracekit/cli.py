@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracekit import __version__, memory
-from tracekit.errors import NotAStoreError, TracekitError, bounded
-from tracekit.exit_codes import ExitCode
-from tracekit.stderr import open_stderr, say, silence_stdout
-from tracekit.text import printable
+from tracekit import __version__
+from tracekit.base import memory
+from tracekit.base.errors import NotAStoreError, TracekitError, bounded
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import open_stderr, say, silence_stdout
+from tracekit.base.text import printable
 
 if TYPE_CHECKING:
-    from tracekit.findings import Findings, Unanalysed
-    from tracekit.trace import Trace
+    from tracekit.report.findings import Findings, Unanalysed
+    from tracekit.trace.canonical import Trace
 
 #: Commands by purpose: each with the module that defines `NAME_command`, and a line of help.
 _GROUPS = {
@@ -182,7 +183,7 @@ def commands() -> None:
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:
     """Findings that `tracekit collect` stores with a trace."""
-    from tracekit.job import Job
+    from tracekit.job.pipeline import Job
 
     return Job(trace).findings()
 

@@ -26,9 +26,9 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import Selection, kind, labelled, stage, worker
-from tracekit.errors import TraceError
-from tracekit.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
-from tracekit.trace import traced_dp_ranks
+from tracekit.base.errors import TraceError
+from tracekit.trace.canonical import traced_dp_ranks
+from tracekit.trace.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
 
 #: M_W idealises this share of the workers, at least one of them.
 SLOWEST_WORKERS_SHARE = 0.03

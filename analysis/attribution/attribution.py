@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.model import Worker
-from tracekit.text import seconds
+from tracekit.base.text import seconds
+from tracekit.trace.model import Worker
 
 #: A job is straggling if S is at least this.
 STRAGGLING_SLOWDOWN = 1.1

@@ -19,7 +19,7 @@ from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 
 #: Every value takes a replay of the whole job; more op evaluations than this take minutes.
 COSTLIEST_OP_REPLAYS = 20_000_000_000

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
-from tracekit.errors import SelectionError
-from tracekit.text import seconds
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import seconds
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001

@@ -21,7 +21,7 @@ from tracekit.analysis.attribution.compare import (
     verdict,
     whole,
 )
-from tracekit.text import cost, seconds, three_digits
+from tracekit.base.text import cost, seconds, three_digits
 
 #: Version of the JSON object; it increases whenever readers of the last version could break.
 COMPARISON_VERSION = 1

@@ -12,7 +12,7 @@ import numpy as np
 from tracekit.analysis.graph.compute_rows import compute_rows
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 
 def forward_backward_correlation(replay: JobReplay) -> dict[int, float | None]:

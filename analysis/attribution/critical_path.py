@@ -22,7 +22,7 @@ from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.kernel import Timeline
-from tracekit.schema import KIND_TYPE
+from tracekit.trace.schema import KIND_TYPE
 
 #: Allocate room for the longest possible path of this many steps at once.
 _STEPS_AT_ONCE = 256

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 #: A slowdown below this (2 % of the step) is not a pattern.
 SMALLEST_SLOWDOWN = 1.02

@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.patterns import TRANSIENT_SHARE, TimeShape, p
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import RECORDED
-from tracekit.model import KINDS, OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 
 class Part(StrEnum):

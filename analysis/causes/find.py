@@ -49,8 +49,8 @@ from tracekit.analysis.evidence.workers import MOST_OF_EXCESS, as_fast_as_peers,
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import NOTHING
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import Worker
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Worker
 
 #: Drop causes that cost less than this share of the step, gone alone or with all others gone.
 SMALLEST_COST_SHARE = 0.02

@@ -15,8 +15,8 @@ from msgspec import Struct
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.model import Worker
-from tracekit.text import MOST_CONFIDENT, hidden, seconds
+from tracekit.base.text import MOST_CONFIDENT, hidden, seconds
+from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
 #: explanation of a loss that large.

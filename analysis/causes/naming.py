@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from tracekit.analysis.causes.model import Link, Where
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.model import Worker
-from tracekit.text import short
+from tracekit.base.text import short
+from tracekit.trace.model import Worker
 
 #: Lists with more names than this give their number instead.
 _MOST_NAMED = 4

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.causes.model import Where
 from tracekit.analysis.causes.naming import OF_RANKS, Names, listed
-from tracekit.text import short
+from tracekit.base.text import short
 
 #: Slow compared with its peers, for no visible reason.
 SLOW_RANK = (

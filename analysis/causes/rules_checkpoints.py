@@ -24,8 +24,8 @@ from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
-from tracekit.model import Worker
-from tracekit.text import seconds
+from tracekit.base.text import seconds
+from tracekit.trace.model import Worker
 
 _UNRECORDED = "as for a checkpoint that is not recorded"
 TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"

@@ -33,8 +33,8 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import busy_s, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
-from tracekit.model import Worker
-from tracekit.text import ratio, seconds
+from tracekit.base.text import ratio, seconds
+from tracekit.trace.model import Worker
 
 #: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04

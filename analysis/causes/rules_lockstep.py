@@ -26,8 +26,8 @@ from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.model import OpKind
-from tracekit.text import seconds
+from tracekit.base.text import seconds
+from tracekit.trace.model import OpKind
 
 #: What makes a rank late besides computing: the kinds of op, and what they are in words.
 _PARTS: Mapping[CauseKind, tuple[tuple[OpKind, ...], str]] = {

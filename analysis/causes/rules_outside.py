@@ -31,7 +31,7 @@ from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, median
-from tracekit.text import ratio, seconds
+from tracekit.base.text import ratio, seconds
 
 #: A member of a ring that takes this many times as long as the others has a slow card.
 SMALLEST_NIC_FACTOR = 1.5

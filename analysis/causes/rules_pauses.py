@@ -22,8 +22,8 @@ from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, neede
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
-from tracekit.model import Worker
-from tracekit.text import seconds
+from tracekit.base.text import seconds
+from tracekit.trace.model import Worker
 
 FEWEST_PAUSES = 2
 #: Fewer unrecorded pauses than this may be chance.

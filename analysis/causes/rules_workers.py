@@ -28,7 +28,7 @@ from tracekit.analysis.evidence.workers import (
     workers_as_fast_as_peers,
 )
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 #: A worker is slow in one kind only if the excess of the other kind is below this share of it.
 OTHER_KIND_SHARE = 0.25

@@ -19,7 +19,7 @@ from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.robust import median, safe
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import DP_COLLECTIVES, OpKind
+from tracekit.trace.model import DP_COLLECTIVES, OpKind
 
 #: A step begins with the first of these; each chunk gathers its parameters.
 _FIRST = (OpKind.DATA_LOAD, OpKind.PARAMS_ALL_GATHER, OpKind.FORWARD_COMPUTE)

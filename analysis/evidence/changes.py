@@ -23,7 +23,7 @@ from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
-from tracekit.model import DP_COLLECTIVES
+from tracekit.trace.model import DP_COLLECTIVES
 
 
 class ChangedRows(Struct):

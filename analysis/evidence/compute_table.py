@@ -17,7 +17,7 @@ from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 

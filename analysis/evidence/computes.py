@@ -21,7 +21,7 @@ from tracekit.analysis.graph.op_grid import op_grid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 
 class Computes(Struct, frozen=True, eq=False, dict=True):

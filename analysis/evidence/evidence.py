@@ -30,9 +30,9 @@ from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.magnitudes import LONGEST_S
-from tracekit.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
-from tracekit.trace import RUN_QUEUE, Trace, share_of_samples
+from tracekit.trace.canonical import RUN_QUEUE, Trace, share_of_samples
+from tracekit.trace.magnitudes import LONGEST_S
+from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 
 #: A GPU throttled in this share of its samples is slow because of it; every GPU is throttled for a moment now and then.
 THROTTLED_SHARE = 0.05

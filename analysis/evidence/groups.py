@@ -15,7 +15,7 @@ from msgspec import Struct
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import one_factor, slow_factor, slow_workers, worker_factor
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 #: A host is slow if this share of its workers is slow.
 WHOLE_HOST_SHARE = 0.7

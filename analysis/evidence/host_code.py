@@ -17,7 +17,7 @@ from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import of_peers, safe
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence

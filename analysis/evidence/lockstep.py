@@ -24,9 +24,9 @@ from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import of_peers, safe
-from tracekit.model import KINDS, OpKind, Worker
-from tracekit.schema import LASTED, WAITED
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import KINDS, OpKind, Worker
+from tracekit.trace.schema import LASTED, WAITED
 
 _FORWARD = (OpKind.FORWARD_COMPUTE,)
 _BACKWARD = (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)

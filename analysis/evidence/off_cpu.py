@@ -16,8 +16,8 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, of_peers, safe
-from tracekit.schema import OFF_CPU
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.schema import OFF_CPU
 
 #: This share of a worker's steps counts as quiet. If it is stopped even in these, those of its peers count.
 QUIET_SHARE = 0.25

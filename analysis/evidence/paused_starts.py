@@ -20,7 +20,7 @@ from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 
 class PausedStarts(Struct, frozen=True, eq=False):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.transfers import Traffic

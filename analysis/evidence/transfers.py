@@ -29,7 +29,7 @@ from tracekit.analysis.evidence.slow_cards import (
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence

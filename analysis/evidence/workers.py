@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is an imbalance.
 SMALLEST_STAGE_EXCESS = 0.06

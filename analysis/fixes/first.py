@@ -11,7 +11,7 @@ from tracekit.analysis.causes.find import SMALLEST_COST_SHARE
 from tracekit.analysis.causes.model import Cause
 from tracekit.analysis.fixes.model import Fix, FixKind
 from tracekit.analysis.fixes.price import ASSUMED, IN_VAIN
-from tracekit.text import hidden
+from tracekit.base.text import hidden
 
 #: A fix that saves less than this share of the step, and less than half of what all fixes save, is not a first step.
 SMALLEST_FIRST_SHARE = 0.05

@@ -28,9 +28,9 @@ from tracekit.analysis.fixes.partition import (
 )
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.errors import SelectionError, TraceError
-from tracekit.text import short
-from tracekit.trace import Trace
+from tracekit.base.errors import SelectionError, TraceError
+from tracekit.base.text import short
+from tracekit.trace.canonical import Trace
 
 #: A plan names the stages that give up at least this share of what the largest giver gives up.
 NAMED_SHARE = 0.5

@@ -17,7 +17,7 @@ from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: Extra cost of an end stage below this share of the stage is noise.
 SMALLEST_EXTRA = 0.02

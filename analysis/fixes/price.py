@@ -30,9 +30,9 @@ from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import OpKind
-from tracekit.text import seconds
-from tracekit.trace import Trace
+from tracekit.base.text import seconds
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import OpKind
 
 #: Leave out fixes that save less than this share of the step.
 SMALLEST_SAVING_SHARE = 0.01

@@ -17,7 +17,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 #: A healthy worker is as fast as its peers: the trace has no better reference.
 LIKE_PEERS = "as fast as its peers"

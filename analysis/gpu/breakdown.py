@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.gpu_activity import Activity, KernelClass
-from tracekit.gpu_recording import GpuRecording
+from tracekit.trace.gpu_activity import Activity, KernelClass
+from tracekit.trace.kineto import GpuRecording
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from tracekit.analysis.gpu.matching import Matches, match_collectives
 from tracekit.analysis.gpu.steps import with_steps
 from tracekit.analysis.gpu.trust import NOISE_S
 from tracekit.analysis.numeric.codes import numbered
-from tracekit.gpu_recording import GpuRecording
-from tracekit.text import ranks_text
+from tracekit.base.text import ranks_text
+from tracekit.trace.kineto import GpuRecording
 
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
 #: named.

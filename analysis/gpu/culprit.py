@@ -20,7 +20,7 @@ import polars as pl
 from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.gpu_activity import KernelClass
+from tracekit.trace.gpu_activity import KernelClass
 
 #: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
 #: never exactly equal, and a healthy job names nobody.

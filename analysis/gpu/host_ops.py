@@ -15,7 +15,7 @@ import polars as pl
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
-from tracekit.gpu_activity import Activity, CallRole
+from tracekit.trace.gpu_activity import Activity, CallRole
 
 #: Calls that wait for the whole device.
 _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"

@@ -20,8 +20,8 @@ from tracekit.analysis.gpu.waits import Waits
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
-from tracekit.gpu_recording import GpuRecording
-from tracekit.text import seconds
+from tracekit.base.text import seconds
+from tracekit.trace.kineto import GpuRecording
 
 
 @dataclass(frozen=True, slots=True)

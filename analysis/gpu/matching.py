@@ -18,9 +18,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.gpu_activity import KernelClass
-from tracekit.gpu_recording import GpuRecording
-from tracekit.model import ProcessGroup
+from tracekit.trace.gpu_activity import KernelClass
+from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.model import ProcessGroup
 
 #: Group of kernels without a recorded group: all ranks are assumed to take part.
 UNNAMED_GROUP = "all ranks"

@@ -25,9 +25,9 @@ from tracekit.analysis.gpu.host_ops import host_ops, name_numbers, with_pauses
 from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
-from tracekit.gpu_activity import KernelClass
-from tracekit.gpu_recording import GpuRecording
-from tracekit.op_trace import OpTrace
+from tracekit.trace.gpu_activity import KernelClass
+from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.op import OpTrace
 
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
 #: of host and GPU are.

@@ -22,7 +22,7 @@ from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
-from tracekit.gpu_activity import KernelClass
+from tracekit.trace.gpu_activity import KernelClass
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.replay.costs import Durations
-from tracekit.gpu_activity import KernelClass
+from tracekit.trace.gpu_activity import KernelClass
 
 #: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
 NOISE_S = 5e-6

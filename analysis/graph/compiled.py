@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.errors import GraphError
+from tracekit.base.errors import GraphError
 
 NO_RENDEZVOUS = np.empty(0, np.int64)
 

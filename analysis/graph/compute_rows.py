@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 
 class ComputeRows(Struct, frozen=True, eq=False):

@@ -36,9 +36,9 @@ from tracekit.analysis.graph.rules.posting import (
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, rendezvous_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.errors import GraphError
-from tracekit.model import KINDS, Layout, OpKind, Worker
-from tracekit.trace import Trace
+from tracekit.base.errors import GraphError
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import KINDS, Layout, OpKind, Worker
 
 if TYPE_CHECKING:
     import networkx

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
-from tracekit.model import DP_COLLECTIVES, KINDS, OpKind, Worker
-from tracekit.schema import KIND_TYPE, SCHEMA
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker
+from tracekit.trace.schema import KIND_TYPE, SCHEMA
 
 #: A worker takes part in these collectives whenever its peers on other DP ranks do.
 SHARED = (

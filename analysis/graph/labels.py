@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 
 Mask = npt.NDArray[np.bool_]
 #: The value of a label: a number or a name.

@@ -22,11 +22,11 @@ from tracekit.analysis.graph.rules.megatron import build_structure
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.errors import GraphError
-from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
-from tracekit.schema import POSTED, RESUMED, distinct_steps, step_positions
-from tracekit.text import short
-from tracekit.trace import Trace
+from tracekit.base.errors import GraphError
+from tracekit.base.text import short
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.trace.schema import POSTED, RESUMED, distinct_steps, step_positions
 
 #: Represents "no chunk" and "no microbatch" in integer columns.
 NONE = -1

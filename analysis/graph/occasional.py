@@ -17,7 +17,7 @@ from msgspec.structs import astuple, replace
 from tracekit.analysis.graph.placed import PlacedLanes
 from tracekit.analysis.graph.rules.megatron import COMPUTE_STREAM, merged_order
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.model import KINDS, OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 #: Kinds that only follow each other in a worker's compute stream: a lane without one is complete.
 OPTIONAL = COMPUTE_STREAM[2:]

@@ -20,11 +20,11 @@ import polars as pl
 from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
-from tracekit.errors import GraphError, TraceError
-from tracekit.magnitudes import LONGEST_S
-from tracekit.model import ProcessGroup
-from tracekit.text import listed, quoted
-from tracekit.units import LATEST_S
+from tracekit.base.errors import GraphError, TraceError
+from tracekit.base.text import listed, quoted
+from tracekit.trace.magnitudes import LONGEST_S
+from tracekit.trace.model import ProcessGroup
+from tracekit.trace.units import LATEST_S
 
 if TYPE_CHECKING:
     import networkx

@@ -16,7 +16,7 @@ from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 
 class _Place(Struct, frozen=True, eq=False):

@@ -15,7 +15,7 @@ from msgspec import Struct
 from tracekit.analysis import native
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, DP_STREAM, is_held
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.model import KINDS, OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 _MIX = 0x9E3779B97F4A7C15
 

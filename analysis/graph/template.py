@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_graph, compile_graphs
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Int32s, Ints
-from tracekit.model import COMMUNICATION, KINDS
+from tracekit.trace.model import COMMUNICATION, KINDS
 
 _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 

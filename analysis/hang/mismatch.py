@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.analysis.hang.states import WAITS, Rendezvous
-from tracekit.flight_record import FlightRecord
+from tracekit.trace.dumps import FlightRecord
 
 _EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast$|^reduce$"
 

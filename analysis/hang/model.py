@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tracekit.flight_record import ProcessGroup
+from tracekit.trace.dumps import ProcessGroup
 
 
 class StallClass(StrEnum):

@@ -16,7 +16,7 @@ from tracekit.analysis.hang.case import SHOWN, Case
 from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import waiting_for
-from tracekit.flight_record import FlightRecord
+from tracekit.trace.dumps import FlightRecord
 
 
 def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -> HangReport:

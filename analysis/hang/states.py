@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from tracekit.flight_record import FlightRecord, Progress
+from tracekit.trace.dumps import FlightRecord, Progress
 
 WAITS, FINISHED, NOT_ISSUED, UNKNOWN = range(4)
 _UNTOLD = 4

@@ -18,7 +18,7 @@ from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, Undeci
 from tracekit.analysis.hang.report import report_of
 from tracekit.analysis.hang.states import FINISHED, NOBODY, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import Sinks, find_sinks
-from tracekit.flight_record import FlightRecord, Progress
+from tracekit.trace.dumps import FlightRecord, Progress
 
 
 def find_hang(record: FlightRecord) -> HangReport:

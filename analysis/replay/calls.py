@@ -14,7 +14,7 @@ import numpy as np
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: The usual transfer of a link is one of its fastest: with virtual stages, nearly all others wait for one of their
 #: call.

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.rules.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.replay.beginnings import EarlyBeginnings, with_beginnings, with_early_beginnings
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.errors import SelectionError
-from tracekit.trace import Trace
+from tracekit.analysis.replay.step_overlap import EarlyBeginnings, with_beginnings, with_early_beginnings
+from tracekit.base.errors import SelectionError
+from tracekit.trace.canonical import Trace
 
 #: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out.
 ENOUGH_STEPS = 3

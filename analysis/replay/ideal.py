@@ -21,7 +21,7 @@ from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.method import Method
-from tracekit.model import KINDS, OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 #: Kinds that a worker need not have in every step. Any worker may have them, so their peers are all workers.
 OCCASIONAL = frozenset({OpKind.GC, OpKind.CHECKPOINT, OpKind.EVALUATION, OpKind.HOST_DELAY})

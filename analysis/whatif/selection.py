@@ -25,8 +25,8 @@ from tracekit.analysis.graph.labels import (
     shown_values,
 )
 from tracekit.analysis.replay.costs import Durations
-from tracekit.errors import SelectionError
-from tracekit.model import OpKind, Worker
+from tracekit.base.errors import SelectionError
+from tracekit.trace.model import OpKind, Worker
 
 
 class _AbstractStruct(StructMeta, ABCMeta):

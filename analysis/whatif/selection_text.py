@@ -20,8 +20,8 @@ from tracekit.analysis.graph.labels import LabelledGraph, label_values, shown_va
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
-from tracekit.errors import SelectionError
-from tracekit.model import KINDS, Worker, kind_groups
+from tracekit.base.errors import SelectionError
+from tracekit.trace.model import KINDS, Worker, kind_groups
 
 _TOKEN = re.compile(r"\s*(?:([()])|([^\s()=]+)|=)")
 _NAME = re.compile(r"[^\W\d][\w.-]*")

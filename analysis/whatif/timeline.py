@@ -16,7 +16,7 @@ from tracekit.analysis.graph.lanes import NONE
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Timeline
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
-from tracekit.schema import KIND_TYPE
+from tracekit.trace.schema import KIND_TYPE
 
 
 def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:

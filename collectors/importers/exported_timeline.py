@@ -17,12 +17,12 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.chrome import END, MARK, OPS_MARK, RECORDED, VERSION
+from tracekit.base.errors import FormatError, LayoutError
+from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import refuse_unit
-from tracekit.errors import FormatError, LayoutError
-from tracekit.model import Layout, Unit
-from tracekit.text import quoted
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.chrome import END, MARK, OPS_MARK, RECORDED, VERSION
+from tracekit.trace.model import Layout, Unit
 
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 4096

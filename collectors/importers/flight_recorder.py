@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.base.errors import FormatError
+from tracekit.base.text import printable, short
 from tracekit.collectors.importers.flight_recorder_entries import checked_entries, whole_number
 from tracekit.collectors.importers.flight_recorder_file import UnreadableError, bounded_memory, is_newer, read_dump
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS
 from tracekit.collectors.importers.flight_recorder_rows import DumpRows, take_operations, take_statuses
-from tracekit.errors import FormatError
-from tracekit.flight_record import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, RankDump
-from tracekit.text import printable, short
+from tracekit.trace.dumps import OPERATIONS, STATUSES, FlightRecord, ProcessGroup, RankDump
 
 #: Dumps whose newest operations are further apart hardly show the same hang: no timeout of PyTorch is longer.
 FAR_APART_S = 1800.0

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracekit.text import quoted, short
+from tracekit.base.text import quoted, short
 
 #: Wider than any ring buffer of a recorder.
 MOST_RECORDS = 1 << 22

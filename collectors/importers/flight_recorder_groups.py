@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.flight_record import ProcessGroup
+from tracekit.trace.dumps import ProcessGroup
 
 _NUMBER = re.compile(r"\d+")
 _CUT = "..."

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracekit.base.text import quoted, short
 from tracekit.collectors.importers.flight_recorder_entries import (
     COALESCED,
     Entry,
@@ -18,8 +19,7 @@ from tracekit.collectors.importers.flight_recorder_entries import (
     whole_number,
 )
 from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS, GroupTable
-from tracekit.flight_record import Progress
-from tracekit.text import quoted, short
+from tracekit.trace.dumps import Progress
 
 #: Newest finished operations to keep per rank: they show where the calls of ranks begin to differ.
 FINISHED_KEPT = 512

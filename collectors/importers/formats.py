@@ -9,8 +9,8 @@ from pathlib import Path
 
 from polars.exceptions import PolarsError
 
-from tracekit.errors import FormatError
-from tracekit.model import Unit
+from tracekit.base.errors import FormatError
+from tracekit.trace.model import Unit
 
 #: Exceptions that damaged bytes can cause; importers raise clearer ones where they can.
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)

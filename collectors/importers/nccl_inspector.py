@@ -25,11 +25,11 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.base.errors import FormatError
+from tracekit.base.text import encodable
 from tracekit.collectors.importers.formats import refuse_unit
-from tracekit.errors import FormatError
-from tracekit.model import Layout, OpKind, Unit, is_size
-from tracekit.text import encodable
-from tracekit.trace import UNIT_KEY, Trace
+from tracekit.trace.canonical import UNIT_KEY, Trace
+from tracekit.trace.model import Layout, OpKind, Unit, is_size
 
 _HEAD_BYTES = 4096
 #: Steps are numbered in 32 bits.

@@ -18,13 +18,13 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import refuse_unit
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
-from tracekit.errors import FormatError
-from tracekit.model import Layout, OpKind, Unit
-from tracekit.text import quoted
-from tracekit.trace import UNIT_KEY, Trace
+from tracekit.trace.canonical import UNIT_KEY, Trace
+from tracekit.trace.model import Layout, OpKind, Unit
 
 #: Metric -> op kinds, where it is not the name of the kind itself.
 METRICS: dict[str, tuple[OpKind, ...]] = {

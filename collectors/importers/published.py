@@ -14,9 +14,9 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.errors import FormatError, LayoutError
-from tracekit.model import LARGEST_SIZE, Layout, Unit, is_size
-from tracekit.trace import Trace, read_columns
+from tracekit.base.errors import FormatError, LayoutError
+from tracekit.trace.canonical import Trace, read_columns
+from tracekit.trace.model import LARGEST_SIZE, Layout, Unit, is_size
 
 #: Published column -> canonical column.
 COLUMNS = {

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from tracekit.chrome import MARK
+from tracekit.base.errors import FormatError, LayoutError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 from tracekit.collectors.importers import ndtimeline
 from tracekit.collectors.importers.exported_timeline import ExportedImporter
 from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
@@ -26,11 +28,9 @@ from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.segments import is_run_directory, read_run
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.errors import FormatError, LayoutError
-from tracekit.model import Unit, is_size
-from tracekit.stderr import say
-from tracekit.text import printable
-from tracekit.trace import Trace, read_header, read_parquet
+from tracekit.trace.canonical import Trace, read_header, read_parquet
+from tracekit.trace.chrome import MARK
+from tracekit.trace.model import Unit, is_size
 
 #: First bytes of a Parquet file.
 _PARQUET = b"PAR1"

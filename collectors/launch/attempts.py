@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracekit.base.errors import OutputError, TracekitError
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
 from tracekit.collectors.merge.restarts import segments_of_jobs, trace_of_segments
@@ -22,9 +23,8 @@ from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.wire_format import IDLE, Category, Flag, attempt_directory
-from tracekit.errors import OutputError, TracekitError
 from tracekit.store import Incoming, Store, default_store
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
     from tracekit.collectors.launch.collect import CollectOptions

@@ -18,7 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tracekit.atomic_write import check_writable
+from tracekit.base.atomic_write import check_writable
+from tracekit.base.command_line import command
+from tracekit.base.errors import OutputError, SelectionError, StoreError, TracekitError
+from tracekit.base.stderr import progress as telling
+from tracekit.base.stderr import say
+from tracekit.base.text import printable, short
 from tracekit.collectors.launch.attempts import CollectedAttempt, collect_attempts, job_name
 from tracekit.collectors.launch.clock_keeper import launched_elsewhere
 from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
@@ -44,14 +49,9 @@ from tracekit.collectors.runtime.wire_format import (
     Schedule,
     attempt_directory,
 )
-from tracekit.command_line import command
-from tracekit.errors import OutputError, SelectionError, StoreError, TracekitError
-from tracekit.findings import Findings, Unanalysed
-from tracekit.stderr import progress as telling
-from tracekit.stderr import say
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Store, default_store
-from tracekit.text import printable, short
-from tracekit.trace import TRACE_FILE, Trace
+from tracekit.trace.canonical import TRACE_FILE, Trace
 
 #: Switches PyTorch's flight recorder on: the number of operations it keeps.
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")

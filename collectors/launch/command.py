@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.base.command_line import command
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable, short
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
-from tracekit.command_line import command
-from tracekit.errors import SelectionError
-from tracekit.stderr import say
-from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.collectors.launch.attempts import CollectedAttempt

@@ -18,14 +18,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tracekit.base.errors import OutputError, StoreError
+from tracekit.base.text import short
 from tracekit.collectors.inject.tracekit_collect_hook import install_command
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.launching import hazards, installed_version
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK
 from tracekit.collectors.runtime.wire_format import RECORD
-from tracekit.errors import OutputError, StoreError
 from tracekit.store import Store, default_store
-from tracekit.text import short
 
 #: Kernel clock sources that take a microsecond or more to read, twice for each op.
 SLOW_CLOCKS = frozenset({"hpet", "acpi_pm", "jiffies"})
@@ -221,7 +221,7 @@ def _trial(python: str) -> Check:
 
 
 def _judged(ran: subprocess.CompletedProcess[str], out: Path) -> Check:
-    from tracekit.trace import read_parquet
+    from tracekit.trace.canonical import read_parquet
 
     lines = [line for line in ran.stdout.splitlines() if line.startswith('{"exit_code"')]
     summary: dict[str, Any] = json.loads(lines[-1]) if lines else {}

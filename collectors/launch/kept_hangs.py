@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tracekit.base.errors import TracekitError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 from tracekit.collectors.launch.hang import read_report
-from tracekit.errors import TracekitError
-from tracekit.stderr import say
 from tracekit.store import Store
-from tracekit.text import printable
 
 
 class KeptHangs:

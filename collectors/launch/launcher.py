@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tracekit.atomic_write import Kind, Place, write_text
+from tracekit.base.atomic_write import Kind, Place, write_text
+from tracekit.base.errors import OutputError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.signals import START_RECORDING, STEERING, WATCHED, hold, release
 from tracekit.collectors.run_directory.job_notes import announced
@@ -37,9 +40,6 @@ from tracekit.collectors.runtime.wire_format import (
     RuntimeOptions,
     Schedule,
 )
-from tracekit.errors import OutputError
-from tracekit.stderr import say
-from tracekit.text import printable
 
 #: How often the launcher checks on the command, seconds.
 POLL_S = 0.5

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from tracekit.base.errors import SelectionError
 from tracekit.collectors.runtime.wire_format import IDLE, Schedule
-from tracekit.errors import SelectionError
 
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
 OVERHEAD_STEPS = 10

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tracekit.base.stderr import say
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.runtime.small_file import open_regular
 from tracekit.collectors.runtime.wire_format import HEADER, Category, Flag
-from tracekit.stderr import say
 
 #: Bytes of a segment that are read in one go; the next call reads on.
 _AT_ONCE = 8 << 20

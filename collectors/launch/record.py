@@ -15,6 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable
 
+from tracekit.base.errors import SelectionError, TracekitError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 from tracekit.collectors.launch.launcher import (
     await_other_launchers,
     finish_run,
@@ -28,9 +31,6 @@ from tracekit.collectors.run_directory.launchers import running_launchers
 from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
 from tracekit.collectors.run_directory.writing import attempts, ranks_in, write_manifest
 from tracekit.collectors.runtime.wire_format import RuntimeOptions, Schedule, attempt_directory
-from tracekit.errors import SelectionError, TracekitError
-from tracekit.stderr import say
-from tracekit.text import printable
 
 EXIT_BAD_INPUT = 2
 

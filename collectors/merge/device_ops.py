@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit.collectors.merge.device_clock import DeviceClockFit
 from tracekit.collectors.runtime.wire_format import Flag
-from tracekit.model import KINDS, OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 ON_DEVICE = (pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0
 #: Work of the host alone; nothing waits for it while the device still has work.

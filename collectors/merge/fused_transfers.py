@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: Name of the fused transfer -> the ops in it.
 FUSED_TRANSFERS: dict[str, tuple[OpKind, ...]] = {

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from tracekit.collectors.merge.collective_ops import CLIP, REDUCTIONS
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 _CLOSING = (*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER))
 

@@ -14,8 +14,8 @@ import polars as pl
 
 from tracekit.collectors.merge.collective_ops import all_there_ns, counted_alike
 from tracekit.collectors.merge.placement import Place, Placement
-from tracekit.model import OpKind
-from tracekit.schema import LASTED, WAITED
+from tracekit.trace.model import OpKind
+from tracekit.trace.schema import LASTED, WAITED
 
 _WORKER = ("step", "dp_rank", "pp_rank")
 

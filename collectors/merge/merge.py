@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
@@ -30,10 +31,9 @@ from tracekit.collectors.nccl.recording import read_nccl
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 from tracekit.collectors.runtime.wire_format import Category, Flag
-from tracekit.errors import TraceError
-from tracekit.model import Unit
-from tracekit.schema import POSTED, RESUMED, WAITED
-from tracekit.trace import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
+from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
+from tracekit.trace.model import Unit
+from tracekit.trace.schema import POSTED, RESUMED, WAITED
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}

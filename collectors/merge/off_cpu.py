@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from tracekit.collectors.merge.collective_ops import ALIKE, all_there_ns, counted_alike
-from tracekit.model import OpKind
-from tracekit.schema import LASTED, OFF_CPU
+from tracekit.trace.model import OpKind
+from tracekit.trace.schema import LASTED, OFF_CPU
 
 #: Assume that at least this share of a rank's steps are quiet: the rank neither stops nor runs longer than usual in
 #: other ops.

@@ -39,7 +39,7 @@ from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.host_time import between_ops
 from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
-from tracekit.model import Layout, OpKind
+from tracekit.trace.model import Layout, OpKind
 
 #: If a wait is shorter than this, ns, its transfer had already finished.
 NO_WAIT_NS = 100_000

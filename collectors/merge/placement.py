@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tracekit.errors import LayoutError
-from tracekit.model import Layout
+from tracekit.base.errors import LayoutError
+from tracekit.trace.model import Layout
 
 #: Name of a mesh dimension -> dimension of the layout.
 DIMENSION_WORDS = {

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import polars as pl
 
+from tracekit.base.errors import TracekitError
 from tracekit.collectors.merge.merge import MergedAttempt
-from tracekit.errors import TracekitError
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 #: Key of the trace's metadata that says which steps belong to which attempt.
 SEGMENTS = "segments"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit.schema import POSTED, RESUMED
+from tracekit.trace.schema import POSTED, RESUMED
 
 COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
 

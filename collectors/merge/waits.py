@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 _COLLECTIVES = {
     str(OpKind.FORWARD_COMPUTE): str(OpKind.FORWARD_COLLECTIVES),

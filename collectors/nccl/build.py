@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tracekit.atomic_write import Kind, replacing, starting_with
-from tracekit.errors import OutputError
+from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.errors import OutputError
 
 SOURCES = ("plugin.c", "abi.h", "ring.h")
 #: Only tests turn warnings into errors: a warning of a newer compiler must not stop a recording.

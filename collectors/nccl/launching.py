@@ -15,11 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tracekit.base.errors import OutputError
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.recording import ring_files
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_NCCL_PLUGIN, ENV_PLUGIN, Event
-from tracekit.errors import OutputError
 
 #: The first version that takes one of the plugin's tables.
 FIRST_VERSION = (2, 27)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
 from tracekit.collectors.runtime.small_file import open_to_read
-from tracekit.errors import FormatError
 
 MAGIC = int.from_bytes(b"TKNCCL1\n", "little")
 VERSION = 1

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.nccl.clock import GpuClock, fit_gpu_clock
 from tracekit.collectors.nccl.operations import channels, operations, proxy_steps
 from tracekit.collectors.nccl.reader import Ring, is_ring, read_ring
 from tracekit.collectors.run_directory.segments import ProcessId
 from tracekit.collectors.runtime.nccl_wire_format import RING_SUFFIX
-from tracekit.errors import FormatError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tracekit.errors import FormatError
-from tracekit.model import LARGEST_SIZE
+from tracekit.base.errors import FormatError
+from tracekit.trace.model import LARGEST_SIZE
 
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=LARGEST_SIZE)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_SIZE)]

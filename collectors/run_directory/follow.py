@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import FactParser
 from tracekit.collectors.run_directory.followed_rank import FollowedRank, Notice, Trouble
 from tracekit.collectors.run_directory.plausible import GarbageError
@@ -33,7 +34,6 @@ from tracekit.collectors.runtime.wire_format import (
     RECORD,
     SEALED_SUFFIX,
 )
-from tracekit.errors import FormatError
 
 #: A rank whose files cannot be read is retried after growing delays, and left out after this long, seconds.
 READ_RETRY_S = 300.0

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import BadFactError, FactParser
 from tracekit.collectors.run_directory.plausible import GarbageError, Trail
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, RankRecording, without_torn_steps
 from tracekit.collectors.runtime.wire_format import Category, Flag
-from tracekit.errors import FormatError
 
 #: Kinds of facts that ranks keep adding: how many of them to keep, all that `merge` needs.
 _KEPT_OF = {"device-clock": 64, "dropped": 1}

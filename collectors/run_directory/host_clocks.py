@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.clock_pings import ClockSample
 from tracekit.collectors.runtime.small_file import open_to_read
-from tracekit.errors import FormatError
 
 
 @dataclass(frozen=True, slots=True)

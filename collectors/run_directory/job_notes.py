@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracekit.base.errors import OutputError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 from tracekit.collectors.runtime.small_file import create, read_small
-from tracekit.errors import OutputError
-from tracekit.stderr import say
-from tracekit.text import printable
 
 _NOTE = re.compile(r"(\d{1,9})\.json")
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.runtime.wire_format import Category, Flag
-from tracekit.errors import FormatError
 
 #: A rank numbers its records from 1, and never makes this many.
 _MOST_RECORDS = 1 << 48

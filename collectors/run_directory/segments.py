@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.plausible import GarbageError
 from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES
 from tracekit.collectors.runtime.small_file import open_to_read, read_small
@@ -25,7 +26,6 @@ from tracekit.collectors.runtime.wire_format import (
     VERSION,
     Category,
 )
-from tracekit.errors import FormatError
 
 #: `RECORD` as numpy sees it.
 RECORD_DTYPE = np.dtype(

@@ -14,7 +14,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tracekit.atomic_write import Kind, write_text
+from tracekit.base.atomic_write import Kind, write_text
+from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.run_directory.job_notes import running_jobs
 from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES, attempts
 from tracekit.collectors.runtime.small_file import MOST_BYTES, open_regular, read_small
@@ -26,7 +27,6 @@ from tracekit.collectors.runtime.wire_format import (
     Schedule,
     attempt_directory,
 )
-from tracekit.errors import FormatError, SelectionError
 
 #: All ranks have seen a new control file after this time, seconds.
 LEAD_S = 1.0

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import BadFactError, FactParser
 from tracekit.collectors.run_directory.followed_rank import FollowedRank
 from tracekit.collectors.run_directory.segments import (
@@ -29,7 +30,6 @@ from tracekit.collectors.run_directory.segments import (
 from tracekit.collectors.run_directory.writing import MANIFEST, RANK_FILE, why_unrecorded
 from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, OPEN_SUFFIX, SEALED_SUFFIX, rank_stem
-from tracekit.errors import FormatError
 
 
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:

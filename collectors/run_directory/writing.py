@@ -12,7 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tracekit.atomic_write import Kind, replacing, starting_with, write_text
+from tracekit.base.atomic_write import Kind, replacing, starting_with, write_text
+from tracekit.base.errors import OutputError
+from tracekit.base.text import printable
 from tracekit.collectors.inject.tracekit_collect_hook import REASON_FILE
 from tracekit.collectors.runtime.ring import LeftOver
 from tracekit.collectors.runtime.small_file import read_small
@@ -26,8 +28,6 @@ from tracekit.collectors.runtime.wire_format import (
     attempt_directory,
     segment_stem,
 )
-from tracekit.errors import OutputError
-from tracekit.text import printable
 
 MANIFEST = "manifest.json"
 RUN_FILE = "run.json"

@@ -22,7 +22,7 @@ from tracekit.collectors.runtime.guard import Guard
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.run_queue import RunQueue
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 now_ns = time.monotonic_ns
 _COMPUTE, _OPTIMIZER, _P2P = Category.COMPUTE, Category.OPTIMIZER, Category.P2P

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.errors import TracekitError
+from tracekit.base.errors import TracekitError
 from tracekit.fleet.culprits import FALSE_DISCOVERY_RATE, recurring_culprits
 from tracekit.fleet.figures import CURVE, FleetFigures, counted_jobs, figures_of, quantiles
 from tracekit.fleet.study import Study

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.text import ranks_text
+from tracekit.base.text import ranks_text
 
 
 @dataclass(frozen=True, slots=True)

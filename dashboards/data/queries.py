@@ -23,14 +23,14 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.compare import WorkerSteps
-from tracekit.command_line import adding
-from tracekit.errors import NotStoredError, TracekitError
-from tracekit.job import Job
-from tracekit.op_trace import OpTrace
-from tracekit.spans import StepOps, step_ops
+from tracekit.base.command_line import adding
+from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.text import short
+from tracekit.job.pipeline import Job
+from tracekit.report.spans import StepOps, step_ops
+from tracekit.report.worker_map import WorkerMap
 from tracekit.store import Incident, Store, StoredHang, TraceKind
-from tracekit.text import short
-from tracekit.worker_map import WorkerMap
+from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay

@@ -21,11 +21,11 @@ import numpy as np
 from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import WhatifQuery
-from tracekit.errors import SelectionError, TracekitError
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2

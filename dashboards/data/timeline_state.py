@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from tracekit.model import OpKind, Worker
-from tracekit.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.report.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.trace.model import OpKind, Worker
 
 #: Up to this many workers all streams are drawn, above it computes only, unless the address says otherwise.
 FEW_WORKERS = 4

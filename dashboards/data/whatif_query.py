@@ -18,9 +18,9 @@ from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import Selection
 from tracekit.analysis.whatif.selection_text import parse_selection
-from tracekit.errors import SelectionError
-from tracekit.model import DP_COLLECTIVES, Worker
-from tracekit.text import short
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import short
+from tracekit.trace.model import DP_COLLECTIVES, Worker
 
 #: A selection longer than this is no question of a person.
 LONGEST_SELECTION = 1000

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.model import Worker
-from tracekit.text import short
-from tracekit.worker_map import WorkerMap
+from tracekit.base.text import short
+from tracekit.report.worker_map import WorkerMap
+from tracekit.trace.model import Worker
 
 _WORKER = re.compile(r"\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?")
 _RANK = re.compile(r"(?:rank\s*)?([0-9]{1,9})", re.IGNORECASE)

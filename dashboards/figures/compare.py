@@ -11,7 +11,7 @@ from tracekit.analysis.attribution.compare import CostChange, Side
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.figures.workers import map_height
-from tracekit.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
+from tracekit.report.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
 
 #: Numbers along an axis of a worker map.
 MOST_TICKS = 16

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from tracekit.base.text import printable, ranks_text
 from tracekit.dashboards.data.hang_graph import Node
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
-from tracekit.text import printable, ranks_text
 
 #: Culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12

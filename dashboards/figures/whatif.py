@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from tracekit.base.text import seconds
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
-from tracekit.text import seconds
 
 #: Characters of a name beside its bar.
 LONGEST_LABEL = 46

@@ -23,6 +23,8 @@ from tracekit.analysis.attribution.compare import (
     parts,
     whole,
 )
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import short
 from tracekit.dashboards.data.queries import OP_TRACE, Results, Stored
 from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
 from tracekit.dashboards.ui.callbacks import answers
@@ -36,8 +38,6 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.errors import SelectionError
-from tracekit.text import short
 
 #: Suggestions listed, and names that the field offers; any other can be written.
 MOST_SUGGESTED, MOST_OFFERED = 6, 200

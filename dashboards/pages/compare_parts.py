@@ -21,6 +21,7 @@ from tracekit.analysis.attribution.compare import (
     verdict,
 )
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
+from tracekit.base.text import cost, seconds, short, sure
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
 from tracekit.dashboards.ui.components import (
     badge,
@@ -35,9 +36,8 @@ from tracekit.dashboards.ui.components import (
 )
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import Tone, place_words
-from tracekit.model import Worker
-from tracekit.text import cost, seconds, short, sure
-from tracekit.worker_map import UNKNOWN, Ints
+from tracekit.report.worker_map import UNKNOWN, Ints
+from tracekit.trace.model import Worker
 
 #: Workers listed, and rows of the table beside a map.
 MOST_WORKERS, MAP_ROWS = 20, 200

@@ -9,7 +9,8 @@ from dash import Input, Output, clientside_callback, dcc, html, no_update
 from dash.development.base_component import Component
 
 from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
-from tracekit.command_line import adding, command
+from tracekit.base.command_line import adding, command
+from tracekit.base.text import short
 from tracekit.dashboards.pages.fleet_parts import job_card
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.charts import share_bars
@@ -17,7 +18,6 @@ from tracekit.dashboards.ui.components import as_table, grid, href, note, panel,
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.shell import page
-from tracekit.text import short
 
 #: Cards that are shown; further jobs that need attention are in the table.
 MOST_CARDS = 12

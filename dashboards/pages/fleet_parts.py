@@ -10,6 +10,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.job_parts import tone_class
 from tracekit.dashboards.ui.charts import step_bars
@@ -23,7 +24,6 @@ from tracekit.dashboards.ui.sentences import (
     op_headline,
     why_no_advice,
 )
-from tracekit.text import short
 
 
 def job_card(stored: Stored) -> Component:

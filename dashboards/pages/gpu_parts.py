@@ -12,6 +12,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.analysis.gpu.remedy import OF_ALL
+from tracekit.base.text import seconds, short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import rank_times
 from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card, do_first
@@ -19,7 +20,6 @@ from tracekit.dashboards.pages.op_parts import MOST_ROWS, by_label, critical_pat
 from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import gpu_action, gpu_cost, gpu_culprit, op_headline
-from tracekit.text import seconds, short
 
 
 def gpu_content(stored: Stored) -> list[Component]:

@@ -8,15 +8,15 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.hang import waiting_ranks
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import NotStoredError
+from tracekit.base.text import printable, ranks_text, short
 from tracekit.dashboards.data.hang_graph import fold, node_table
 from tracekit.dashboards.figures.hang import wait_graph
 from tracekit.dashboards.ui.components import figure_panel, href, inline_csv, note, panel, problem
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.shell import job_head, page
-from tracekit.errors import NotStoredError
 from tracekit.store import StoredHang
-from tracekit.text import printable, ranks_text, short
 
 #: Culprits, stacks and earlier hangs that are listed.
 MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20

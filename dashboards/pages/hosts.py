@@ -10,12 +10,12 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.ui.components import href, note, panel, row_table
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.shell import page
-from tracekit.text import short
 
 #: A host is judged by so many of its newest jobs.
 LAST_JOBS = 9

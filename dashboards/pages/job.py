@@ -10,6 +10,7 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import cost, percent_sure, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_content
 from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures
@@ -20,7 +21,6 @@ from tracekit.dashboards.ui.components import as_table, attributes, href, name_c
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.text import cost, percent_sure, seconds, short, sure, with_error
 
 
 def build(stored: Stored, **_: str) -> list[Component]:

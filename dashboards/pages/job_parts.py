@@ -13,11 +13,11 @@ from dash.development.base_component import Component
 
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.verdict import main_clause
+from tracekit.base.text import seconds, short
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Headline, Tone, first_action, headline, node_words, why_no_advice
-from tracekit.text import seconds, short
 
 #: A label, its sentence, and the link to where its figures can be seen.
 AnswerRow = tuple[str, str | None, Component | None]

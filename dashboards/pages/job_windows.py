@@ -13,11 +13,11 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import printable
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.components import attributes, href, panel, row_table
 from tracekit.dashboards.ui.context import chosen_window, results, viewer
 from tracekit.dashboards.ui.incidents import incident_table
-from tracekit.text import printable
 
 #: Windows that are drawn, and those of them that are listed with their headline.
 MOST_BARS, MOST_LISTED = 60, 20

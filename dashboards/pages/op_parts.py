@@ -11,14 +11,14 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.text import seconds, short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import step_times
 from tracekit.dashboards.pages.job_parts import AnswerRow, answer_card
 from tracekit.dashboards.ui.components import figure_panel, note, panel, plain_table, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import op_headline
-from tracekit.text import seconds, short
 
 #: Rows of a table that are shown; the report has all.
 MOST_ROWS = 20

@@ -9,6 +9,7 @@ import polars as pl
 from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import seconds, short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
@@ -25,7 +26,6 @@ from tracekit.dashboards.ui.forms import choice
 from tracekit.dashboards.ui.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.time import step_slowdown, step_times, step_workers
-from tracekit.text import seconds, short
 
 #: Workers of the map where only the worst are shown.
 WORST_ROWS = 40

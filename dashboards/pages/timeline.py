@@ -15,6 +15,7 @@ import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.timeline_state import CriticalPath, Order, Read, Shown, Streams, TimelineState, read_state
 from tracekit.dashboards.ui.components import attributes, href, panel, term
@@ -22,7 +23,6 @@ from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.figures.timeline import CLASSES, legend, palette
-from tracekit.text import seconds
 
 _KEYS = (
     "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: W and S (+ and -) zoom, A and D (left and"

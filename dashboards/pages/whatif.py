@@ -15,6 +15,7 @@ from dash import ClientsideFunction, Input, Output, State, clientside_callback, 
 from dash.development.base_component import Component
 from dash.exceptions import PreventUpdate
 
+from tracekit.base.errors import SelectionError, StoreError, TracekitError
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.replays import Rejected
 from tracekit.dashboards.data.whatif_query import (
@@ -33,7 +34,6 @@ from tracekit.dashboards.ui.components import attributes, panel, told
 from tracekit.dashboards.ui.context import replays, results
 from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.errors import SelectionError, StoreError, TracekitError
 
 #: How long the first view waits for answers that are not there yet; then the page asks again (assets/whatif.js).
 FIRST_WAIT_S = 0.6

@@ -13,12 +13,12 @@ import polars as pl
 from dash import html
 from dash.development.base_component import Component
 
+from tracekit.base.text import seconds, sure, with_error
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, question_of
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, scrolled, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.text import seconds, sure, with_error
 
 
 @dataclass(frozen=True, slots=True)

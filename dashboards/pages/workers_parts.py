@@ -12,14 +12,14 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import short
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
 from tracekit.figures.workers import worker_over_steps
-from tracekit.model import Worker
-from tracekit.text import short
-from tracekit.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.report.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.trace.model import Worker
 
 #: Workers and hosts listed.
 LISTED = 10

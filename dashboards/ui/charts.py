@@ -13,11 +13,11 @@ import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import seconds
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
-from tracekit.text import seconds
-from tracekit.worker_map import LEVELS, Pooled, WorkerMap, pool
+from tracekit.report.worker_map import LEVELS, Pooled, WorkerMap, pool
 
 #: The largest small map, DP ranks down and stages across; maps of at most this many cells show figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128

@@ -18,13 +18,13 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.ui.context import chosen_window, prefixed, viewer
 from tracekit.dashboards.ui.drawn import Chart, drawing
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.errors import NotStoredError, TracekitError
 from tracekit.figures.theme import DARK
-from tracekit.safe_csv import safe_csv
 
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")

@@ -12,12 +12,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import flask
 
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.fleet_study import FleetStudy
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
-from tracekit.errors import SelectionError
 from tracekit.figures.theme import LIGHT, THEMES, Theme
-from tracekit.units import EARLIEST_S
+from tracekit.trace.units import EARLIEST_S
 
 EXTENSION = "tracekit"
 #: In which a page that shows a window says its job and window, as in an address, whenever it asks for something

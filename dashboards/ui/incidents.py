@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.text import printable, short
 from tracekit.dashboards.ui.components import badge, href, row_table
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.live.incident_words import advice, lasted
 from tracekit.store import Incident
-from tracekit.text import printable, short
 
 _HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
 

@@ -19,10 +19,10 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.gpu.remedy import OF_ALL
 from tracekit.analysis.verdict import LossKind
-from tracekit.model import COMMUNICATION, OpKind, ReportedKind, Worker
-from tracekit.nodes import nodes_of
-from tracekit.text import cost, seconds, short, sure
-from tracekit.worker_map import WorkerMap
+from tracekit.base.text import cost, seconds, short, sure
+from tracekit.report.nodes import nodes_of
+from tracekit.report.worker_map import WorkerMap
+from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
 
 #: Longer lists are cut.
 MOST_NAMED = 6
@@ -243,7 +243,7 @@ def why_no_advice(report: Report) -> str:
 
 
 def node_words(report: Report) -> str | None:
-    """Whether to drain a node, by the rule of all surfaces (tracekit/nodes.py); None where no node is known."""
+    """Whether to drain a node, by the rule of all surfaces (tracekit/report/nodes.py); None where no node is known."""
     culprits = (report.get("answer") or {}).get("culprits") or []
     return nodes_of(culprits, trusted=report["trust"]["trustworthy"]).sentence
 

@@ -17,15 +17,15 @@ import flask
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.command_line import adding, command
+from tracekit.base.command_line import adding, command
+from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
-from tracekit.errors import NotStoredError, StoreError
 from tracekit.figures.theme import DARK
-from tracekit.text import short
 
 Layout = Callable[..., Any]
 #: Impossible rows of a store that a page names; the server's log has all.

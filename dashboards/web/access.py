@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import flask
 from werkzeug.wrappers import Response
 
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.web.auth import Auth, refused
-from tracekit.errors import SelectionError
 
 HEALTH = "/healthz"
 #: What a load balancer or Kubernetes may ask without a password; neither tells a name.

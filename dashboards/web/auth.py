@@ -15,7 +15,7 @@ from typing import Protocol
 import flask
 from werkzeug.wrappers import Response
 
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 
 HELP = (
     "header:NAME@ADDRESS (NAME holds the user, set by the reverse proxy at ADDRESS, an IP or network)"

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import click
 
-from tracekit.command_line import command
-from tracekit.errors import SelectionError
-from tracekit.s3 import absolute, shown
-from tracekit.text import printable
+from tracekit.base.command_line import command
+from tracekit.base.errors import SelectionError
+from tracekit.base.s3 import absolute, shown
+from tracekit.base.text import printable
 
 _PATH = click.Path(path_type=Path)
 _EXTRAS = ("dash", "dash_ag_grid", "gunicorn", "plotly", "waitress")

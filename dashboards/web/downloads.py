@@ -8,12 +8,12 @@ from __future__ import annotations
 import flask
 import polars as pl
 
+from tracekit.base.errors import NotStoredError, SelectionError, StoreError, TracekitError
+from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import choose_window, results
-from tracekit.errors import NotStoredError, SelectionError, StoreError, TracekitError
-from tracekit.report_json import JSON_TABLES
-from tracekit.report_tables import DIAGNOSIS_TABLES
-from tracekit.safe_csv import safe_csv
+from tracekit.report.plain_data import JSON_TABLES
+from tracekit.report.tables import DIAGNOSIS_TABLES
 
 #: Tables of a report that are a file of their own.
 TABLES = (*JSON_TABLES, *DIAGNOSIS_TABLES)

@@ -20,10 +20,10 @@ import flask
 from werkzeug.security import check_password_hash
 from werkzeug.wrappers import Response
 
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.web.attempts import Attempts
 from tracekit.dashboards.web.auth import refused
 from tracekit.dashboards.web.sessions import LONGEST_S, Sessions
-from tracekit.errors import SelectionError
 
 COOKIE = "tracekit_session"
 LOGIN, LOGOUT = "/login", "/logout"

@@ -12,14 +12,14 @@ from itertools import islice
 
 import flask
 
+from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.text import short
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import href
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.downloads import refusal
-from tracekit.errors import NotStoredError, TracekitError
-from tracekit.model import Worker
-from tracekit.text import short
-from tracekit.worker_map import WorkerMap
+from tracekit.report.worker_map import WorkerMap
+from tracekit.trace.model import Worker
 
 #: Links of an answer, and of them hosts.
 MOST_FOUND, MOST_HOSTS = 12, 4

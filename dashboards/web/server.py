@@ -16,11 +16,11 @@ import flask
 from gunicorn.app.base import BaseApplication
 from gunicorn.errors import AppImportError
 
+from tracekit.base.errors import TracekitError
+from tracekit.base.s3 import absolute
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.dashboards.web.worker import Worker
-from tracekit.errors import TracekitError
-from tracekit.s3 import absolute
 
 #: So long without a sign of life, and gunicorn takes the worker for dead and starts another.
 TIMEOUT_S = 300

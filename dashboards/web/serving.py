@@ -16,14 +16,14 @@ from dash import Dash
 from werkzeug.exceptions import BadRequest, HTTPException
 from werkzeug.wrappers import Response
 
+from tracekit.base.errors import TracekitError
+from tracekit.base.text import printable
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web import downloads, search
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
 from tracekit.dashboards.web.compression import compress
 from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
-from tracekit.errors import TracekitError
-from tracekit.text import printable
 
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates

@@ -22,16 +22,27 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
+from tracekit.base.errors import NotStoredError, SelectionError, TracekitError
+from tracekit.base.safe_csv import safe_csv
+from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import OP_TRACE, Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.web.downloads import refusal
-from tracekit.errors import NotStoredError, SelectionError, TracekitError
-from tracekit.model import KINDS, Worker
-from tracekit.path_spans import PathSpans, path_spans
-from tracekit.safe_csv import safe_csv
-from tracekit.spans import STREAM_NAMES, Ints, Replay, StepOps, Window, count, overview, slowest, spans, stream_of
-from tracekit.text import seconds
+from tracekit.report.path_spans import PathSpans, path_spans
+from tracekit.report.spans import (
+    STREAM_NAMES,
+    Ints,
+    Replay,
+    StepOps,
+    Window,
+    count,
+    overview,
+    slowest,
+    spans,
+    stream_of,
+)
+from tracekit.trace.model import KINDS, Worker
 
 #: Up to this many spans the browser gets all of them at once; above, what its window can show.
 WHOLE_SPANS = 200_000

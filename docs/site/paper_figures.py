@@ -12,9 +12,9 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
 from tracekit.synth import SynthSpec, parse_cause, synthesize
+from tracekit.trace.model import Layout
 
 TABLE = Path(__file__).parent / "paper_figures.csv"
 #: The causes of the paper's jobs, each with how many jobs of it are simulated, and how strong it is in them.

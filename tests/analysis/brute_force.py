@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import networkx
 
 from tracekit.analysis.graph.lanes import place_lanes
-from tracekit.model import KINDS, Layout, OpKind
 from tracekit.synth import SlowLastStage, SlowWorker, SynthSpec, synthesize
-from tracekit.trace import Trace, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.model import KINDS, Layout, OpKind
 
 FOLDER = Path(__file__).parent / "parity"
 #: The jobs, small enough to be walked op by op and different in what makes them slow.

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tracekit.analysis.graph.structure import Structure
-from tracekit.model import KINDS, OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 COMPUTE, SEND, RECV, GATHER = (
     kind.code for kind in (OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.PARAMS_ALL_GATHER)

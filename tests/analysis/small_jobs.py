@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from tracekit.model import Layout
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 #: (kind, seconds) in the order in which a worker runs them.
 Program = Sequence[tuple[str, float]]

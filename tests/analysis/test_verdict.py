@@ -18,11 +18,11 @@ from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.verdict import LossKind, Verdict, main_clause
-from tracekit.job import Job
-from tracekit.model import Layout
-from tracekit.report import Report
+from tracekit.job.pipeline import Job
+from tracekit.report.pipeline import Report
 from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 
 def report_of(trace: Trace) -> Report:

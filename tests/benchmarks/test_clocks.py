@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.clocks import Outcome, Wrong, recorded_with
 from tests.handmade import slow_trace
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 
 def starts_of(trace: Trace, dp_rank: int, pp_rank: int, step: int) -> list[float]:

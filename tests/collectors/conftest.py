@@ -13,8 +13,8 @@ import pytest
 
 from tests.collectors.shared_runs import ALONE, RUNS
 from tracekit.analysis.graph.lanes import place_lanes
-from tracekit.model import KINDS, P2P
-from tracekit.trace import Trace, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.model import KINDS, P2P
 
 #: Seconds since the start of a step, as float64, against the nanoseconds that were recorded.
 CLOCK_TICK_S = 1e-9

@@ -8,8 +8,8 @@ import pytest
 
 from tests.collectors.conftest import contradictions
 from tests.collectors.shared_runs import ROWS
-from tracekit.model import OpKind
-from tracekit.schema import OFF_CPU
+from tracekit.trace.model import OpKind
+from tracekit.trace.schema import OFF_CPU
 
 #: Where Linux says how long a thread waited for a processor.
 SCHEDSTAT = Path("/proc/thread-self/schedstat")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.collectors.conftest import environment
 from tests.handmade import run
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 MS = 1e-3
 #: What `fake_gpu.py` launches, by its own clock, and how much faster that is than the host's.
@@ -95,7 +95,7 @@ def test_info_names_the_gpus_in_a_line(job):
 
 
 def test_throttled_gpus_are_named_with_their_reasons():
-    from tracekit.terminal.info import _gpus
+    from tracekit.show.terminal.info import _gpus
 
     hot = {"model": "H200", "host": "b", "throttled": 0.25, "reasons": {"hw-thermal-slowdown": 0.25}}
     gpus = {"0": {"model": "H200", "host": "a", "throttled": 0.0, "reasons": {}}, "1": hot}

@@ -7,8 +7,8 @@ import pytest
 
 from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, TIMEOUT_S, collect, contradictions
 from tests.collectors.shared_runs import LAUNCHERS, PAUSES, STYLES
-from tracekit.model import OpKind, Worker
-from tracekit.trace import RUN_QUEUE
+from tracekit.trace.canonical import RUN_QUEUE
+from tracekit.trace.model import OpKind, Worker
 
 
 @pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline"])

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from tests.collectors.conftest import contradictions
-from tracekit.model import OpKind, Worker
+from tracekit.trace.model import OpKind, Worker
 
 KINDS = {
     OpKind.DATA_LOAD,

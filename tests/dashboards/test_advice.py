@@ -10,8 +10,7 @@ import pytest
 
 from tests.dashboards.page_text import Pages, found, lines
 from tracekit.dashboards.ui.sentences import Tone, advice_words, diagnosis_words, headline, host_words
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
 from tracekit.synth import (
     BaseCosts,
@@ -23,6 +22,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
+from tracekit.trace.model import Layout
 
 #: Hosts of eight workers; what is slow sits on the second one.
 SPEC = {"layout": Layout(dp=16, pp=2), "steps": 6, "microbatches": 4, "seed": 3}

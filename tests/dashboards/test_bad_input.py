@@ -13,9 +13,9 @@ from playwright.sync_api import Page, expect
 from tests.dashboards.conftest import Serving
 from tests.dashboards.watched import analysed, trace, write_watched
 from tests.handmade import slow_trace
-from tracekit.job import Job
+from tracekit.base.text import short
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
-from tracekit.text import short
 
 Visit = Callable[..., Page]
 Show = Callable[..., Serving]

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
-from tracekit.job import load
-from tracekit.text import printable, short
+from tracekit.base.text import printable, short
+from tracekit.job.pipeline import load
 
 LARGEST_BYTES = 2_000_000
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 HOSTS = {"0": "node-a", "1": "node-b", "2": "node-c", "3": "node-d"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracekit.trace import Trace, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 #: What markup, right-to-left marks and quotes can do.

@@ -10,8 +10,8 @@ import pytest
 
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
-from tracekit.documents.markdown import escaped
-from tracekit.exit_codes import ExitCode
+from tracekit.base.exit_codes import ExitCode
+from tracekit.show.documents.markdown import escaped
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from tests.properties import examples
 from tracekit.figures.theme import LIGHT
 from tracekit.figures.time import step_workers
 from tracekit.figures.workers import worker_heatmap
-from tracekit.model import Worker
-from tracekit.worker_cells import level_of
-from tracekit.worker_map import LEVELS, MOST_CELLS, WorkerMap, blocks_that_fit, pool
+from tracekit.report.worker_cells import level_of
+from tracekit.report.worker_map import LEVELS, MOST_CELLS, WorkerMap, blocks_that_fit, pool
+from tracekit.trace.model import Worker
 
 DP_RANKS, STAGES, STEPS = (0, 1, 3), 2, (7, 9)
 

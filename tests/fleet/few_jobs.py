@@ -13,7 +13,7 @@ from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.tables import TABLES
 from tracekit.fleet.worker import work
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 STEPS = range(4)
 GIB = 1 << 30

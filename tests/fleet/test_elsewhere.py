@@ -14,10 +14,10 @@ import pytest
 from tests.fleet.buckets import upload
 from tests.fleet.few_jobs import study_here, tables, write_jobs
 from tests.handmade import run
+from tracekit.base.s3 import s3_filesystem
 from tracekit.fleet.run import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
-from tracekit.s3 import s3_filesystem
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours
 

@@ -16,15 +16,15 @@ import pytest
 
 from tests.fleet.few_jobs import STEPS, Here, study_here, study_of, tables, write_jobs
 from tests.handmade import IDEAL_STEP_S, SLOW_STEP_S, little_space, run, slow_trace
-from tracekit.any_job import load_any
-from tracekit.errors import OutputError, SelectionError, StudyError
+from tracekit.base.errors import OutputError, SelectionError, StudyError
 from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.run import Standing, analysing_files, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.tables import TABLES
-from tracekit.op_trace import OpTrace
+from tracekit.job.load import load_any
 from tracekit.store import Incoming, Store
+from tracekit.trace.op import OpTrace
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,9 @@ def test_all_code_that_takes_part_in_an_analysis_is_part_of_its_version(jobs: Pa
     command = [sys.executable, "-c", ANALYSED, str(jobs / "slow0.parquet"), str(tmp_path)]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     counted = {path.resolve() for path in analysing_files()}
-    assert {"trace.py", "magnitudes.py", "lanes.py"} <= {Path(path).name for path in loaded}
+    assert {"canonical.py", "magnitudes.py", "lanes.py"} <= {Path(path).name for path in loaded}
     assert {Path(path).resolve() for path in loaded} <= counted
-    assert {"replay.c", "report.py"} <= {path.name for path in counted}
+    assert {"replay.c", "pipeline.py"} <= {path.name for path in counted}
     assert not any("dashboards" in path.parts for path in counted)
 
 
@@ -256,7 +256,7 @@ def test_a_trace_that_is_replaced_while_it_is_read_is_said_and_read_by_the_next_
         return loaded
 
     with monkeypatch.context() as patch:
-        patch.setattr("tracekit.any_job.load_any", slow_load)
+        patch.setattr("tracekit.job.load.load_any", slow_load)
         assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {Rule.CHANGED: 1}
     assert Study(tmp_path / "study").read("exclusions")["rule"].to_list() == [str(Rule.CHANGED)]
     assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {}
@@ -325,7 +325,7 @@ def test_a_disk_without_room_is_said_of_each_job_and_the_next_run_goes_on(
 
 
 def test_stores_globs_and_folders_within_lead_to_the_same_jobs(jobs: Path, tmp_path: Path) -> None:
-    from tracekit.trace import read_parquet
+    from tracekit.trace.canonical import read_parquet
 
     Store(tmp_path / "jobs.store").add([Incoming(read_parquet(jobs / "slow1.parquet"), "slow 1", "by hand")])
     (stored,) = find_sources([str(tmp_path / "jobs.store")])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.handmade import run, slow_trace
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 

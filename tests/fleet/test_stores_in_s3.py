@@ -12,9 +12,9 @@ import pytest
 from tests.fleet.buckets import upload
 from tests.handmade import command, run, run_process
 from tests.test_store_windows import window
-from tracekit.errors import NotStoredError, StoreError
+from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.s3 import s3_filesystem
 from tracekit.fleet.sources import find_sources
-from tracekit.s3 import s3_filesystem
 from tracekit.store import Incoming, Store, remote
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore")]  # of libraries that are not ours

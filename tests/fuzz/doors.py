@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from tracekit.errors import TracekitError
-from tracekit.job import Job
-from tracekit.terminal.info import print_trace
-from tracekit.terminal.pipeline import print_report
+from tracekit.base.errors import TracekitError
+from tracekit.job.pipeline import Job
+from tracekit.show.terminal.info import print_trace
+from tracekit.show.terminal.pipeline import print_report
 
 
 def ends_well(call: Callable[[], Any]) -> Any:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_frame
 from tests.properties import examples
-from tracekit.job import Job
-from tracekit.model import KINDS, Layout
-from tracekit.schema import SCHEMA
+from tracekit.job.pipeline import Job
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import KINDS, Layout
+from tracekit.trace.schema import SCHEMA
 
 JOBS = ("handmade", "data parallel", "pipeline", "interleaved", "pauses", "one")
 

@@ -17,7 +17,7 @@ import tracekit
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_trace
 from tests.properties import examples
-from tracekit.job import Job, load_from_store
+from tracekit.job.pipeline import Job, load_from_store
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, repair
 

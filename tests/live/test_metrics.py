@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.handmade import slow_trace
 from tests.test_incidents import LATE, SLOW
 from tests.test_store_windows import window
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 from tracekit.live import metrics
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import MOST_INCIDENTS, JobStates, StoreMetrics, remembered

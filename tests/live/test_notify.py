@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 
 from tests.test_incidents import SLOW
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 from tracekit.live import notify
 from tracekit.live.notify import Notifier, slack_message
 from tracekit.store import Incident

@@ -13,11 +13,11 @@ from benchmarks.writtenrun import WrittenRun
 from tests.handmade import run
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
-from tracekit.errors import StoreError
-from tracekit.live.news import News, StoreNews
+from tracekit.base.errors import StoreError
+from tracekit.live.delivery_log import Told
+from tracekit.live.incident_changes import News, StoreNews
 from tracekit.live.notify import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
-from tracekit.live.told import Told
 from tracekit.live.watch import Watch, serving_metrics
 from tracekit.live.windows import WindowSize
 from tracekit.store import Store

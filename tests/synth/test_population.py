@@ -12,9 +12,9 @@ from tests.fleet.few_jobs import study_here
 from tests.handmade import run
 from tracekit.fleet.figures import figures_of
 from tracekit.fleet.study import Study
-from tracekit.model import Layout
 from tracekit.synth import SlowWorker, SynthSpec, simulated_slowdown
 from tracekit.synth.population import Population, dealt, job_of_population
+from tracekit.trace.model import Layout
 
 POPULATION = """
 layouts: {4x2x4: 0.5, 2x4x8: 0.3, 4x4x1: 0.2}

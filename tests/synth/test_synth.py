@@ -12,8 +12,7 @@ from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import RECORDED
-from tracekit.errors import LayoutError, SelectionError
-from tracekit.model import Layout, OpKind
+from tracekit.base.errors import LayoutError, SelectionError
 from tracekit.synth import (
     CAUSES,
     BaseCosts,
@@ -37,7 +36,8 @@ from tracekit.synth import (
 )
 from tracekit.synth.job import JobShape, Seeded
 from tracekit.synth.schedules import compute_order
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, OpKind
 
 F, B = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE
 #: Whole and quarter seconds, so that a step can be worked out on paper.
@@ -261,7 +261,7 @@ class TestTrace:
         assert starts == sorted(starts)
 
     def test_labels_travel_through_the_file(self, tmp_path):
-        from tracekit.trace import read_parquet
+        from tracekit.trace.canonical import read_parquet
 
         trace = job((SlowWorker(dp_rank=1, pp_rank=2, factor=1.5), SlowSteps(position=3)))
         trace.write_parquet(tmp_path / "job.parquet")

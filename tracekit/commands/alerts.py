@@ -12,9 +12,9 @@ from typing import BinaryIO
 
 import click
 
+from tracekit.base.errors import OutputError
+from tracekit.base.text import printable
 from tracekit.commands.options import OUT
-from tracekit.errors import OutputError
-from tracekit.text import printable
 
 #: The files, and the text that identifies ours among files of that name.
 _MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'"uid": "tracekit-jobs"'}
@@ -27,7 +27,7 @@ def alerts_command(folder: Path) -> None:
 
     docs/live.md says where they go, and what to do about each alert.
     """
-    from tracekit.atomic_write import Kind, check_writable, write_text
+    from tracekit.base.atomic_write import Kind, check_writable, write_text
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from tracekit import memory
-from tracekit.command_line import quoted
+from tracekit.base import memory
+from tracekit.base.command_line import quoted
+from tracekit.base.stderr import progress, say
+from tracekit.base.text import printable
 from tracekit.commands.options import OUT, console
-from tracekit.stderr import progress, say
-from tracekit.text import printable
 
 
 @click.command("attach")
@@ -50,16 +50,16 @@ def attach_command(
     that sees it. It may be omitted if only one job is running. Start the job with `tracekit collect --idle`.
     """
     memory.reuse_large_arrays()
-    from tracekit.atomic_write import check_writable
+    from tracekit.base.atomic_write import check_writable
     from tracekit.collectors.launch.attach import record_steps
     from tracekit.collectors.merge.merge import merge_attempt
     from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.merge.recording_cost import recording_cost
     from tracekit.collectors.run_directory.host_clocks import read_clocks
     from tracekit.collectors.run_directory.steering import find_job, name_of_job
-    from tracekit.job import Job
-    from tracekit.terminal.pipeline import print_report
-    from tracekit.trace import TRACE_FILE
+    from tracekit.job.pipeline import Job
+    from tracekit.show.terminal.pipeline import print_report
+    from tracekit.trace.canonical import TRACE_FILE
 
     if out is not None:
         check_writable(out, TRACE_FILE)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import progress
+from tracekit.base.text import short
 from tracekit.commands.complete import traces_or_job_names
 from tracekit.commands.options import PATH, UNIT, as_arguments, console, load
-from tracekit.errors import SelectionError
-from tracekit.stderr import progress
-from tracekit.text import short
 
 if TYPE_CHECKING:
-    from tracekit.report import Report
+    from tracekit.report.pipeline import Report
 
 
 @click.command("compare")
@@ -49,7 +49,7 @@ def compare_command(
     if as_json:
         click.echo(json.dumps(found.to_dict(), allow_nan=False))
         return
-    from tracekit.terminal.comparison import print_comparison
+    from tracekit.show.terminal.comparison import print_comparison
 
     again = as_arguments(*_named(after, layout, unit, store))
     print_comparison(found, console(), commands=[f"tracekit whatif {again}"])
@@ -65,8 +65,8 @@ def _named(
 
 
 def _report(name: str, layout: Path | None, unit: str | None, store: Path | None) -> Report:
-    from tracekit.job import Job
-    from tracekit.op_job import OpJob
+    from tracekit.job.op import OpJob
+    from tracekit.job.pipeline import Job
 
     named = _named(name, layout, unit, store)
     job = load(*named)

@@ -11,7 +11,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit.text import printable
+from tracekit.base.text import printable
 
 if TYPE_CHECKING:
     import click

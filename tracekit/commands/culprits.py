@@ -14,15 +14,15 @@ from typing import Any
 
 import click
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import SelectionError
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.hostlist import hostlist, is_node_name
+from tracekit.base.stderr import progress, say
+from tracekit.base.text import printable, short
 from tracekit.commands.options import as_arguments, console, load, trace_source
 from tracekit.commands.recognise import only_job
-from tracekit.errors import SelectionError
-from tracekit.exit_codes import ExitCode
-from tracekit.hostlist import hostlist, is_node_name
-from tracekit.nodes import Nodes, nodes_of
-from tracekit.stderr import progress, say
-from tracekit.text import printable, short
+from tracekit.report.nodes import Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
@@ -93,7 +93,7 @@ def culprits_command(
     Exit codes: 0 all culprits have a node, 5 nobody is to blame, the report cannot be trusted, or a script gets no node
     (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
     """
-    from tracekit.any_job import are_gpu_traces
+    from tracekit.job.load import are_gpu_traces
 
     _check_parts(part)
     with progress() as tell:
@@ -127,7 +127,7 @@ def _check_parts(parts: Sequence[str]) -> None:
 def _of_pipeline(
     trace: Path | None, layout: Path | None, unit: str | None, store: Path | None, job: str | None, window: int | None
 ) -> _Found:
-    from tracekit.job import Job
+    from tracekit.job.pipeline import Job
 
     whatif = f"tracekit whatif {as_arguments(trace, layout, unit, store, job, window)}".rstrip()
     loaded = load(trace, layout, unit, store, job, window)
@@ -142,7 +142,7 @@ def _of_pipeline(
 
 
 def _of_gpus(folder: Path) -> _Found:
-    from tracekit.gpu_job import load_gpu
+    from tracekit.job.gpu import load_gpu
 
     report = load_gpu(folder).whatif()
     trusted = not report.doubts
@@ -164,7 +164,7 @@ def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
         }
         click.echo(json.dumps(content, allow_nan=False))
     elif form == "text" and found.culprits:
-        from tracekit.terminal.culprits import print_culprits
+        from tracekit.show.terminal.culprits import print_culprits
 
         print_culprits(found.culprits, console())
     elif form == "slurm" and nodes:

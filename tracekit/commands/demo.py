@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.stderr import progress
+from tracekit.base.stderr import progress
 
 
 @click.command("demo")
@@ -35,7 +35,7 @@ def demo_command(port: int, browser: bool) -> int:
 
 def _fill(store: Path, tell: Callable[[str], None]) -> None:
     """Simulate the jobs, analyse them, and put them into a store."""
-    from tracekit.job import Job
+    from tracekit.job.pipeline import Job
     from tracekit.store import Incoming, Store
     from tracekit.synth import synthesize
     from tracekit.synth.samples import DEMO

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable
 from tracekit.commands.options import OUT
-from tracekit.exit_codes import ExitCode
-from tracekit.stderr import progress
-from tracekit.text import printable
 
 
 @click.command("doctor")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import click
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.s3 import S3
+from tracekit.base.text import short
 from tracekit.commands.options import PATH
 from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
-from tracekit.errors import FormatError, SelectionError
-from tracekit.s3 import S3
-from tracekit.text import short
 
 #: How alike two names must be for one to be meant by the other, from 0 to 1.
 _ALIKE = 0.6

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.errors import OutputError, SelectionError
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable
 from tracekit.commands.arguments import parse_steps
 from tracekit.commands.options import OUT, load, trace_source
-from tracekit.errors import OutputError, SelectionError
-from tracekit.stderr import progress
-from tracekit.text import printable
 
 
 @click.command("export")
@@ -34,10 +34,10 @@ def export_command(
 
     Of traces of torch.profiler, --steps are those of the training loop.
     """
-    from tracekit.atomic_write import check_writable
-    from tracekit.chrome import TIMELINE_FILE
-    from tracekit.job import Job
-    from tracekit.trace import TRACE_FILE
+    from tracekit.base.atomic_write import check_writable
+    from tracekit.job.pipeline import Job
+    from tracekit.trace.canonical import TRACE_FILE
+    from tracekit.trace.chrome import TIMELINE_FILE
 
     as_trace = out.suffix == ".parquet"
     if as_trace and steps is not None:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracekit import memory
-from tracekit.command_line import command
+from tracekit.base import memory
+from tracekit.base.command_line import command
+from tracekit.base.errors import SelectionError
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import progress, say
+from tracekit.base.text import printable
 from tracekit.commands.options import OUT, PATH, console
-from tracekit.errors import SelectionError
-from tracekit.exit_codes import ExitCode
-from tracekit.stderr import progress, say
-from tracekit.text import printable
 
 if TYPE_CHECKING:
-    from tracekit.atomic_write import Kind
+    from tracekit.base.atomic_write import Kind
     from tracekit.fleet.executor import Executor
     from tracekit.fleet.run import RunSummary, Standing
     from tracekit.fleet.study import Study
@@ -75,7 +75,7 @@ def run(
     from tracekit.fleet.study import Study
 
     if timings is not None:
-        from tracekit.atomic_write import check_writable
+        from tracekit.base.atomic_write import check_writable
 
         check_writable(timings, _kind(_TIMINGS, "timings that `tracekit fleet run` wrote"))
     executor = _executor(processes, memory, ray)
@@ -172,8 +172,8 @@ def _left_out(out: Path, said: Counter[str]) -> list[str]:
 def _write_timings(path: Path, done: RunSummary) -> None:
     import polars as pl
 
-    from tracekit.atomic_write import replacing
-    from tracekit.safe_csv import safe_csv
+    from tracekit.base.atomic_write import replacing
+    from tracekit.base.safe_csv import safe_csv
 
     table = pl.DataFrame(
         {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}, schema_overrides={"rule": pl.String}
@@ -187,7 +187,7 @@ def _write_timings(path: Path, done: RunSummary) -> None:
 
 def _kind(columns: Sequence[str], name: str) -> Kind:
     """CSV files with these columns."""
-    from tracekit.atomic_write import Kind, starting_with
+    from tracekit.base.atomic_write import Kind, starting_with
 
     return Kind(name, starting_with(f"{','.join(columns)}\n".encode()))
 
@@ -214,8 +214,8 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
 
     if html is not None:
-        from tracekit.atomic_write import check_writable
-        from tracekit.documents.fleet_page import FLEET_PAGE_FILE, fleet_page, write_fleet_page
+        from tracekit.base.atomic_write import check_writable
+        from tracekit.show.documents.fleet_page import FLEET_PAGE_FILE, fleet_page, write_fleet_page
 
         check_writable(html, FLEET_PAGE_FILE)
     opened = _study(study)
@@ -233,7 +233,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     if html is not None:
         click.echo(f"Wrote {printable(str(html))}")
         return
-    from tracekit.terminal.fleet import print_fleet
+    from tracekit.show.terminal.fleet import print_fleet
 
     print_fleet(found, culprits, rate, console(), all_culprits=command("fleet", "culprits", study))
 
@@ -245,10 +245,10 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
     """Which hosts and GPUs hold up one job of STUDY after another, more often than chance explains?"""
     memory.return_later()
-    from tracekit.atomic_write import check_writable, replacing
+    from tracekit.base.atomic_write import check_writable, replacing
+    from tracekit.base.safe_csv import safe_csv
     from tracekit.fleet.culprits import CULPRITS, recurring_culprits
-    from tracekit.safe_csv import safe_csv
-    from tracekit.terminal.fleet import print_culprits
+    from tracekit.show.terminal.fleet import print_culprits
 
     kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
     if csv is not None:
@@ -280,7 +280,7 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
     if as_json:
         click.echo(json.dumps(found.to_dict(), allow_nan=False))
     else:
-        from tracekit.terminal.fleet import print_fleet_comparison
+        from tracekit.show.terminal.fleet import print_fleet_comparison
 
         print_fleet_comparison(found, console())
     worse = any(one.direction is Direction.WORSE for one in found.changes)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import OutputError
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
 from tracekit.commands.recognise import Wanted, explained
-from tracekit.errors import OutputError
-from tracekit.exit_codes import ExitCode
-from tracekit.stderr import progress
-from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from tracekit.analysis.hang import HangReport
@@ -61,8 +61,8 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
     """The newest hang in a store. Raises NotStoredError if there is none."""
-    from tracekit.errors import NotStoredError
-    from tracekit.s3 import s3_url
+    from tracekit.base.errors import NotStoredError
+    from tracekit.base.s3 import s3_url
 
     found = store.hangs(job)
     if not found:
@@ -79,7 +79,7 @@ def _analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, as text and as plain data."""
     from tracekit.analysis.hang import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
-    from tracekit.terminal.hang import report_lines
+    from tracekit.show.terminal.hang import report_lines
 
     with progress() as tell:
         tell("reading the dumps")
@@ -92,7 +92,7 @@ def _analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
 
 def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> None:
     """Write report.txt, then report.json, into the folder `out`: both or none. Raises OutputError."""
-    from tracekit.atomic_write import Kind, check_writable, starting_with, write_text
+    from tracekit.base.atomic_write import Kind, check_writable, starting_with, write_text
 
     is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
     is_json = Kind("a report on a hang", starting_with(b'{"hang": '))

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import hushed_panics, progress
+from tracekit.base.text import printable, short
 from tracekit.commands.options import OUT, PATH, UNIT
 from tracekit.commands.recognise import explained, jobs_in
-from tracekit.errors import SelectionError
-from tracekit.stderr import hushed_panics, progress
-from tracekit.text import printable, short
 
 if TYPE_CHECKING:
-    from tracekit.findings import Findings, Unanalysed
-    from tracekit.gpu_job import GpuJob
-    from tracekit.job import Job
-    from tracekit.op_job import OpJob
+    from tracekit.job.gpu import GpuJob
+    from tracekit.job.op import OpJob
+    from tracekit.job.pipeline import Job
+    from tracekit.report.findings import Findings, Unanalysed
 
 #: Value of an option if it is given without one.
 _LIST = "?"
@@ -50,9 +50,9 @@ def import_command(
     no_analysis: bool,
 ) -> None:
     """Put traces and their reports into a store: all of them, or none if one is bad."""
-    from tracekit.any_job import are_gpu_traces, load_any
-    from tracekit.gpu_job import load_gpu
-    from tracekit.job import Job
+    from tracekit.job.gpu import load_gpu
+    from tracekit.job.load import are_gpu_traces, load_any
+    from tracekit.job.pipeline import Job
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
@@ -89,7 +89,7 @@ def import_command(
 
 def _findings(job: Job | OpJob | GpuJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
     """The findings of the analysis, or why there are none, also printed to stderr: the trace is stored in any case."""
-    from tracekit.findings import Unanalysed
+    from tracekit.report.findings import Unanalysed
 
     found = job.findings(progress=tell)
     if isinstance(found, Unanalysed):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import progress
 from tracekit.commands.options import console, load, trace_source
-from tracekit.errors import SelectionError
-from tracekit.stderr import progress
 
 
 @click.command("info")
@@ -26,8 +26,8 @@ def info_command(
 ) -> None:
     """Say what a trace holds, or list the jobs of a folder or a store."""
     from tracekit.commands.recognise import jobs_in
-    from tracekit.op_trace import OpTrace
-    from tracekit.terminal.info import print_folder, print_jobs, print_trace
+    from tracekit.show.terminal.info import print_folder, print_jobs, print_trace
+    from tracekit.trace.op import OpTrace
 
     if trace is None and job is None and window is None:
         from tracekit.store import Store, default_store
@@ -44,7 +44,7 @@ def info_command(
         tell("reading the trace")
         loaded = load(trace, layout, unit, store, job, window).trace
     if isinstance(loaded, OpTrace):
-        from tracekit.terminal.op import print_op_trace
+        from tracekit.show.terminal.op import print_op_trace
 
         print_op_trace(loaded, console())
     else:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.command_line import quoted
+from tracekit.base.command_line import quoted
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import hushed_panics
+from tracekit.base.text import short
 from tracekit.commands.complete import job_names
 from tracekit.commands.recognise import explained, only_job
-from tracekit.errors import SelectionError
-from tracekit.stderr import hushed_panics
-from tracekit.text import short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracekit.gpu_job import GpuJob
-    from tracekit.job import Job
-    from tracekit.op_job import OpJob
+    from tracekit.job.gpu import GpuJob
+    from tracekit.job.op import OpJob
+    from tracekit.job.pipeline import Job
 
 #: The argument or option is a path.
 PATH = click.Path(path_type=Path)
@@ -91,7 +91,7 @@ def load(
     method: str = "tracekit",
 ) -> Job | OpJob | GpuJob:
     """The job that the options name; without any, the newest in the default store, with a note that says so."""
-    from tracekit.any_job import load_any, load_any_from_store
+    from tracekit.job.load import load_any, load_any_from_store
 
     if trace is not None:
         if store is not None or name is not None or window is not None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import click
 
-from tracekit.command_line import command, quoted
-from tracekit.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
-from tracekit.text import printable
+from tracekit.base.command_line import command, quoted
+from tracekit.base.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
+from tracekit.base.text import printable
 
 #: How many bytes of a file, and how many files of a folder, to look at.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
@@ -109,8 +109,8 @@ def _nearest(path: Path) -> str | None:
 
 def jobs_in(path: Path) -> list[Path]:
     """The jobs in a folder. Several folders of torch.profiler count as one, because their reader tells them apart."""
-    from tracekit.any_job import are_gpu_traces
     from tracekit.fleet.sources import find_sources
+    from tracekit.job.load import are_gpu_traces
 
     if not path.is_dir() or is_store(path):
         return []
@@ -154,9 +154,9 @@ def is_store(path: Path) -> bool:
 
 def _kind_of_trace(path: Path) -> str | None:
     """What kind of trace a file or folder is, None if it is none."""
-    from tracekit.any_job import are_gpu_traces
     from tracekit.collectors.importers.registry import is_known
-    from tracekit.trace import read_header
+    from tracekit.job.load import are_gpu_traces
+    from tracekit.trace.canonical import read_header
 
     if path.is_file() and _beginning(path, len(_PARQUET)) == _PARQUET:
         try:
@@ -193,9 +193,9 @@ def _is_dump(path: Path) -> bool:
 
 def _own(path: Path, wanted: Wanted) -> str | None:
     """Files that tracekit wrote."""
-    from tracekit.documents.markdown import MARKDOWN_FILE
-    from tracekit.documents.page import PAGE_FILE
-    from tracekit.report_tables import TABLE_FILE
+    from tracekit.report.tables import TABLE_FILE
+    from tracekit.show.documents.markdown import MARKDOWN_FILE
+    from tracekit.show.documents.page import PAGE_FILE
 
     made_of = ", or name the trace that it was made from" if wanted is Wanted.TRACE else ""
     for kind, hint in (

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.errors import SelectionError
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
 from tracekit.commands.options import OUT
-from tracekit.errors import SelectionError
-from tracekit.exit_codes import ExitCode
-from tracekit.stderr import progress
-from tracekit.text import printable, short
 
 _PATH = click.Path(path_type=Path)
 _STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")

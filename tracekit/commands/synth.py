@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable
 from tracekit.commands.options import OUT
-from tracekit.stderr import progress
-from tracekit.text import printable
 
 
 @click.command("synth")
@@ -54,10 +54,10 @@ def synth_command(
     "sequence-length-imbalance", "python-gc", "slow-p2p-link", "slow-nic", "late-data-loading", "slow-steps",
     "clock-offset", "missing-ranks", "missing-steps"; its place is drawn from the seed unless given.
     """
-    from tracekit.atomic_write import check_writable
-    from tracekit.model import Layout
+    from tracekit.base.atomic_write import check_writable
     from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
-    from tracekit.trace import TRACE_FILE
+    from tracekit.trace.canonical import TRACE_FILE
+    from tracekit.trace.model import Layout
 
     check_writable(out, TRACE_FILE)
     chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")

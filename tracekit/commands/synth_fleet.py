@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.command_line import command
+from tracekit.base.command_line import command
+from tracekit.base.errors import FormatError, OutputError
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable
 from tracekit.commands.options import OUT, PATH
-from tracekit.errors import FormatError, OutputError
-from tracekit.stderr import progress
-from tracekit.text import printable
 
 if TYPE_CHECKING:
     from tracekit.synth.population import JobTruth, Population
@@ -87,7 +87,7 @@ def _write_job(work: tuple[Population, int, Path]) -> JobTruth:
 def _write_truth(path: Path, truths: list[JobTruth]) -> None:
     import polars as pl
 
-    from tracekit.atomic_write import Kind, replacing, starting_with
+    from tracekit.base.atomic_write import Kind, replacing, starting_with
     from tracekit.synth.population import JobTruth
 
     columns = [one.name for one in fields(JobTruth)]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.base.errors import NotStoredError
 from tracekit.commands.complete import job_names
 from tracekit.commands.options import PATH, console
-from tracekit.errors import NotStoredError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,6 +51,6 @@ def top_command(job: str | None, store: Path | None, every: float, once: bool) -
 
 
 def _frame(store: Store, job: str | None) -> RenderableType:
-    from tracekit.terminal.top import TopState, frame
+    from tracekit.show.terminal.top import TopState, frame
 
     return frame(TopState.of(store, store.newest() if job is None else job))

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.base.errors import SelectionError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.commands.options import PATH
-from tracekit.errors import SelectionError
-from tracekit.stderr import say
-from tracekit.text import printable
 
 if TYPE_CHECKING:
     from tracekit.live.run import LiveOptions
@@ -54,9 +54,9 @@ def watch_command(
 
     from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.run_directory.segments import is_run_directory
+    from tracekit.live.delivery_log import Told
     from tracekit.live.notify import Notifier
     from tracekit.live.run import LiveOptions, LiveRun
-    from tracekit.live.told import Told
     from tracekit.live.watch import Watch, serving_metrics, stopped_by_signals
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store

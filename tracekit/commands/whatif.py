@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracekit import memory
-from tracekit.command_line import quoted
+from tracekit.base import memory
+from tracekit.base.command_line import quoted
+from tracekit.base.errors import SelectionError
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import progress
+from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
 from tracekit.commands.recognise import only_job
-from tracekit.errors import SelectionError
-from tracekit.exit_codes import ExitCode
-from tracekit.stderr import progress
-from tracekit.text import printable, short
 
 if TYPE_CHECKING:
-    from tracekit.op_job import OpJob
+    from tracekit.job.op import OpJob
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
@@ -95,8 +95,8 @@ def whatif_command(
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
-    from tracekit.any_job import are_gpu_traces
-    from tracekit.job import Job
+    from tracekit.job.load import are_gpu_traces
+    from tracekit.job.pipeline import Job
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
@@ -132,7 +132,7 @@ def whatif_command(
         if not isinstance(loaded, Job):
             name = short(loaded.trace.name) if trace is None else trace
             _refuse(of_pipelines | documents, f"{name} is an op trace (docs/op-trace.md)")
-            from tracekit.op_job import OpJob
+            from tracekit.job.op import OpJob
 
             assert isinstance(loaded, OpJob)  # GPU traces were handled above
             return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
@@ -145,7 +145,7 @@ def whatif_command(
         del loaded  # and with it the ops, which nothing reads any more
         report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
         if html is not None:
-            from tracekit.documents.page import page, write_page
+            from tracekit.show.documents.page import page, write_page
 
             tell("the slowest steps")
             write_page(html, page(report, gpu_hour=gpu_hour))
@@ -155,13 +155,13 @@ def whatif_command(
         report.write_parquet(parquet_file)
     source = "JOB" if redact else as_arguments(trace, layout, unit, store, job, window)
     if markdown is not None:
-        from tracekit.documents.markdown import markdown as as_markdown
+        from tracekit.show.documents.markdown import markdown as as_markdown
 
         _write_markdown(markdown, as_markdown(report, gpu_hour=gpu_hour, source=source))
     if as_json:
         click.echo(report.to_json())
     elif markdown != STDOUT:
-        from tracekit.terminal.pipeline import print_report
+        from tracekit.show.terminal.pipeline import print_report
 
         print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
@@ -170,18 +170,18 @@ def whatif_command(
 
 def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
     """Raise OutputError, before the analysis, for a file that cannot be written."""
-    from tracekit.atomic_write import check_writable
+    from tracekit.base.atomic_write import check_writable
 
     if parquet_file is not None:
-        from tracekit.report_tables import TABLE_FILE
+        from tracekit.report.tables import TABLE_FILE
 
         check_writable(parquet_file, TABLE_FILE)
     if markdown is not None and markdown != STDOUT:
-        from tracekit.documents.markdown import MARKDOWN_FILE
+        from tracekit.show.documents.markdown import MARKDOWN_FILE
 
         check_writable(markdown, MARKDOWN_FILE)
     if html is not None:
-        from tracekit.documents.page import PAGE_FILE
+        from tracekit.show.documents.page import PAGE_FILE
 
         check_writable(html, PAGE_FILE)
 
@@ -193,7 +193,7 @@ def _say_written(*paths: Path | None) -> None:
 
 
 def _write_markdown(path: Path, text: str) -> None:
-    from tracekit.documents.markdown import write_markdown
+    from tracekit.show.documents.markdown import write_markdown
 
     if path == STDOUT:
         click.echo(text, nl=False)
@@ -217,7 +217,7 @@ def _whatif_of_ops(
     as_json: bool,
 ) -> int:
     """`whatif` for a job of any shape."""
-    from tracekit.terminal.op import print_op_report
+    from tracekit.show.terminal.op import print_op_report
 
     tell("building the op graph")
     report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
@@ -242,8 +242,8 @@ def _whatif_of_gpus(
     redact: bool,
 ) -> int:
     """`whatif` for traces of torch.profiler."""
-    from tracekit.gpu_job import GpuJob, load_gpu
-    from tracekit.terminal.gpu import print_gpu_report
+    from tracekit.job.gpu import GpuJob, load_gpu
+    from tracekit.show.terminal.gpu import print_gpu_report
 
     with progress() as tell:
         job = load_gpu(*traces, kernel_classes=kernel_classes, progress=tell)
@@ -252,12 +252,12 @@ def _whatif_of_gpus(
         report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
     source = "FOLDER" if redact else quoted(*traces)
     if html is not None:
-        from tracekit.documents.gpu import gpu_page
-        from tracekit.documents.page import write_page
+        from tracekit.show.documents.gpu import gpu_page
+        from tracekit.show.documents.page import write_page
 
         write_page(html, gpu_page(report))
     if markdown is not None:
-        from tracekit.documents.gpu import gpu_markdown
+        from tracekit.show.documents.gpu import gpu_markdown
 
         _write_markdown(markdown, gpu_markdown(report, source=source))
     _say_written(markdown, html)

@@ -17,8 +17,8 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 from tracekit.figures.timeline import CLASSES, legend, palette
-from tracekit.model import KINDS
-from tracekit.spans import Line, Replay, Spans, StepOps, Window, count, spans
+from tracekit.report.spans import Line, Replay, Spans, StepOps, Window, count, spans
+from tracekit.trace.model import KINDS
 
 #: More bars than this make a notebook slow; the shortest ones that are not slow are left out first.
 MOST_BARS = 4000

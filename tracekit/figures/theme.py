@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracekit.worker_map import LEVELS
+from tracekit.report.worker_map import LEVELS
 
 #: The end of the scale of slowdowns for a picture that needs one; everything above the last level looks alike.
 _END = 1.5

@@ -11,7 +11,7 @@ import polars as pl
 
 from tracekit.figures.base import figure, step_axis
 from tracekit.figures.theme import Theme, slowdown_scale
-from tracekit.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
+from tracekit.report.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
 
 #: A job with at least this S is straggling.
 STRAGGLING = 1.1

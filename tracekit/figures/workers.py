@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tracekit.figures.base import figure, step_axis
 from tracekit.figures.theme import Theme, slowdown_scale
-from tracekit.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
+from tracekit.report.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
 
 #: Maps up to this many cells show each value and the gaps between cells.
 FEW_CELLS = 160

@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tracekit.errors import FormatError, OutputError, TracekitError
+from tracekit.base.errors import FormatError, OutputError, TracekitError
+from tracekit.base.stderr import hushed_panics
+from tracekit.base.text import printable
 from tracekit.fleet.exclusions import Exclusion, Rule
 from tracekit.fleet.executor import Outcome, Task
 from tracekit.fleet.fetch import Fetched, fetched
 from tracekit.fleet.results import result_path, write_result
 from tracekit.fleet.study import Study
-from tracekit.stderr import hushed_panics
-from tracekit.text import printable
 
 _LONGEST_REASON = 400
 
@@ -51,8 +51,8 @@ def analyse(task: Task) -> Outcome:
 
 
 def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: _Clock) -> Outcome:
-    from tracekit.any_job import load_any
     from tracekit.fleet.rows import exclusion_rows, rows_of
+    from tracekit.job.load import load_any
 
     read = analysed = _Clock.now()
     try:

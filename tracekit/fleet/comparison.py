@@ -17,7 +17,7 @@ import polars as pl
 from tracekit.fleet.bootstrap import Floats, Interval, bootstrapped, interval
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
-from tracekit.report_json import without_nan
+from tracekit.report.plain_data import without_nan
 
 
 class Direction(StrEnum):

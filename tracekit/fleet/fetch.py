@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracekit.base.s3 import fetch
 from tracekit.fleet.sources import PARQUET, Source, folder_files, is_endless, stamp_of
-from tracekit.s3 import fetch
 
 _CHUNK = 1 << 20
 #: A file that changed less than this before it was read, seconds, can change again without a new modification time.
@@ -80,8 +80,8 @@ def _is_fresh(path: Path) -> bool:
 
 def _has_header(path: Path) -> bool:
     """Whether a Parquet file contains its layout; True for other files, which take no layout."""
-    from tracekit.errors import FormatError
-    from tracekit.trace import read_header
+    from tracekit.base.errors import FormatError
+    from tracekit.trace.canonical import read_header
 
     try:
         return path.suffix != PARQUET or read_header(path) is not None

@@ -19,7 +19,7 @@ from tracekit.fleet.bootstrap import CONFIDENCE, Floats, Interval, bootstrapped,
 from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
 from tracekit.fleet.paper import PaperFigure, beside_paper
 from tracekit.fleet.study import Study
-from tracekit.report_json import without_nan
+from tracekit.report.plain_data import without_nan
 
 #: Upper ends of the classes of job sizes, GPUs.
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)

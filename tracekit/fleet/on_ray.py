@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import short
 from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
-from tracekit.text import short
 
 #: Number of tasks to submit to Ray ahead of the running ones, per processor.
 _AHEAD = 2

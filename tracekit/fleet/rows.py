@@ -14,15 +14,15 @@ import polars as pl
 
 from tracekit.analysis.attribution.attribution import waste
 from tracekit.analysis.causes.model import CauseKind
+from tracekit.base.text import encodable
 from tracekit.fleet.exclusions import Exclusion, exclusions_of, usable_start
 from tracekit.fleet.tables import frame
-from tracekit.gpu_job import GpuJob
-from tracekit.gpu_report import GpuReport
-from tracekit.job import Job
-from tracekit.op_job import OpJob
-from tracekit.op_report import OpReport
-from tracekit.report import Report
-from tracekit.text import encodable
+from tracekit.job.gpu import GpuJob
+from tracekit.job.op import OpJob
+from tracekit.job.pipeline import Job
+from tracekit.report.gpu import GpuReport
+from tracekit.report.op import OpReport
+from tracekit.report.pipeline import Report
 
 Rows = dict[str, pl.DataFrame]
 #: Free metadata that identifies who pays.

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.errors import SelectionError
-from tracekit.s3 import S3, objects_below, said
-from tracekit.text import encodable, short
+from tracekit.base.errors import SelectionError
+from tracekit.base.s3 import S3, objects_below, said
+from tracekit.base.text import encodable, short
 
 PARQUET = ".parquet"
 #: Endings of files other than Parquet that can be traces; their first bytes decide.

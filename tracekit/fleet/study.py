@@ -24,8 +24,8 @@ from typing import IO
 
 import polars as pl
 
-from tracekit.command_line import command
-from tracekit.errors import OutputError, StudyError
+from tracekit.base.command_line import command
+from tracekit.base.errors import OutputError, StudyError
 from tracekit.fleet.exclusions import EVERYWHERE
 from tracekit.fleet.executor import Outcome
 from tracekit.fleet.results import read_result, result_path, waiting

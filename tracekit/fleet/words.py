@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit.base.text import short
 from tracekit.fleet.bootstrap import CONFIDENCE, Interval
 from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
-from tracekit.text import short
 
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10

@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from tracekit import memory
+from tracekit.base import memory
 from tracekit.fleet.executor import Outcome, Task
 from tracekit.fleet.sources import Source
 

@@ -14,10 +14,10 @@ import polars as pl
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tracekit.errors import TracekitError
+from tracekit.base.errors import TracekitError
+from tracekit.base.text import printable
 from tracekit.live.exposition import JobFamily, LabelSets
 from tracekit.store import Incident, Store
-from tracekit.text import printable
 
 #: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
 MOST_INCIDENTS, MOST_INCIDENTS_IN_ALL = 5, 1000

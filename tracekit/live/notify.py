@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import printable
 from tracekit.live.incident_words import lasted
 from tracekit.live.metrics import told
 from tracekit.store import Incident
-from tracekit.text import printable
 
 #: Limit of waiting messages; beyond it, the oldest is dropped.
 MOST_WAITING = 100

@@ -14,6 +14,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tracekit.base.command_line import command
+from tracekit.base.errors import FormatError, OutputError, StoreError, StoreTakenError
+from tracekit.base.text import ranks_text, short
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower
@@ -34,15 +37,12 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.command_line import command
-from tracekit.errors import FormatError, OutputError, StoreError, StoreTakenError
-from tracekit.findings import Findings, Unanalysed
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 from tracekit.live.survived_errors import said, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
-from tracekit.text import ranks_text, short
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 #: Limit of windows that could not be stored and wait for another attempt.
 MOST_UNSTORED = 8

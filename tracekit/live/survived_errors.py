@@ -9,8 +9,8 @@ import time
 import traceback
 from pathlib import Path
 
-from tracekit.errors import TracekitError
-from tracekit.text import encodable
+from tracekit.base.errors import TracekitError
+from tracekit.base.text import encodable
 
 FILE = "watch-errors.log"
 #: Size from which on the file is started anew, bytes.

@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIServer
 
-from tracekit.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
+from tracekit.base.text import printable, short
+from tracekit.live.incident_changes import News, StoreNews
 from tracekit.live.incident_words import advice, lasted
-from tracekit.live.news import News, StoreNews
 from tracekit.live.run import LiveRun
 from tracekit.store import Store
-from tracekit.text import printable, short
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+    from tracekit.live.delivery_log import Told
     from tracekit.live.notify import Notifier
     from tracekit.live.scrapes import Scrapes
-    from tracekit.live.told import Told
 
 #: Interval at which the recording and the store are read, seconds.
 POLL_S = 0.5

@@ -13,9 +13,10 @@ from typing import Protocol
 
 import polars as pl
 
-from tracekit.command_line import adding
-from tracekit.errors import NotAStoreError, StoreError
-from tracekit.s3 import s3_url
+from tracekit.base.command_line import adding
+from tracekit.base.errors import NotAStoreError, StoreError
+from tracekit.base.s3 import s3_url
+from tracekit.base.text import encodable
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb
 from tracekit.store.folder import Folder, is_store_folder
@@ -23,7 +24,6 @@ from tracekit.store.hangs import StoredHang
 from tracekit.store.remote import Remote
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, StoredWindow
-from tracekit.text import encodable
 
 #: Names the default store; without it the store is DEFAULT_NAME in the working directory.
 STORE_VARIABLE = "TRACEKIT_STORE"

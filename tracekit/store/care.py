@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from tracekit.command_line import command
-from tracekit.errors import OutputError, StoreError, TracekitError
-from tracekit.findings import Findings, Unanalysed, WorkerSlowdowns
-from tracekit.op_trace import is_op_trace, read_op_trace
-from tracekit.s3 import s3_url
+from tracekit.base.command_line import command
+from tracekit.base.errors import OutputError, StoreError, TracekitError
+from tracekit.base.s3 import s3_url
+from tracekit.base.text import short
+from tracekit.report.findings import Findings, Unanalysed, WorkerSlowdowns
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
@@ -23,8 +23,8 @@ from tracekit.store.single_file import SingleFile
 from tracekit.store.store import Store
 from tracekit.store.window import Incoming, Part, StoredWindow
 from tracekit.store.writer import Writer
-from tracekit.text import short
-from tracekit.trace import read_parquet
+from tracekit.trace.canonical import read_parquet
+from tracekit.trace.op import is_op_trace, read_op_trace
 
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]

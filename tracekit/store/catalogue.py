@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from tracekit.command_line import command
-from tracekit.errors import NotStoredError, StoreError
-from tracekit.findings import FIGURES, Findings
-from tracekit.model import Layout
-from tracekit.op_trace import OpTrace
-from tracekit.stderr import say
+from tracekit.base.command_line import command
+from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.stderr import say
+from tracekit.base.text import short
+from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
@@ -38,7 +37,8 @@ from tracekit.store.window import (
     TraceKind,
     trace_kind,
 )
-from tracekit.text import short
+from tracekit.trace.model import Layout
+from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     import duckdb

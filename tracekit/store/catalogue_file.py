@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tracekit.atomic_write import Kind, Place
-from tracekit.errors import StoreBusyError, StoreError
+from tracekit.base.atomic_write import Kind, Place
+from tracekit.base.errors import StoreBusyError, StoreError
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0

@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit.errors import StoreBusyError, StoreError
+from tracekit.base.errors import StoreBusyError, StoreError
 
 if TYPE_CHECKING:
     import duckdb

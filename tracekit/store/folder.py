@@ -6,7 +6,7 @@
     STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
     STORE/unfinished                      files that a writer at work adds or removes
     STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/survived_errors.py)
-    STORE/told/<receiver>                 which incidents a webhook has been told of (live/told.py)
+    STORE/told/<receiver>                 which incidents a webhook has been told of (live/delivery_log.py)
 
 Files are written before the catalogue names them and removed after it does so no longer; numbers are never used twice.
 So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile.
@@ -30,18 +30,18 @@ from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.atomic_write import Place
-from tracekit.command_line import command
-from tracekit.errors import FormatError, OutputError, StoreError
-from tracekit.findings import Findings
-from tracekit.op_trace import read_op_trace
+from tracekit.base.atomic_write import Place
+from tracekit.base.command_line import command
+from tracekit.base.errors import FormatError, OutputError, StoreError
+from tracekit.base.text import short
+from tracekit.report.findings import Findings
 from tracekit.store.catalogue import KNOWN_VERSIONS, Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
 from tracekit.store.connection import check_version, connected, in_memory
 from tracekit.store.hangs import StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
-from tracekit.text import short
-from tracekit.trace import Trace, read_columns, read_parquet
+from tracekit.trace.canonical import Trace, read_columns, read_parquet
+from tracekit.trace.op import read_op_trace
 
 MARK, CATALOGUE, UNFINISHED, JOBS = "tracekit-store", "catalog.duckdb", "unfinished", "jobs"
 _SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}

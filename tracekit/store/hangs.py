@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tracekit.atomic_write import Kind, starting_with, write_text
-from tracekit.errors import StoreError
-from tracekit.findings import Account
+from tracekit.base.atomic_write import Kind, starting_with, write_text
+from tracekit.base.errors import StoreError
+from tracekit.base.text import MOST_CONFIDENT, printable, ranks_text
+from tracekit.report.findings import Account
 from tracekit.store.incidents import HANG
-from tracekit.text import MOST_CONFIDENT, printable, ranks_text
 
 HANGS = "hangs"
 _KIND = Kind("a report on a hang", starting_with(b'{"format": "tracekit-hang"'))

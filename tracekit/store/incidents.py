@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tracekit.findings import SMALLEST_ALARMING_SHARE, Account, WindowVerdict
+from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Account, WindowVerdict
 
 #: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2

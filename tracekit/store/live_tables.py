@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 from msgspec import structs
 
-from tracekit.findings import SMALLEST_ALARMING_SHARE, Findings, WindowVerdict
+from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings, WindowVerdict
 from tracekit.store.incidents import Incident, followed
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming

@@ -17,9 +17,9 @@ import msgspec
 import polars as pl
 from polars import col
 
-from tracekit.findings import Account
-from tracekit.model import LARGEST_SIZE
-from tracekit.text import short
+from tracekit.base.text import short
+from tracekit.report.findings import Account
+from tracekit.trace.model import LARGEST_SIZE
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit import s3
-from tracekit.errors import StoreError
+from tracekit.base import s3
+from tracekit.base.errors import StoreError
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, open_catalogue
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Part, StoredWindow

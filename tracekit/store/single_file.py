@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from tracekit.errors import StoreError
-from tracekit.model import Layout
+from tracekit.base.errors import StoreError
 from tracekit.store.catalogue import OLDEST_VERSION, Catalogue
 from tracekit.store.connection import check_version, connected
 from tracekit.store.hangs import StoredHang
 from tracekit.store.window import StoredWindow
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 if TYPE_CHECKING:
     import duckdb

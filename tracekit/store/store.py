@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from tracekit.command_line import adding, command
-from tracekit.errors import NotStoredError, OutputError, StoreError, StoreTakenError
-from tracekit.findings import Findings
-from tracekit.s3 import s3_url, shown
+from tracekit.base.command_line import adding, command
+from tracekit.base.errors import NotStoredError, OutputError, StoreError, StoreTakenError
+from tracekit.base.s3 import s3_url, shown
+from tracekit.base.text import encodable, short
+from tracekit.report.findings import Findings
 from tracekit.store.backend import Backend, backend_of, check_encodable, exists, is_duckdb_file, is_store, remote_of
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import alone, catalogue_copy
@@ -31,7 +32,6 @@ from tracekit.store.incidents import HANG, Incident
 from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.store.writer import Writer, changing
-from tracekit.text import encodable, short
 
 #: The largest number of characters in a job's name; two names fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from tracekit.findings import Findings, Unanalysed
-from tracekit.model import Layout
-from tracekit.op_trace import OpTrace
-from tracekit.trace import Trace
+from tracekit.report.findings import Findings, Unanalysed
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
+from tracekit.trace.op import OpTrace
 
 AnyTrace = Trace | OpTrace
 

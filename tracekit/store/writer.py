@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tracekit.errors import StoreError
+from tracekit.base.errors import StoreError
 from tracekit.store.catalogue import KNOWN_VERSIONS, STORE_VERSION, Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy
 from tracekit.store.connection import check_version, connected

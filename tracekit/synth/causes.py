@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.errors import SelectionError
-from tracekit.model import OpKind
+from tracekit.base.errors import SelectionError
 from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Scaled, Seeded
 from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import PlannedOp
+from tracekit.trace.model import OpKind
 
 COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})
 #: Token budget of a packed microbatch, and the lengths of its documents: a lognormal with a long tail.

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.errors import SelectionError
-from tracekit.model import Layout, OpKind
+from tracekit.base.errors import SelectionError
 from tracekit.synth.schedules import PlannedOp
+from tracekit.trace.model import Layout, OpKind
 
 Floats = npt.NDArray[np.float64]
 

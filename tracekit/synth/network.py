@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.model import DP_COLLECTIVES, P2P, OpKind
 from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Scaled, Seeded, places
 from tracekit.synth.schedules import PlannedOp
+from tracekit.trace.model import DP_COLLECTIVES, P2P, OpKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.errors import SelectionError
-from tracekit.model import Layout
+from tracekit.base.errors import SelectionError
 from tracekit.synth.causes import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker
 from tracekit.synth.job import InjectedCause
 from tracekit.synth.simulate import EPOCH_S, SynthSpec, simulated_slowdown, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 #: Straggling means S of at least this; jobs are made to be this far away from it, because no measurement is exact.
 STRAGGLING, CLEAR_OF_IT = 1.1, 0.01

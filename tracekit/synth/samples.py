@@ -5,10 +5,10 @@ In: nothing. Out: specifications by name. `sample_traces/make.py` writes some of
 
 from __future__ import annotations
 
-from tracekit.model import Layout
 from tracekit.synth.causes import parse_cause
 from tracekit.synth.schedules import Schedule
 from tracekit.synth.simulate import SynthSpec
+from tracekit.trace.model import Layout
 
 #: The jobs in `sample_traces/`, by the name of their file.
 SAMPLES = {

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from tracekit.errors import LayoutError
-from tracekit.model import Layout, OpKind
+from tracekit.base.errors import LayoutError
+from tracekit.trace.model import Layout, OpKind
 
 
 class Schedule(StrEnum):

@@ -17,9 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.errors import SelectionError
-from tracekit.model import DP_COLLECTIVES, Layout, OpKind, Worker
-from tracekit.schema import KIND_TYPE
+from tracekit.base.errors import SelectionError
 from tracekit.synth.causes import (
     ClockOffset,
     MissingRanks,
@@ -27,7 +25,9 @@ from tracekit.synth.causes import (
 )
 from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Seeded
 from tracekit.synth.schedules import LanePlan, PlannedOp, Schedule, check_schedule, plan_lane
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import DP_COLLECTIVES, Layout, OpKind, Worker
+from tracekit.trace.schema import KIND_TYPE
 
 #: Profilers sample steps: the number of consecutive steps in a run, and the distance from one run to the next.
 STEPS_IN_A_RUN = 10

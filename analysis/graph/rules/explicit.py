@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.errors import TraceError
+from tracekit.base.errors import TraceError
 
 NO_EDGES = pl.DataFrame(schema={"before": pl.Int64, "after": pl.Int64, "why": pl.String})
 

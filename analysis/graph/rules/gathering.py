@@ -20,7 +20,7 @@ from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FOR
 from tracekit.analysis.graph.rules.posting import FEWEST_TELLING, OBEYED_SHARE, SMALLEST_GAP_S, RecordedLanes
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: What a worker's host does, in the order of its computes.
 HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))

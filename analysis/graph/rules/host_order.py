@@ -21,7 +21,7 @@ from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FOR
 from tracekit.analysis.graph.rules.posting import OBEYED_SHARE, RecordedLanes
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 _TRANSFERS = tuple(kind.code for way in (FORWARD, BACKWARD) for kind in (way.send, way.recv))
 _STREAM = tuple(kind.code for kind in COMPUTE_STREAM)

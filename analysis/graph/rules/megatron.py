@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.errors import GraphError
-from tracekit.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.base.errors import GraphError
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
 
 #: Kinds that run one after the other on a worker, in order of start. The last of them precedes the collectives and the
 #: optimizer at the end of the step.

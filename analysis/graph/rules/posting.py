@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: A rule holds if this share of the decisive ops obeys it: code posts all receives alike, but some ops of a trace are
 #: rounded, or recorded for transfers that never ran.

@@ -17,8 +17,8 @@ from tracekit.analysis.graph.rules.explicit import NO_EDGES, explicit_edges
 from tracekit.analysis.graph.rules.kineto import COLUMNS as KINETO_COLUMNS
 from tracekit.analysis.graph.rules.kineto import kineto_edges
 from tracekit.analysis.graph.rules.streams import stream_edges
-from tracekit.errors import TraceError
-from tracekit.op_trace import OpTrace
+from tracekit.base.errors import TraceError
+from tracekit.trace.op import OpTrace
 
 #: Maps the ops of a trace, in row order, to edges: `before` and `after` (row numbers, Int64) and `why`.
 DependencyRule = Callable[[pl.DataFrame], pl.DataFrame]

@@ -33,10 +33,10 @@ from tracekit.analysis.replay.clocks.joint import estimate_offsets
 from tracekit.analysis.replay.clocks.linked import linked_workers
 from tracekit.analysis.replay.clocks.ties import Ties, TieSource
 from tracekit.analysis.replay.clocks.witnesses import Witnesses, question
-from tracekit.model import Worker
-from tracekit.schema import step_positions
-from tracekit.text import seconds
-from tracekit.trace import Trace
+from tracekit.base.text import seconds
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Worker
+from tracekit.trace.schema import step_positions
 
 #: Offsets below this share of the step change no result, even if a step waits for dozens of transfers in a row; nor do
 #: offsets below the resolution of the recordings, seconds.

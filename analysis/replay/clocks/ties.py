@@ -20,7 +20,7 @@ from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import median
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, with less
 #: weight than others: a slow card looks like a clock that is ahead.

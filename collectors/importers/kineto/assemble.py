@@ -12,15 +12,15 @@ from pathlib import PurePath
 import numpy as np
 import polars as pl
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_names import PAUSES, PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
 from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place, rank_of
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
-from tracekit.errors import FormatError
-from tracekit.gpu_activity import Activity
-from tracekit.gpu_recording import CALL_SCHEMA, GPU_OP_SCHEMA, PAUSE_SCHEMA, STEP_SCHEMA, GpuRecording
+from tracekit.trace.gpu_activity import Activity
+from tracekit.trace.kineto import CALL_SCHEMA, GPU_OP_SCHEMA, PAUSE_SCHEMA, STEP_SCHEMA, GpuRecording
 
 #: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
 _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")

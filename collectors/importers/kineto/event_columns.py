@@ -33,8 +33,8 @@ from tracekit.collectors.importers.kineto.event_tables import (
 )
 from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR, says_more
 from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
-from tracekit.gpu_activity import CallRole
-from tracekit.model import LARGEST_SIZE
+from tracekit.trace.gpu_activity import CallRole
+from tracekit.trace.model import LARGEST_SIZE
 
 #: A fused file holds several ranks: its process ids are rank * FUSED_PID + pid.
 FUSED_PID = 100_000_000

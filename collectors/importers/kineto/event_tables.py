@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.gpu_activity import Activity
+from tracekit.trace.gpu_activity import Activity
 
 #: Marks a missing id.
 NO_ID = -1

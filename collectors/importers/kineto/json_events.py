@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto._events import scan_events
 from tracekit.collectors.importers.kineto.other_recordings import what_it_is
-from tracekit.errors import FormatError
 
 BLOCK_BYTES = 2 << 20
 #: The events begin within the first this many bytes: what stands before them describes the job and its devices.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from tracekit.errors import FormatError, SelectionError
-from tracekit.gpu_activity import KernelClass
+from tracekit.base.errors import FormatError, SelectionError
+from tracekit.trace.gpu_activity import KernelClass
 
 #: Searched in the lower-case name, in this order.
 PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
-from tracekit.errors import FormatError
 
 
 class _Packed(msgspec.Struct):

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.event_tables import CollectiveArgs
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
-from tracekit.errors import FormatError
-from tracekit.model import LARGEST_SIZE, ProcessGroup
+from tracekit.trace.model import LARGEST_SIZE, ProcessGroup
 
 _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_.]?(\d+)", re.IGNORECASE)
 #: Collectives whose argument `Rank` is the caller's; that of others is their root or peer.

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.packing import unpacked
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.collectors.importers.kineto.reading import read_file
 from tracekit.collectors.importers.kineto.sniff import SUFFIXES, traces_in
-from tracekit.errors import FormatError
-from tracekit.gpu_recording import GpuRecording
+from tracekit.trace.kineto import GpuRecording
 
 #: Below this many bytes of files, starting processes takes longer than reading.
 LARGEST_IN_PROCESS = 8 << 20

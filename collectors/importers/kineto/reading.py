@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.event_tables import CATEGORIES
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.packing import packed
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
-from tracekit.errors import FormatError
 
 
 def read_file(path: Path) -> list[RankColumns]:

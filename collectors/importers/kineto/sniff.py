@@ -40,7 +40,7 @@ def _is_trace(path: Path) -> bool:
         return False
     if not any(mark in head for mark in _MARKS):
         return False
-    from tracekit.chrome import MARK  # imports polars, which reading processes do without
+    from tracekit.trace.chrome import MARK  # imports polars, which reading processes do without
 
     return MARK.encode() not in head
 

@@ -13,12 +13,12 @@ from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.dashboards.ui.sentences import op_headline
-from tracekit.gpu_job import load_gpu
-from tracekit.job import Job
-from tracekit.model import Layout
-from tracekit.op_job import OpJob
-from tracekit.op_trace import OpTrace
+from tracekit.job.gpu import load_gpu
+from tracekit.job.op import OpJob
+from tracekit.job.pipeline import Job
 from tracekit.synth import SynthSpec, synthesize
+from tracekit.trace.model import Layout
+from tracekit.trace.op import OpTrace
 
 RANKS, STEPS = 8, 40
 

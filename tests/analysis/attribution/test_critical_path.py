@@ -19,7 +19,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
 PATIENT = examples(20)
@@ -95,7 +95,7 @@ def test_steps_whose_lanes_differ_in_structure_have_one_too() -> None:
         start=worker["start"].max(),
         duration=pl.lit(0.001),
     )
-    from tracekit.trace import Trace
+    from tracekit.trace.canonical import Trace
 
     irregular = Trace.from_frame(pl.concat([trace.ops, reduction]), trace.layout, name="irregular")
     replay = JobReplay.from_trace(irregular)

@@ -12,9 +12,9 @@ from tracekit.analysis.attribution.one_changed import step_times_by_paths, step_
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Base, Scenario
 from tracekit.analysis.whatif.selection import Everything, dp_rank, stage, worker
-from tracekit.model import Layout, Worker
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, Worker
 
 CAUSES = ("slow-worker", "slow-nic", "slow-p2p-link", "python-gc", "sequence-length-imbalance", "slow-last-stage")
 

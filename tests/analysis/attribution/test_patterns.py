@@ -13,8 +13,8 @@ from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.patterns import SpaceShape, TimeShape, pattern_of_series, space_pattern, time_pattern
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import Layout, Worker
 from tracekit.synth import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker, SynthSpec, synthesize
+from tracekit.trace.model import Layout, Worker
 
 SPEC = SynthSpec(Layout(dp=6, pp=4, tp=4), steps=12, seed=5)
 

@@ -18,7 +18,6 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.causes import Cause as Found
 from tracekit.analysis.causes import CauseKind, find_causes
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import Layout
 from tracekit.synth import (
     ClockOffset,
     FlappingNetwork,
@@ -39,7 +38,8 @@ from tracekit.synth import (
     synthesize,
 )
 from tracekit.synth.job import GPUS_PER_HOST
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 MUST_FIND_SLOWDOWN = 1.1
 KIND_OF = {

@@ -9,8 +9,8 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Where
-from tracekit.model import Layout, Worker
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, Worker
 
 #: Seconds: a step of 5.25 and the time a rank stands still before some of them.
 GATHER_S, FORWARD_S, BACKWARD_S, REDUCE_S = 0.25, 1.5, 3.0, 0.5

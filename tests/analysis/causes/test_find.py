@@ -27,7 +27,6 @@ from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.collectors.importers.published import read_published
-from tracekit.model import Layout, Worker
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,
@@ -44,7 +43,8 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.trace import Trace, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.model import Layout, Worker
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "sample_traces"

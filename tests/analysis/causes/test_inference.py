@@ -5,9 +5,9 @@ import polars as pl
 import pytest
 
 from tracekit.analysis.causes import CauseKind
-from tracekit.job import Job
-from tracekit.model import Layout, Worker
-from tracekit.trace import Trace
+from tracekit.job.pipeline import Job
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, Worker
 
 FORWARD_S, SEND_S, STEPS, MICROBATCHES = 0.020, 0.001, 12, 6
 

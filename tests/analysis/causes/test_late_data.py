@@ -11,8 +11,8 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Where
-from tracekit.model import Layout
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 STEPS = 10
 

@@ -15,11 +15,11 @@ from benchmarks.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.analysis.causes import CauseKind
-from tracekit.errors import TraceError
-from tracekit.job import Job
-from tracekit.model import Layout
-from tracekit.report import Report
-from tracekit.trace import Trace
+from tracekit.base.errors import TraceError
+from tracekit.job.pipeline import Job
+from tracekit.report.pipeline import Report
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 STEPS = 12
 COMPUTES = ("forward-compute", "backward-compute")

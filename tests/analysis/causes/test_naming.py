@@ -4,7 +4,7 @@ import pytest
 
 from tracekit.analysis.causes.model import Link, Where
 from tracekit.analysis.causes.naming import Names
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 #: Eight DP ranks and two stages on four nodes: rank = 2 x dp_rank + stage.
 WORKERS = [Worker(dp_rank, stage) for dp_rank in range(8) for stage in range(2)]

@@ -41,8 +41,8 @@ from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, na
 from tests.handmade import frame
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.verdict import LossKind
-from tracekit.model import Layout
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 ONE_LANE = Shape(dp=1, pp=4, microbatches=8)
 

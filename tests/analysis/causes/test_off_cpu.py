@@ -12,9 +12,9 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Where
-from tracekit.model import Layout, Worker
-from tracekit.schema import OFF_CPU
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, Worker
+from tracekit.trace.schema import OFF_CPU
 
 STEPS, STOPPED = 20, (3, 8, 9, 15)
 FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06

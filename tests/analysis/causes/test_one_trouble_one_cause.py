@@ -27,8 +27,8 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.evidence.pauses import _own_length, _pauses_in
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import OpKind
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import OpKind
 
 #: Of the mean step.
 LARGEST_PRICE_ERROR = 0.01

@@ -19,9 +19,9 @@ from tests.analysis.causes.test_off_cpu import sleeps_and_stops
 from tests.analysis.causes.test_rules_host import job as host_job
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tracekit.analysis.causes import CauseKind
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 from tracekit.synth import synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 #: Words are rounded, and give the mean of the steps, ops and members that a cause is on.
 ROUNDING = 1.05

@@ -12,7 +12,7 @@ from tracekit.analysis.causes.naming import Names
 from tracekit.analysis.causes.remedies import remedy_for
 from tracekit.analysis.causes.rules_lockstep import SlowRankOfWorker
 from tracekit.analysis.causes.rules_workers import BadWorker
-from tracekit.model import Worker
+from tracekit.trace.model import Worker
 
 UNKNOWN = replace(NAMES, ranks={}, hosts={}, host_of_rank={})
 

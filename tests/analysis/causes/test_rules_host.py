@@ -13,9 +13,9 @@ from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.verdict import LossKind
-from tracekit.job import Job
-from tracekit.model import Layout, Worker
-from tracekit.trace import Trace
+from tracekit.job.pipeline import Job
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, Worker
 
 STEPS = range(10)
 USUAL_S, LONG_S = 0.001, 0.3

@@ -15,8 +15,8 @@ from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.analysis.causes import CauseKind
 from tracekit.analysis.causes.model import Where
-from tracekit.model import Layout, Worker
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, Worker
 
 STEPS = 20
 ON_STAGE_1 = Where(workers=(Worker(0, 1),))

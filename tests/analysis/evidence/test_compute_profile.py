@@ -26,7 +26,6 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import Layout, OpKind
 from tracekit.synth import (
     MissingRanks,
     PythonGc,
@@ -40,7 +39,8 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, OpKind
 
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=8, seed=31)
 

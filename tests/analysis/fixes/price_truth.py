@@ -14,7 +14,6 @@ from tracekit.analysis.fixes import Fix, FixKind, fixes_of
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.model import Layout
 from tracekit.synth import (
     FlappingNetwork,
     InjectedCause,
@@ -32,6 +31,7 @@ from tracekit.synth import (
     synthesize,
 )
 from tracekit.synth.job import Effect, Seeded
+from tracekit.trace.model import Layout
 
 #: What goes when the fix is made.
 CURES: dict[FixKind, tuple[type[InjectedCause], ...]] = {

@@ -14,8 +14,8 @@ from tracekit.analysis.fixes.balance import best_deal_of_step, deal_job, deal_st
 from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model, with_slowness
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL
-from tracekit.model import Layout, OpKind
 from tracekit.synth import Schedule, SynthSpec, synthesize
+from tracekit.trace.model import Layout, OpKind
 
 
 def best_load(cost: np.ndarray) -> float:

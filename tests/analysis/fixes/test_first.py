@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.fixes.model import FixKind
-from tracekit.job import Job
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job
 from tracekit.synth import SlowLastStage, SlowWorker, SynthSpec, synthesize
+from tracekit.trace.model import Layout
 
 
 def test_a_worker_whose_repair_gives_back_more_comes_before_a_stage_that_costs_more():

@@ -24,8 +24,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes import FixKind, fixes_of, price_fixes
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.errors import SelectionError
-from tracekit.model import Layout
+from tracekit.base.errors import SelectionError
 from tracekit.synth import (
     BaseCosts,
     LateDataLoading,
@@ -37,6 +36,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
+from tracekit.trace.model import Layout
 
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=10, seed=21)
 

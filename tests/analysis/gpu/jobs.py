@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
-from tracekit.gpu_job import GpuJob, load_gpu
+from tracekit.job.gpu import GpuJob, load_gpu
 
 
 def load_ranks(folder: Path, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> GpuJob:

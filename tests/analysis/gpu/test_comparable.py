@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.kinetosim import Job, Recording, Trouble
 from tracekit.analysis.verdict import LossKind
-from tracekit.gpu_job import load_gpu
-from tracekit.gpu_report import GpuReport
+from tracekit.job.gpu import load_gpu
+from tracekit.report.gpu import GpuReport
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")
 #: Rank 2 waits 1.5 ms for its data in each of four steps, a third of the job.

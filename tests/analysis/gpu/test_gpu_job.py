@@ -14,7 +14,7 @@ from tracekit.analysis.gpu.culprit import GpuCause, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
 from tracekit.analysis.gpu.waits import measure_waits
-from tracekit.gpu_job import load_gpu
+from tracekit.job.gpu import load_gpu
 
 US = 1e-6
 

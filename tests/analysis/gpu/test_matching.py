@@ -4,7 +4,7 @@ import pytest
 
 from tests.analysis.gpu.jobs import load_ranks
 from tests.kineto_files import all_reduce, kernel
-from tracekit.gpu_activity import KernelClass
+from tracekit.trace.gpu_activity import KernelClass
 
 
 def reductions(sizes, first=0, *, at=0.0, **more):

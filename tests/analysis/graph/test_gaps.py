@@ -15,9 +15,9 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.model import Layout, OpKind, Worker
 from tracekit.synth import SynthSpec, synthesize
-from tracekit.trace import Trace, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.model import Layout, OpKind, Worker
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 SLOW, USUAL = [("forward-compute", 0.4), BACKWARD], [FORWARD, BACKWARD]

@@ -21,9 +21,9 @@ from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import count_selected, dp_rank, everything, kind, slowest
 from tracekit.analysis.whatif.timeline import compared_frame
-from tracekit.model import Layout, OpKind
 from tracekit.synth import SynthSpec, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout, OpKind
 
 KINDS = ("gc", "checkpoint", "data-load", "host-delay")
 OP = ["step", "dp_rank", "pp_rank", "kind", "seq"]

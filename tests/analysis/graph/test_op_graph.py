@@ -12,8 +12,8 @@ from tests.analysis.op_graphs import frames
 from tests.properties import examples
 from tracekit.analysis.graph.fold import fold
 from tracekit.analysis.graph.op_graph import MissingMembers, OpGraph
-from tracekit.errors import GraphError, TraceError
-from tracekit.model import ProcessGroup
+from tracekit.base.errors import GraphError, TraceError
+from tracekit.trace.model import ProcessGroup
 
 NO_EDGES = pl.DataFrame({"before": [], "after": []}, schema={"before": pl.Int64, "after": pl.Int64})
 

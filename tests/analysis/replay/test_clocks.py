@@ -16,10 +16,10 @@ from tracekit.analysis.graph.gaps import SHARED
 from tracekit.analysis.replay.clocks import joint
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job import Job
-from tracekit.model import Layout, OpKind
+from tracekit.job.pipeline import Job
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
-from tracekit.trace import Trace, read_parquet
+from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.model import Layout, OpKind
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_traces"
 SPEC = SynthSpec(Layout(dp=4, pp=4, tp=4), steps=12, seed=31)

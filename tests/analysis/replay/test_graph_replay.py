@@ -17,7 +17,7 @@ from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication, everything, labelled
-from tracekit.errors import SelectionError
+from tracekit.base.errors import SelectionError
 
 Frames = tuple[pl.DataFrame, pl.DataFrame]
 PATIENT = examples(15)

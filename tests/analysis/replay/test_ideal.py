@@ -8,8 +8,8 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_s
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job import Job
-from tracekit.trace import Trace
+from tracekit.job.pipeline import Job
+from tracekit.trace.canonical import Trace
 
 
 def slowdown(trace: Trace, method: Method = Method.TRACEKIT) -> float:

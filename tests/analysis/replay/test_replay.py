@@ -18,8 +18,8 @@ from tracekit.analysis.replay.kernel import (
     replay_meeting_timelines,
     replay_timeline,
 )
-from tracekit.errors import GraphError
-from tracekit.model import OpKind
+from tracekit.base.errors import GraphError
+from tracekit.trace.model import OpKind
 
 PATIENT = examples(25)
 

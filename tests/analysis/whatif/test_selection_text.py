@@ -16,8 +16,8 @@ from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.selection import Context, Selection, all_of, count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection, parse_selection
-from tracekit.errors import SelectionError
-from tracekit.model import COMMUNICATION, KINDS
+from tracekit.base.errors import SelectionError
+from tracekit.trace.model import COMMUNICATION, KINDS
 
 #: Steps 4, 5 and 9 of the slow job; 144 ops.
 TRACE = replace(slow_trace((4, 5, 9)), metadata={"hosts": {"0": "n0", "1": "n1", "2": "n0", "3": "n1"}})

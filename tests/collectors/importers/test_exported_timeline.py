@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tests.handmade import LAYOUT, slow_frame, slow_trace
 from tests.properties import examples
+from tracekit.base.errors import FormatError, LayoutError, TraceError
 from tracekit.cli import commands
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
-from tracekit.errors import FormatError, LayoutError, TraceError
-from tracekit.job import Job, load
-from tracekit.model import Layout
+from tracekit.job.pipeline import Job, load
 from tracekit.synth import SynthSpec, parse_cause, synthesize
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 #: What the file is written with, seconds, and what floats of some seconds in microseconds lose.
 RESOLUTION_S = 2e-12

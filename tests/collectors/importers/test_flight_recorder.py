@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.hangsim import Fault, Job, dumps, run, write
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers import flight_recorder_file
 from tracekit.collectors.importers.flight_recorder import read_flight_records
-from tracekit.errors import FormatError
 
 FAULTS = [Fault("host", 5, 24)]
 

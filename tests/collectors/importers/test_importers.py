@@ -6,14 +6,14 @@ import re
 import polars as pl
 import pytest
 
+from tracekit.base.errors import FormatError, LayoutError
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
-from tracekit.errors import FormatError, LayoutError
-from tracekit.job import load
-from tracekit.model import Worker
-from tracekit.trace import Trace
+from tracekit.job.pipeline import load
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Worker
 
 BASE_S = 1_700_000_000.0
 

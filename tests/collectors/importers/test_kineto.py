@@ -7,14 +7,14 @@ import polars as pl
 import pytest
 
 from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, launch, write
+from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.kineto import json_events
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, kernel_classes
 from tracekit.collectors.importers.kineto.reader import read_kineto
 from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
-from tracekit.errors import FormatError, SelectionError
-from tracekit.gpu_activity import KernelClass
-from tracekit.gpu_job import load_gpu
-from tracekit.model import ProcessGroup
+from tracekit.job.gpu import load_gpu
+from tracekit.trace.gpu_activity import KernelClass
+from tracekit.trace.model import ProcessGroup
 
 EVENTS = [
     event("user_annotation", "ProfilerStep#4", 0, 60),

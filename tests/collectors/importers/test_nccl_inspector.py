@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 
 import tracekit
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.registry import read_any
-from tracekit.errors import FormatError
 
 BEGIN_US = 1_752_867_229_000_000
 

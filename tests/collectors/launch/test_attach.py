@@ -18,7 +18,7 @@ from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.job_notes import announced
 from tracekit.collectors.run_directory.steering import Pace, first_common_step, pace
 from tracekit.collectors.runtime.wire_format import IDLE, OPEN_SUFFIX, Flag, Schedule, attempt_directory, segment_stem
-from tracekit.trace import read_parquet
+from tracekit.trace.canonical import read_parquet
 
 
 def control(folder) -> Schedule:

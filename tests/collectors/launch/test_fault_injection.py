@@ -9,6 +9,7 @@ import pytest
 
 from tests.collectors.conftest import TIMEOUT_S, environment, several
 from tests.collectors.sabotage.faults import FAULTS, SIGNALS, TESTED, UNNOTICED
+from tracekit.base.errors import OutputError
 from tracekit.collectors.launch import collect as library
 from tracekit.collectors.launch import launcher
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
@@ -21,7 +22,6 @@ from tracekit.collectors.run_directory.clock_pings import append_sample
 from tracekit.collectors.run_directory.launchers import announce, announce_end
 from tracekit.collectors.run_directory.writing import write_left_over, write_manifest
 from tracekit.collectors.runtime.ring import LeftOver
-from tracekit.errors import OutputError
 
 
 def trainings(names):

@@ -8,7 +8,7 @@ import sys
 
 from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
 from tracekit.collectors.importers.registry import read_any
-from tracekit.trace import read_parquet
+from tracekit.trace.canonical import read_parquet
 
 SCRIPT = str(SCRIPTS / "quick.py")
 

@@ -13,7 +13,7 @@ import termios
 import pytest
 
 from tests.collectors.conftest import TIMEOUT_S, environment, plain, python, torchrun
-from tracekit.trace import read_parquet
+from tracekit.trace.canonical import read_parquet
 
 CTRL_C = b"\x03"
 #: Prints which signals each thread of its parent blocks, as a mask; the main thread waits for them, so it is left out.

@@ -3,7 +3,7 @@
 import polars as pl
 
 from tracekit.collectors.merge.off_cpu import with_off_cpu
-from tracekit.schema import OFF_CPU
+from tracekit.trace.schema import OFF_CPU
 
 
 def ops(*rows):

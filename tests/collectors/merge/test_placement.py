@@ -2,8 +2,8 @@
 
 import pytest
 
+from tracekit.base.errors import LayoutError
 from tracekit.collectors.merge.placement import LayoutOptions, Place, RankFacts, place_ranks
-from tracekit.errors import LayoutError
 
 
 def with_mesh(names, ranks, world_size, only=None):

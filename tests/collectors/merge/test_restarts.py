@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.merge import MergedAttempt
 from tracekit.collectors.merge.ops import OpReport
 from tracekit.collectors.merge.placement import Placement
 from tracekit.collectors.merge.restarts import SEGMENTS, merge_run, segments_of_jobs, trace_of_segments
-from tracekit.errors import TraceError
 
 
 def attempt(number, *, ranks=2, host="node-1", program=("train.py",), numbered_from=0, steps=4):

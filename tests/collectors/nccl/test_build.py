@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.collectors.nccl.harness import VERSIONS
+from tracekit.base.errors import OutputError
 from tracekit.collectors.nccl import build
-from tracekit.errors import OutputError
 
 
 def test_it_is_compiled_once(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording
 from tracekit.collectors.runtime.wire_format import Category
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 DP_MESH = {"names": ["dp"], "ranks": [0, 1]}
 PP_MESH = {"names": ["dp", "pp"], "ranks": [[0, 1]]}

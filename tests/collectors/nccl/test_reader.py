@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.collectors.nccl.handmade import HandmadeRing
+from tracekit.base.errors import FormatError
 from tracekit.collectors.nccl import reader
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.operations import operations
-from tracekit.errors import FormatError
 
 
 def test_a_drained_ring_loses_nothing(load):

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
+from tracekit.base.errors import FormatError
 from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.run_directory.clock_pings import ClockSample, EchoServer, append_sample, measure
 from tracekit.collectors.run_directory.host_clocks import fit_clock, read_clocks
 from tracekit.collectors.run_directory.launchers import announce
-from tracekit.errors import FormatError
 
 
 def test_an_offset_is_measured():

@@ -6,11 +6,11 @@ import pytest
 from benchmarks.writtenrun import WrittenRun
 from tests.handmade import run
 from tests.live.test_hostile_segments import GARBAGE, copies, put
+from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.registry import read_any
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import RECORD, Category
-from tracekit.errors import FormatError
 
 #: The reader of a whole attempt puts records in the order of their numbers.
 CONTRADICTIONS = {name: rest for name, *rest in GARBAGE if not name.startswith("number")}

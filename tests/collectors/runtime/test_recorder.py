@@ -2,6 +2,7 @@
 
 import pytest
 
+from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.segments import read_segment
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.run_directory.writing import write_manifest
@@ -14,7 +15,6 @@ from tracekit.collectors.runtime.wire_format import (
     RuntimeOptions,
     segment_stem,
 )
-from tracekit.errors import FormatError
 
 
 def record(step: int) -> tuple[int, ...]:

@@ -26,13 +26,12 @@ from tests.handmade import (
 )
 from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.ui.context import EXTENSION
 from tracekit.dashboards.web.app import make_app
-from tracekit.errors import SelectionError
-from tracekit.model import KINDS, OpKind
-from tracekit.path_spans import path_spans
-from tracekit.spans import (
+from tracekit.report.path_spans import path_spans
+from tracekit.report.spans import (
     OVERVIEW_STEPS,
     Line,
     Replay,
@@ -45,7 +44,8 @@ from tracekit.spans import (
     step_ops,
 )
 from tracekit.store import Store
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import KINDS, OpKind
 
 COMPUTE = (Line(Replay.RECORDED, "compute"),)
 SEND = (Line(Replay.RECORDED, "backward-send"),)

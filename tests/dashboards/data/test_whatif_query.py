@@ -10,6 +10,7 @@ import tracekit
 from tests.dashboards.conftest import SAMPLES
 from tests.properties import examples
 from tracekit.analysis.whatif.selection_text import parse_selection
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.whatif_query import (
     LONGEST_SELECTION,
     MOST_KEPT,
@@ -21,7 +22,6 @@ from tracekit.dashboards.data.whatif_query import (
     read_query,
     suggestions,
 )
-from tracekit.errors import SelectionError
 
 selections = st.sampled_from(["worker=1,2", "not communication", "stage=0-2 and (kind=gc or step=7)", "slowest=3%"])
 questions = st.one_of(

@@ -11,9 +11,9 @@ from playwright.sync_api import Page
 from tests.dashboards.clicks import click_figure
 from tests.dashboards.conftest import Serving
 from tests.dashboards.pages.test_pages import whatif
+from tracekit.base.text import seconds
 from tracekit.dashboards.figures.attribution import MOST_BARS, Estimates, estimates
 from tracekit.figures.theme import DARK, LIGHT
-from tracekit.text import seconds
 
 Visit = Callable[..., Page]
 

@@ -19,12 +19,12 @@ from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tests.sides import side
 from tracekit.analysis.attribution.compare import parts, whole
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.figures.compare import worker_map
-from tracekit.errors import SelectionError
 from tracekit.figures.theme import LIGHT
-from tracekit.text import seconds
-from tracekit.trace import Trace
+from tracekit.trace.canonical import Trace
 
 Visit = Callable[..., Page]
 

@@ -8,11 +8,11 @@ from tests.dashboards.page_text import Pages, found, sent
 from tests.handmade import slow_trace
 from tests.test_gpu_traces import SAMPLE
 from tests.test_op_trace import DP, OPS
-from tracekit.gpu_job import load_gpu
-from tracekit.job import Job
-from tracekit.op_job import OpJob
-from tracekit.op_trace import OpTrace
+from tracekit.job.gpu import load_gpu
+from tracekit.job.op import OpJob
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
+from tracekit.trace.op import OpTrace
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from playwright.sync_api import Page
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import run, slow_trace
-from tracekit.job import Job
+from tracekit.base.text import cost
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
-from tracekit.text import cost
 
 #: Pixels of a row of the table of all jobs.
 ROW_HEIGHT = 36

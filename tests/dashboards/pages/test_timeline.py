@@ -18,11 +18,11 @@ from playwright.sync_api import Page, expect
 from tests.dashboards.clicks import address
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.data.test_spans import early
-from tracekit.chrome import STREAMS
+from tracekit.base.text import seconds
 from tracekit.dashboards.web.timeline_requests import packed
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
-from tracekit.text import seconds
+from tracekit.trace.chrome import STREAMS
 
 Visit = Callable[..., Page]
 OP = "1,2,backward-compute,2"

@@ -19,9 +19,9 @@ from tests.dashboards.tabs import PATIENCE_MS
 from tests.handmade import run
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
+from tracekit.base.text import seconds
 from tracekit.dashboards.data import replays
 from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
-from tracekit.text import seconds
 
 Visit = Callable[..., Page]
 SLOW = SAMPLES / "slow_worker.parquet"

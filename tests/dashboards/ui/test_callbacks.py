@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 from playwright.sync_api import Page
 
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.web.app import make_app
-from tracekit.errors import SelectionError
 
 Visit = Callable[..., Page]
 

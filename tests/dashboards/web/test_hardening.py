@@ -10,11 +10,11 @@ import pytest
 
 from tests.dashboards.conftest import SAMPLES
 from tests.handmade import run, slow_trace
+from tracekit.base.errors import SelectionError
+from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.app import make_app
-from tracekit.errors import SelectionError
-from tracekit.job import Job
-from tracekit.safe_csv import safe_csv
+from tracekit.job.pipeline import Job
 from tracekit.store import Incoming, Store
 
 #: Addresses of each kind, and what is posted to them.

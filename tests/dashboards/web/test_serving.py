@@ -24,14 +24,14 @@ from werkzeug.security import generate_password_hash
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, sent
 from tests.handmade import run, run_process, slow_trace
+from tracekit.base.errors import SelectionError
 from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.app import make_app
 from tracekit.dashboards.web.auth import ProxyHeader, read_auth
 from tracekit.dashboards.web.passwords import Passwords
 from tracekit.dashboards.web.server import AUTH_VARIABLE
-from tracekit.errors import SelectionError
-from tracekit.findings import Unanalysed
-from tracekit.job import Job
+from tracekit.job.pipeline import Job
+from tracekit.report.findings import Unanalysed
 from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]

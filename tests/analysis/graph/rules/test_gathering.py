@@ -11,7 +11,7 @@ from tracekit.analysis.graph.rules.gathering import (
 from tracekit.analysis.graph.rules.megatron import build_structure
 from tracekit.analysis.graph.rules.posting import RecordedLanes
 from tracekit.analysis.graph.structure import LaneOps
-from tracekit.model import OpKind
+from tracekit.trace.model import OpKind
 
 #: One stage, two chunks: rows in order of kind, then seq.
 KINDS_OF_ROWS = (

@@ -7,8 +7,8 @@ import pytest
 
 from tracekit.analysis.graph.rules.megatron import build_structure
 from tracekit.analysis.graph.structure import LaneOps
-from tracekit.errors import GraphError
-from tracekit.model import KINDS, OpKind
+from tracekit.base.errors import GraphError
+from tracekit.trace.model import KINDS, OpKind
 
 F, B = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE
 FS, FR, BS, BR = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV

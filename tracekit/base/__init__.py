@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, text, files, S3. Imports nothing of tracekit."""

@@ -1,0 +1,103 @@
+"""Every error tracekit raises on purpose.
+
+    TracekitError
+    ├── TraceError        the trace is not one tracekit can analyse
+    │   ├── FormatError   the file is not a trace at all: empty, truncated, another format
+    │   └── GraphError    the ops do not fit together: unpaired send, cycle
+    ├── LayoutError       the parallel layout is impossible or contradicts the trace
+    ├── StoreError        the store cannot be opened, read or written, or lacks the job
+    │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
+    │   ├── NotAStoreError  the path exists, but is not a store
+    │   ├── StoreTakenError another process is adding windows to the same job
+    │   └── NotStoredError  the store can be read, and lacks the job or its results
+    ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
+    ├── SelectionError    a selection or scenario names something that does not exist
+    └── OutputError       a result cannot be written
+
+The command line catches `TracekitError` once and exits with 2. A message carries the offending value,
+what was expected and the next step. Every message is cut here, whatever a foreign file put into it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from tracekit.base.text import LONGEST_QUOTE, cut
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+#: A message has at most this many characters in all, and `LONGEST_QUOTE` of one value.
+LONGEST_MESSAGE = 1500
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_QUOTE + 1},}}")
+
+
+def bounded(message: str) -> str:
+    """A message without endless values: words of at most `LONGEST_QUOTE` characters, `LONGEST_MESSAGE` in all. Its
+    beginning, which says where, and its end, which says what to do, are kept.
+    """
+    if len(message) <= LONGEST_QUOTE:
+        return message
+    few = cut(message, 4 * LONGEST_MESSAGE)
+    return cut(_LONG_WORD.sub(lambda word: cut(word.group(), LONGEST_QUOTE), few), LONGEST_MESSAGE)
+
+
+class TracekitError(Exception):
+    """Base of all errors that a user can act on."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(bounded(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+class TraceError(TracekitError):
+    """The trace violates the data model."""
+
+
+class FormatError(TraceError):
+    """The input is not in a format tracekit reads."""
+
+
+class GraphError(TraceError):
+    """The ops of a trace do not form a dependency graph."""
+
+
+class LayoutError(TracekitError):
+    """The parallel layout is impossible or contradicts the trace."""
+
+
+class StoreError(TracekitError):
+    """The store cannot be used as asked."""
+
+
+class StoreBusyError(StoreError):
+    """Another process has the store open."""
+
+
+class NotAStoreError(StoreError):
+    """The path exists, but is not a store. `path`: where."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+
+
+class StoreTakenError(StoreError):
+    """Another process is adding windows to the same job."""
+
+
+class NotStoredError(StoreError):
+    """The store does not have the job, or results of it."""
+
+
+class StudyError(TracekitError):
+    """A folder cannot be used as a study of a fleet."""
+
+
+class SelectionError(TracekitError):
+    """A selection of ops, workers or steps cannot be understood or matches nothing."""
+
+
+class OutputError(TracekitError):
+    """A result cannot be written to the requested place."""

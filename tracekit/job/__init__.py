@@ -1,0 +1,1 @@
+"""A job of any source, loaded and ready for questions."""

@@ -1,0 +1,135 @@
+"""A job whose graph is built: everything that a report needs from it.
+
+In: a job's replay, and an outline of its trace. Out: a `Report`. The ops of a trace take as much memory as their
+replay, and nothing reads them again once the replay exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from tracekit.analysis.attribution.attribute import attribute, slowdown_of
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.fixes.layers import check_layers
+from tracekit.analysis.graph.rules.posting import Posting
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
+from tracekit.analysis.replay.method import Method
+from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.report.pipeline import ClockOffset, ClockReport, PublishedView, Report
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Worker
+
+if TYPE_CHECKING:
+    from tracekit.report.questions import ByLabel, Question
+
+Progress = Callable[[str], None]
+
+
+class ReplayedJob(Struct, frozen=True):
+    """What a report needs of a job.
+
+    `trace`: an outline (`Trace.outline`); `ops`: the number of ops in the whole trace. `published`: see `Report`.
+    """
+
+    trace: Trace
+    ops: int
+    replay: JobReplay
+    method: Method
+    published: PublishedView | None
+
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        by: Sequence[str] = (),
+        layers: tuple[int, ...] | None = None,
+        attribution: Callable[[], Attribution] | None = None,
+        progress: Progress | None = None,
+    ) -> Report:
+        """The whole report. As `Job.whatif`; `attribution`: returns the attribution, which may be known already."""
+        check_layers(self.trace, layers)
+        graph = self.replay.graph
+        gpus = self.trace.layout.world_size
+        questions: list[Question] = []
+        labels: list[ByLabel] = []
+        if fix or keep or by:
+            from tracekit.report.questions import answer, by_labels
+
+            questions += [answer(self.replay, text, gpus) for text in fix]
+            questions += [answer(self.replay, text, gpus, keep=True) for text in keep]
+            labels += [by_labels(self.replay, *text.split(",")) for text in by]
+        found = attribute(self.replay, progress=progress) if attribution is None else attribution()
+        if progress is not None:
+            progress("causes and fixes")
+        return Report(
+            name=self.trace.name,
+            layout=self.trace.layout,
+            ops=self.ops,
+            coverage=self.trace.coverage(),
+            dropped_lanes=graph.dropped_lanes,
+            left_out_steps=self.replay.left_out_steps,
+            ranks=self.trace.worker_ranks(),
+            hosts=self.trace.hosts,
+            attribution=found,
+            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=self.method),
+            method=self.method,
+            clocks=_clock_report(self.replay, self.method),
+            posting=graph.posting,
+            replay=self.replay,
+            published=self.published,
+            questions_asked=tuple(questions),
+            labels_asked=tuple(labels),
+        )
+
+
+def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
+    """Which clocks were off, and which could not be compared."""
+    clocks, graph = replay.clocks, replay.graph
+    offsets = [
+        ClockOffset(
+            Worker(graph.dp_ranks[int(dp_index)], int(stage)),
+            float(clocks.offset_s[stage, dp_index]),
+            float(clocks.error_s[stage, dp_index]),
+            float(clocks.drift[stage, dp_index]),
+            float(clocks.jump_s[stage, dp_index]),
+            int(clocks.jump_step[stage, dp_index]) if clocks.jump_s[stage, dp_index] else None,
+        )
+        for stage, dp_index in zip(*clocks.off.nonzero(), strict=True)
+    ]
+    untied = clocks.untied(graph.dp_ranks) if method is Method.TRACEKIT else None
+    return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
+
+
+def published_view(trace: Trace, replay: JobReplay, method: Method) -> PublishedView | None:
+    """The result of the published method, None if it cannot differ. `trace`: with all ops."""
+    if method is Method.PUBLISHED:
+        return None
+    graph = replay.graph
+    occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.kinds))
+    same_rules = graph.posting.posting is Posting.SAME_DIRECTION
+    reasons = []
+    if replay.clocks.any_off:
+        reasons.append("it takes the clocks as they are")
+    if graph.reconstructed:
+        reasons.append("it leaves out members of collectives that were not recorded")
+    if not same_rules:
+        reasons.append("it posts each receive behind the previous compute of its direction")
+    if occasional:
+        reasons.append(
+            f"it sets {', '.join(occasional)} against the mean of such ops, not against the time peers spend so"
+        )
+    if not reasons:
+        return None
+    if replay.clocks.any_off or graph.reconstructed or not same_rules:
+        published = JobReplay.from_trace(trace, Method.PUBLISHED)
+    else:  # the same graph and costs, different ideals
+        published = replay.with_ideals(Method.PUBLISHED)
+    if not published.mean_step_time(IDEAL):  # no slowdown; the attribution reports it
+        return None
+    return PublishedView(slowdown_of(published), tuple(reasons))

@@ -1,0 +1,77 @@
+"""Which incidents a receiver has been told of. This is kept in the store, so that the next watch reports the others.
+
+    STORE/told/<receiver>     `after N`: the receiver is told of incidents after N; then, for each message that arrived,
+                              the number of the incident, and opened or closed
+
+In: a store in a folder, and the receiver's address; its digest names the file. Out: incidents not yet reported to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tracekit.base.s3 import s3_url
+from tracekit.store import Incident, Store
+
+FOLDER = "told"
+
+
+class Told:
+    """What the receiver at `url` has been told of the incidents in a store."""
+
+    def __init__(self, store: Store, url: str) -> None:
+        self._store = store
+        digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self._unwritten = ""  # the store may not be there yet
+        self._file: Path | None = None if s3_url(store.path) is not None else store.path / FOLDER / digest
+
+    def note(self, messages: Iterable[tuple[int, str]]) -> None:
+        """Note delivered messages: number of the incident, and "opened" or "closed". A read-only store forgets them."""
+        self._add(f"{incident} {status}\n" for incident, status in messages)
+
+    def left(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
+        """Open and closed incidents that the receiver has not been told of as such. Raises StoreError.
+
+        A new receiver is not told of incidents that had already closed.
+        """
+        told, after = self._noted()
+        incidents = self._store.incidents(job) if self._store.is_store() else ()
+        if after is None:
+            after = max((one.incident_id for one in incidents), default=0)
+            self._add([f"after {after}\n"])
+        opened = [one for one in incidents if one.closed_at is None and (one.incident_id, "opened") not in told]
+        closed = [
+            one
+            for one in incidents
+            if one.closed_at is not None
+            and (one.incident_id > after or (one.incident_id, "opened") in told)
+            and (one.incident_id, "closed") not in told
+        ]
+        return opened[::-1], closed[::-1]
+
+    def _add(self, lines: Iterable[str]) -> None:
+        self._unwritten += "".join(lines)
+        if self._file is None or not self._unwritten:
+            return
+        with suppress(OSError):  # at worst, an incident is reported twice
+            self._file.parent.mkdir(exist_ok=True)
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(self._unwritten)
+            self._unwritten = ""
+
+    def _noted(self) -> tuple[set[tuple[int, str]], int | None]:
+        """What the receiver has been told, and the incident after which that began, None for a new receiver."""
+        try:
+            text = "" if self._file is None else self._file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return set(), None
+        told, after = set[tuple[int, str]](), None
+        for words in map(str.split, text.splitlines()):
+            if len(words) == 2 and words[0].isdecimal():
+                told.add((int(words[0]), words[1]))
+            elif len(words) == 2 and words[0] == "after" and words[1].isdecimal():
+                after = int(words[1])
+        return told, after

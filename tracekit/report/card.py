@@ -1,0 +1,115 @@
+"""The report as HTML: the card with the answer, tables of causes and fixes, and all of them together for a notebook.
+
+In: a `Report`. Out: markup without a script. Names are escaped wherever they appear. `documents/page.py` builds a whole
+page from the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from tracekit.analysis.verdict import LossKind
+from tracekit.base.text import printable, short
+from tracekit.figures.theme import DARK, LIGHT, Theme
+from tracekit.report.svg import step_bars, worker_map
+from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
+
+if TYPE_CHECKING:
+    from tracekit.report.pipeline import Report
+
+_TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure", LossKind.CONTRADICTION: "unsure"}
+
+
+def fragment(report: Report) -> str:
+    """The report as a notebook shows it: the answer and, if the job loses time, workers, steps, causes and fixes."""
+    pictures = f"{pair(report)}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
+    return (
+        f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
+        f" <span>{plain(job_sizes(report))}</span></header>{card(report)}{pictures}</div>"
+    )
+
+
+@cache
+def style() -> str:
+    """The style sheet of everything below an element of class `tracekit`: dark if the system is.
+
+    JupyterLab states its own theme, which takes precedence over the system's.
+    """
+    sheet = files("tracekit.report").joinpath("card.css").read_text(encoding="utf-8")
+    dark = f'.tracekit:not([data-jp-theme-light="true"] *) {{ {_colours(DARK)} }}'
+    return f".tracekit {{ {_colours(LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{sheet}"
+
+
+def _colours(theme: Theme) -> str:
+    """A theme as variables of a style sheet. `--l0` to `--l5` are the levels of `worker_cells`."""
+    colours = {
+        "paper": theme.paper,
+        "text": theme.text,
+        "dim": theme.dimmed,
+        "line": theme.grid,
+        "good": theme.ideal,
+        "bad": theme.accent,
+        "unsure": theme.dimmed,
+        "bar": theme.recorded,
+        "pick": theme.outline,
+        **{f"l{level}": colour for level, colour in enumerate(theme.slow)},
+    }
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
+
+
+def card(report: Report, *, gpu_hour: float | None = None) -> str:
+    """The answer: what, who, why, what to do, and whether to believe it. `gpu_hour`: as for the terminal."""
+    verdict = report.diagnosis.verdict
+    return answer_card(verdict.kind, verdict.label, report.diagnosis.answer.headline, answer_rows(report, gpu_hour))
+
+
+def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[str, str]]) -> str:
+    """The card of an answer, in the colour of its kind of loss. `label`: the kind in words; `rows`: (name, text)."""
+    listed = "".join(f"<dt>{name}</dt><dd>{plain(words)}</dd>" for name, words in rows)
+    return (
+        f'<section class="card {_TONES.get(kind, "bad")}"><p class="headline"><b>{plain(label.upper())}</b>'
+        f" {plain(headline)}</p><dl>{listed}</dl></section>"
+    )
+
+
+def pair(report: Report) -> str:
+    """The worker map and the steps, side by side where there is room."""
+    return (
+        f'<div class="pair"><section><h2>Workers</h2><div class="scroll">{worker_map(report)}</div></section>'
+        f"<section><h2>Steps</h2>{step_bars(report)}</section></div>"
+    )
+
+
+def causes(report: Report) -> str:
+    """Every cause, costliest first."""
+    return f"<section><h2>Causes</h2>{table(CAUSE_HEADS, cause_rows(report))}</section>"
+
+
+def fixes(report: Report) -> str:
+    """Every fix, best first."""
+    if not report.diagnosis.fixes:
+        return "<section><h2>Fixes</h2><p>None that would save 1 % of the step.</p></section>"
+    note = f"<p>{plain(report.rate_assumption)}. Steps as recorded, with launch delays.</p>"
+    return f"<section><h2>Fixes</h2>{table(FIX_HEADS, fix_rows(report))}{note}</section>"
+
+
+def plain(text: str) -> str:
+    """Any text, escaped so that a browser shows it literally."""
+    return escape(printable(text))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table. Each cell carries its head, because narrow screens show rows as blocks."""
+    head = "".join(f"<th>{plain(name)}</th>" for name in heads)
+    body = "".join(
+        f"<tr>{''.join(_cell(name, cell) for name, cell in zip(heads, row, strict=True))}</tr>" for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(head: str, text: str) -> str:
+    return f'<td data-head="{plain(head)}">{plain(text)}</td>'

@@ -1,0 +1,185 @@
+"""How every number of the first screen is computed: the formula with its symbols, and with the figures filled in.
+
+In: a `Report`. Out: rows for `whatif --explain`. T(x) is the mean step time of replay x; the README defines the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.analysis.causes.model import Cause, confidence_from
+from tracekit.analysis.fixes.first import first_fix
+from tracekit.analysis.fixes.model import Fix
+from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
+from tracekit.analysis.verdict import LossKind
+from tracekit.base.text import error_of, percent_sure, seconds, three_digits
+from tracekit.report.pipeline import Report
+
+_SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
+
+
+def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
+    """The name of each number on the screen or in formulas, and how it was computed."""
+    yield from _times(report)
+    yield from _loss(report, gpu_hour)
+    leading = next((cause for loss in report.diagnosis.verdict.losses for cause in loss.causes), None)
+    if leading is not None:
+        yield from _cause(leading)
+        yield from _headline(report, leading)
+        fix = first_fix(leading, report.diagnosis.fixes)
+        if fix is not None and fix.withheld is None:
+            yield from _price(report, fix)
+    yield from _trust(report)
+    yield from _pictures(report)
+
+
+def _times(report: Report) -> Iterator[tuple[str, str]]:
+    found, steps = report.attribution, len(report.attribution.steps)
+    yield "T(recorded)", f"{seconds(found.recorded_s)}, the mean of {steps:,} recorded step{'s' if steps > 1 else ''}"
+    yield (
+        "T(original)",
+        f"{seconds(found.original_s)}, the replay of what each op costs itself, without waiting and launch delays",
+    )
+    yield (
+        "T(ideal)",
+        (
+            f"{seconds(found.ideal_s)}, the same replay with every compute at the mean and every transfer at the"
+            " median of its kind"
+        ),
+    )
+    yield "T(kept)", f"{seconds(float(found.with_delays.mean()))}, the replay of T(original) with launch delays kept"
+    yield "S", f"T(original) / T(ideal) = {found.slowdown:.3f}; 1.1 or more is straggling"
+    parts = report.diagnosis.verdict.parts
+    yield (
+        "Rest",
+        (
+            f"T(original) - T(ideal) = {seconds(parts.lost_s)}, less {seconds(parts.explained_s)} of named causes and"
+            f" {seconds(parts.noise_s)} of noise = {seconds(parts.unexplained_s)} a step; mentioned from 2 % and three"
+            f" standard errors ({seconds(parts.error_s)}) on"
+        ),
+    )
+
+
+def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
+    """Cost, and the share in the headline."""
+    found, verdict, gpus = report.attribution, report.diagnosis.verdict, report.layout.world_size
+    if not verdict.lost_s > 0:
+        return
+    base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
+    if verdict.lost_s == found.original_s - found.ideal_s:
+        how = "T(original) - T(ideal)"
+    elif verdict.losses[0].kind is LossKind.COMMUNICATION and not verdict.losses[0].causes:
+        how = "T(original) - T(original, communication takes no time)"
+    else:
+        how = "T(kept) - T(kept, without the named causes)"
+        if len(verdict.losses) > 1:
+            how = f"the most of {how} and what one kind of loss costs"
+    yield "Lost", f"{how} = {seconds(verdict.lost_s)} a step"
+    yield "Share", f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%} of each step"
+    yield (
+        "GPU-hours",
+        (
+            f"share x GPUs x 24 h = {verdict.share:.1%} x {gpus:,} x 24 ="
+            f" {three_digits(verdict.lost_gpu_hours_per_day)} a day"
+        ),
+    )
+    if gpu_hour is not None:
+        lost = verdict.lost_gpu_hours_per_day
+        yield "Money", f"GPU-hours x price = {three_digits(lost)} x {gpu_hour:g} = {lost * gpu_hour:,.0f} a day"
+
+
+def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
+    """Why, and how certain."""
+    yield "Why", f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
+    ratios = [(figure.value / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
+    if ratios and confidence_from(cause.evidence) == cause.confidence:
+        ratio, weakest = min(ratios, key=lambda each: each[0])
+        yield (
+            "Sure",
+            (
+                f"1 - 0.5^r = {percent_sure(cause.confidence)} (never more than 99%), r = {ratio:.2f}: how far the"
+                f" weakest figure, {weakest.name}, is above its threshold; {_SURE_OF}"
+            ),
+        )
+    else:
+        yield (
+            "Sure",
+            f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above; {_SURE_OF}",
+        )
+
+
+def _headline(report: Report, leading: Cause) -> Iterator[tuple[str, str]]:
+    """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
+    verdict = report.diagnosis.verdict
+    step_s = verdict.lost_s / verdict.share
+    yield "Cause", f"T(kept) - T(kept, without this cause) = {_of_step(leading.saved_s, step_s)}"
+    loss = next(loss for loss in verdict.losses if leading in loss.causes)
+    if len(loss.causes) > 1:
+        yield (
+            "Causes",
+            f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {_of_step(loss.explained_s, step_s)}",
+        )
+
+
+def _of_step(saved_s: float, step_s: float) -> str:
+    return f"{seconds(saved_s)} a step, {saved_s / step_s:.1%} of it"
+
+
+def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
+    """What the fix saves."""
+    gpus = report.layout.world_size
+    step_s = fix.new_step_s + fix.saved_s
+    yield (
+        "Saves",
+        (
+            f"T(kept) - T(kept, {fix.title[:1].lower()}{fix.title[1:]}) = {seconds(fix.saved_s)} a step; the step then"
+            f" takes {seconds(step_s)} - saving = {seconds(fix.new_step_s)}"
+        ),
+    )
+    yield (
+        "Error",
+        (
+            f"replay error x T(recorded) + {CONFIDENCE_ERRORS:g} standard errors of the saving over the steps ="
+            f" {error_of(fix.saved_s, fix.error_s)}"
+        ),
+    )
+    yield (
+        "Given back",
+        (
+            f"saving / step x GPUs x 24 h = {fix.saved_s / step_s:.1%} x {gpus:,} x 24 ="
+            f" {three_digits(fix.saved_gpu_hours_per_day)} GPU-hours a day"
+        ),
+    )
+
+
+def _trust(report: Report) -> Iterator[tuple[str, str]]:
+    trust = report.trust
+    yield "Replay", f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error:.2%}; more than 5 % is not trusted"
+    yield (
+        "Delays",
+        (
+            f"T(recorded) / T(original) - 1 = {trust.discrepancy:.2%}, what launch delays add;"
+            f" {trust.unexplained:.2%} of it no cause explains; more than 5 % is not trusted"
+        ),
+    )
+
+
+def _pictures(report: Report) -> Iterator[tuple[str, str]]:
+    found = report.attribution
+    worst = report.by_worker.row(0, named=True)
+    yield (
+        "Map",
+        (
+            "S alone = T(ideal, this worker as recorded) / T(ideal); largest: worker"
+            f" ({worst['dp_rank']},{worst['pp_rank']}), {worst['slowdown']:.3f}"
+        ),
+    )
+    slowest = int(found.step_slowdown.argmax())
+    yield (
+        "Steps",
+        (
+            f"S of a step = its original / its ideal time; largest: step {found.steps[slowest]},"
+            f" {seconds(float(found.original[slowest]))} / {seconds(float(found.ideal[slowest]))} ="
+            f" {found.step_slowdown[slowest]:.3f}"
+        ),
+    )

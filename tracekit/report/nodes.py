@@ -1,0 +1,52 @@
+"""Which nodes may be drained: the one rule for every command and page that names nodes.
+
+A slow rank is no reason to drain its node: user code, input or a neighbour on its cores slow it down just as well. A
+node is to be drained only if a report that can be trusted has hardware evidence against it, such as a throttled GPU.
+All other nodes of culprits are suspects: they are to be checked, and a script gets them only where it asks for them.
+
+In: culprits, as in the JSON of a report. Out: nodes, and a sentence about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tracekit.base.hostlist import is_node_name
+from tracekit.base.text import short
+
+#: More nodes than this are counted, not listed.
+_MOST_LISTED = 4
+
+
+class Nodes(NamedTuple):
+    """Nodes of culprits, costliest first, with names that are safe for a script: those to `drain`, and the others."""
+
+    drain: tuple[str, ...]
+    suspects: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str | None:
+        """What to do with them; None if there are none."""
+        if self.drain:
+            return f"Drain {_listed(self.drain)}: the recording shows hardware at fault there."
+        if self.suspects:
+            return f"No host to drain: the recording shows no hardware at fault on {_listed(self.suspects)}."
+        return None
+
+
+def nodes_of(culprits: Iterable[Mapping[str, Any]], *, trusted: bool) -> Nodes:
+    """The nodes of `culprits`. `trusted`: whether the report can be."""
+    drain: dict[str, None] = {}
+    named: dict[str, None] = {}
+    for row in culprits:
+        host = row["host"]
+        if host is not None and is_node_name(host):
+            named[host] = None
+            if trusted and row.get("hardware"):  # reports of older stores do not say so
+                drain[host] = None
+    return Nodes(tuple(drain), tuple(host for host in named if host not in drain))
+
+
+def _listed(nodes: tuple[str, ...]) -> str:
+    return ", ".join(map(short, nodes)) if len(nodes) <= _MOST_LISTED else f"{len(nodes)} hosts"

@@ -1,0 +1,151 @@
+"""A report as Plotly figures, for notebooks: `report.plot.worker_map()`.
+
+In: a `Report`; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the dashboard
+shows (`tracekit/figures/`). Plotly is imported when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.base.errors import OutputError, SelectionError
+from tracekit.report.path_spans import path_spans
+from tracekit.report.spans import SHORTEST_PEER_S, Replay, step_ops
+from tracekit.report.words import worker_name
+from tracekit.report.worker_cells import workers_that_matter
+from tracekit.report.worker_map import WorkerMap
+from tracekit.trace.model import KINDS, Worker
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from tracekit.figures.theme import Theme
+    from tracekit.report.pipeline import Report
+
+#: Rows of the timeline.
+MOST_WORKERS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """Figures of one `report`, as `report.plot`.
+
+        report.plot.worker_map()            # who is slow
+        report.plot.steps()                 # when it is slow
+        report.plot.timeline(105)           # what happened in step 105; without a number, in the slowest step
+        report.plot.critical_path(105)      # which ops made it as long as it was
+
+    Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
+    `figure.write_html(path)` writes it. Raises OutputError if Plotly is not installed, SelectionError for a step that
+    is not in the report.
+    """
+
+    report: Report
+
+    def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
+        """S of each worker alone: one cell per worker, its colour shows how much the worker slows the job down.
+
+        `step`: S in that step; by default over all steps. Workers that a cause names are outlined.
+        """
+        colours = _theme(theme)
+        from tracekit.figures.workers import worker_heatmap
+
+        found = self._map()
+        position = None if step is None else self._position(step)
+        named = {Worker(one.dp_rank, one.pp_rank) for one in self.report.diagnosis.answer.culprits}
+        cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
+        return worker_heatmap(found, position, colours, marked=cells)
+
+    def steps(self, *, theme: str = "light") -> go.Figure:
+        """Recorded, original and ideal time of each step, seconds."""
+        colours = _theme(theme)
+        from tracekit.figures.time import step_times
+
+        by_step = self.report.by_step
+        return step_times(by_step, [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]], colours)
+
+    def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
+        """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
+
+        At most 24 workers, fewer if a step has very many ops: first those that causes name, then the slowest.
+        """
+        colours = _theme(theme)
+        from tracekit.figures.step import timeline, workers_that_fit
+
+        ops = step_ops(self.report.replay.only_steps([self._step(step)]))
+        at = {
+            Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
+        }
+        wanted = [worker for worker in workers_that_matter(self.report, MOST_WORKERS) if worker in at]
+        shown = workers_that_fit(ops, np.array([at[worker] for worker in wanted], np.int64))
+        names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
+        return timeline(ops, shown, names, colours)
+
+    def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
+        """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
+
+        Gaps are launch delays: nothing on the path ran.
+        """
+        colours = _theme(theme)
+        from tracekit.figures.step import PathOps, critical_path
+
+        number = self._step(step)
+        replay = self.report.replay.only_steps([number])
+        ops = step_ops(replay)
+        path = path_spans(replay, ops, Replay.RECORDED)
+        shown, row = np.unique(path.worker, return_inverse=True)
+        ops_of_path = PathOps(
+            row=row,
+            kind=[str(KINDS[kind]) for kind in ops.kind[path.op].tolist()],
+            start=path.start,
+            duration=path.duration,
+            ratio=path.duration / np.maximum(ops.median[ops.kind[path.op]], SHORTEST_PEER_S),
+        )
+        names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
+        return critical_path(number, ops_of_path, names, colours)
+
+    def _map(self) -> WorkerMap:
+        report = self.report
+        found = report.attribution
+        return WorkerMap.build(
+            report.by_worker,
+            np.asarray(found.steps, np.int64),
+            np.asarray(found.dp_ranks, np.int64),
+            found.by_worker / found.ideal[:, None, None],
+            report.dropped_lanes,
+        )
+
+    def _name(self, worker: Worker) -> str:
+        """Rank and node; the worker's coordinates if the trace does not name them."""
+        return worker_name(self.report, worker) if worker in self.report.ranks else worker.coordinates
+
+    def _step(self, step: int | None) -> int:
+        """That step, or the slowest one."""
+        found = self.report.attribution
+        return int(found.steps[found.recorded.argmax() if step is None else self._position(step)])
+
+    def _position(self, step: int) -> int:
+        """The index of a step among those of the report."""
+        steps: Ints = np.asarray(self.report.attribution.steps, np.int64)
+        (found,) = np.nonzero(steps == step)
+        if not len(found):
+            raise SelectionError(
+                f"step {step} is not in the report; it has {len(steps)} steps from {steps[0]} to {steps[-1]}"
+            )
+        return int(found[0])
+
+
+def _theme(name: str) -> Theme:
+    """The colours of that name. Raises OutputError if Plotly is missing, ValueError for another name."""
+    if find_spec("plotly") is None:
+        raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit[notebook]'")
+    from tracekit.figures.theme import THEMES
+
+    if name not in THEMES:
+        raise ValueError(f"no theme {name!r}; there are {', '.join(THEMES)}")
+    return THEMES[name]

@@ -1,0 +1,377 @@
+"""The ops of one step as spans on tracks, no more of them than a screen can show.
+
+In: one step of a `JobReplay`. Out: `StepOps` (columns ordered by worker), and from it the spans of some workers in a
+window of time, an overview of all workers, and the slowest ops as a table. A track is one worker's line: one stream of
+one replay. Pure functions: this module does not know Flask, Dash or the store.
+
+An op is compared with its peers by its own cost (without waiting): the ratio to the median of its kind over all workers
+and microbatches of the step; in the ideal replay all peers are equal. If fewer than half of the workers of a stage ran
+a kind (a garbage collection, for example), it has no peers there, and its ratio is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.timeline import compared_frame
+from tracekit.trace.chrome import STREAMS
+from tracekit.trace.model import KINDS, OpKind
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+STREAM_NAMES: tuple[str, ...] = tuple(dict.fromkeys(STREAMS.values()))
+_STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS], np.uint8)
+_COMMUNICATES = np.array([kind.is_communication for kind in KINDS])
+_COMPUTE = STREAM_NAMES.index("compute")
+
+#: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
+SHORTEST_PEER_S = 1e-6
+#: The overview stores a ratio in a byte, in this many steps per 1; 0 is "no op".
+OVERVIEW_STEPS = 50
+
+
+def stream_of(kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The stream of ops of these kinds, as an index into `STREAM_NAMES`."""
+    return _STREAM_OF_KIND[kinds]
+
+
+class Replay(StrEnum):
+    """Which times: the recording, its replay without launch delays, or the ideal."""
+
+    RECORDED = "recorded"
+    ORIGINAL = "original"
+    IDEAL = "ideal"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One track of every worker."""
+
+    replay: Replay
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The start and end, seconds from the start of the step, and the number of pixel columns that show it."""
+
+    start_s: float
+    end_s: float
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOps:
+    """All ops of one step, ordered by worker (dp_rank, pp_rank) and recorded start. Times are seconds.
+
+    `dp_rank`, `pp_rank`: of each worker, [workers]. `first`: where the ops of each worker begin, [workers + 1]. The
+    rest is one value per op; `microbatch` and `chunk` are -1 where they do not apply. `cost`: own cost by replay.
+    `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True if
+    fewer than half of the workers of the stage ran the kind.
+    """
+
+    step: int
+    dp_rank: Ints
+    pp_rank: Ints
+    first: Ints
+    kind: npt.NDArray[np.uint8]
+    seq: npt.NDArray[np.int32]
+    microbatch: npt.NDArray[np.int32]
+    chunk: npt.NDArray[np.int16]
+    start: Mapping[Replay, Floats]
+    duration: Mapping[Replay, npt.NDArray[np.float32]]
+    cost: Mapping[Replay, npt.NDArray[np.float32]]
+    launch_delay: npt.NDArray[np.float32]
+    median: Floats
+    alone: npt.NDArray[np.bool_]
+
+    @property
+    def workers(self) -> int:
+        """The number of workers with ops in the step."""
+        return len(self.dp_rank)
+
+    def begin(self) -> float:
+        """When the view of the whole step begins, in whole milliseconds: 0, or earlier if a rank was early."""
+        return min(0.0, float(np.floor(min(start.min() for start in self.start.values()) * 1e3 + 1e-6)) / 1e3)
+
+    def end(self, replay: Replay) -> float:
+        """When the last op ends, seconds from the start of the step."""
+        return float((self.start[replay] + self.duration[replay]).max())
+
+    def streams(self) -> tuple[str, ...]:
+        """The streams that have an op."""
+        present = np.unique(_STREAM_OF_KIND[np.unique(self.kind)])
+        return tuple(STREAM_NAMES[stream] for stream in present)
+
+    def peers(self, ops: Ints, replay: Replay) -> Floats:
+        """Own cost of each op's peers, seconds: the median of its kind; in the ideal replay, the op's own cost."""
+        return self.cost[replay][ops].astype(np.float64) if replay is Replay.IDEAL else self.median[self.kind[ops]]
+
+    def ratios(self, ops: Ints, replay: Replay) -> Floats:
+        """Own cost over that of the peers; infinite without peers, 1 in the ideal replay."""
+        if replay is Replay.IDEAL:
+            return np.ones(len(ops))
+        alone = self.alone[self.kind[ops], self.pp_rank[self.worker_of(ops)]]
+        peers = np.maximum(self.peers(ops, replay), SHORTEST_PEER_S)
+        return np.where(alone, np.inf, np.maximum(self.cost[replay][ops], 0.0) / peers)
+
+    def worker_of(self, ops: Ints) -> Ints:
+        """The index of each op's worker."""
+        return np.searchsorted(self.first, ops, side="right") - 1
+
+    def find(self, dp_rank: int, pp_rank: int, kind: OpKind, seq: int) -> int | None:
+        """The op with that identity; None if the step has none."""
+        worker = np.flatnonzero((self.dp_rank == dp_rank) & (self.pp_rank == pp_rank))
+        if not len(worker):
+            return None
+        ops = np.arange(self.first[worker[0]], self.first[worker[0] + 1])
+        found = ops[(self.kind[ops] == kind.code) & (self.seq[ops] == seq)]
+        return int(found[0]) if len(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Spans ordered by track and start.
+
+    `first`: where the spans of each track begin, [tracks + 1]; track = index of the worker x lines + line. `wait`: the
+    first part of the span, spent waiting for peers, seconds. `ratio`: own cost over that of the peers. `covers`: total
+    seconds of the spans that this one represents, or its own duration if it represents only itself.
+    """
+
+    first: npt.NDArray[np.uint32]
+    start: Floats
+    duration: npt.NDArray[np.float32]
+    wait: npt.NDArray[np.float32]
+    ratio: npt.NDArray[np.float32]
+    covers: npt.NDArray[np.float32]
+    seq: npt.NDArray[np.int32]
+    microbatch: npt.NDArray[np.int32]
+    kind: npt.NDArray[np.uint8]
+
+
+def step_ops(replay: JobReplay) -> StepOps:
+    """The ops of a replay that holds a single step (`JobReplay.only_steps`)."""
+    frame = compared_frame(replay).sort("dp_rank", "pp_rank", "recorded_start")
+    cell = frame["dp_rank"].to_numpy().astype(np.int64) * replay.graph.layout.pp + frame["pp_rank"].to_numpy()
+    begins = np.concatenate([[0], np.flatnonzero(np.diff(cell)) + 1])
+    kind = frame["kind"].cat.physical().to_numpy().astype(np.uint8)
+    recorded_cost = frame["cost"].to_numpy().astype(np.float32)
+    dp_rank, pp_rank = np.divmod(cell[begins], replay.graph.layout.pp)
+    first = np.append(begins, len(cell))
+    return StepOps(
+        step=int(replay.graph.steps[0]),
+        dp_rank=dp_rank,
+        pp_rank=pp_rank,
+        first=first,
+        kind=kind,
+        seq=frame["seq"].to_numpy(),
+        microbatch=frame["microbatch"].fill_null(-1).to_numpy(),
+        chunk=frame["chunk"].fill_null(-1).to_numpy(),
+        start={name: frame[f"{name}_start"].to_numpy() for name in Replay},
+        duration={name: frame[f"{name}_duration"].to_numpy().astype(np.float32) for name in Replay},
+        cost={
+            Replay.RECORDED: recorded_cost,
+            Replay.ORIGINAL: recorded_cost,
+            Replay.IDEAL: frame["ideal_cost"].to_numpy().astype(np.float32),
+        },
+        launch_delay=frame["launch_delay"].to_numpy().astype(np.float32),
+        median=_medians(kind, recorded_cost),
+        alone=_alone(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
+    )
+
+
+def _medians(kind: npt.NDArray[np.uint8], cost: npt.NDArray[np.float32]) -> Floats:
+    """Median own cost per kind, [kinds]."""
+    median = np.full(len(KINDS), np.nan)
+    for code in np.unique(kind):
+        median[code] = np.median(cost[kind == code])
+    return median
+
+
+def _alone(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> npt.NDArray[np.bool_]:
+    """Which kinds fewer than half of the workers of a stage ran, [kinds, stages]."""
+    ran = np.zeros((len(KINDS), len(stage_of_worker)), np.bool_)
+    ran[kind, worker] = True
+    stages = int(stage_of_worker.max()) + 1
+    counts = np.stack([np.bincount(stage_of_worker[row], minlength=stages) for row in ran])
+    return (counts > 0) & (2 * counts < np.bincount(stage_of_worker, minlength=stages))
+
+
+def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None) -> Spans:
+    """The spans of these workers (indices in `ops`), track by track.
+
+    With a window, only spans that touch it; of those narrower than a pixel column, only the longest and the slowest of
+    each column and track, so slow spans never disappear.
+    """
+    chosen = _ops_of(ops, workers)
+    position = np.repeat(np.arange(len(workers)), ops.first[workers + 1] - ops.first[workers])
+    parts = [_part(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["covers"] = columns["duration"].astype(np.float64)
+    if window is not None:
+        columns = _thinned(columns, window)
+    order = np.lexsort((columns["start"], columns["track"]))
+    ordered = {name: values[order] for name, values in columns.items()}
+    tracks = np.arange(len(workers) * len(lines) + 1)
+    return Spans(
+        first=np.searchsorted(ordered["track"], tracks).astype(np.uint32),
+        start=ordered["start"],
+        duration=ordered["duration"],
+        wait=ordered["wait"],
+        ratio=ordered["ratio"].astype(np.float32),
+        covers=ordered["covers"].astype(np.float32),
+        seq=ordered["seq"],
+        microbatch=ordered["microbatch"],
+        kind=ordered["kind"],
+    )
+
+
+def count(ops: StepOps, workers: Ints, lines: Sequence[Line]) -> int:
+    """The number of spans of these workers on these lines."""
+    streams = np.bincount(_STREAM_OF_KIND[ops.kind[_ops_of(ops, workers)]], minlength=len(STREAM_NAMES))
+    return int(sum(streams[STREAM_NAMES.index(line.stream)] for line in lines))
+
+
+def _ops_of(ops: StepOps, workers: Ints) -> Ints:
+    """The ops of these workers, in their order."""
+    begin, length = ops.first[workers], ops.first[workers + 1] - ops.first[workers]
+    chosen: Ints = np.arange(length.sum()) + np.repeat(begin - (np.cumsum(length) - length), length)
+    return chosen
+
+
+def _part(
+    ops: StepOps, chosen: Ints, position: Ints, lines: Sequence[Line], replay: Replay, window: Window | None
+) -> dict[str, npt.NDArray[Any]]:
+    """The spans of one replay as columns, with their track."""
+    line_of_stream = np.full(len(STREAM_NAMES), -1)
+    for number, line in enumerate(lines):
+        if line.replay is replay:
+            line_of_stream[STREAM_NAMES.index(line.stream)] = number
+    line_of_op = line_of_stream[_STREAM_OF_KIND[ops.kind[chosen]]]
+    wanted = line_of_op >= 0
+    if window is not None:
+        start = ops.start[replay][chosen]
+        wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
+    kept = chosen[wanted]
+    kind, duration = ops.kind[kept], ops.duration[replay][kept]
+    wait = np.clip(duration - ops.cost[replay][kept], 0.0, duration)
+    return {
+        "track": position[wanted] * len(lines) + line_of_op[wanted],
+        "start": ops.start[replay][kept],
+        "duration": duration,
+        "wait": np.where(_COMMUNICATES[kind], wait, np.float32(0.0)),
+        "ratio": ops.ratios(kept, replay),
+        "seq": ops.seq[kept],
+        "microbatch": ops.microbatch[kept],
+        "kind": kind,
+    }
+
+
+def _thinned(columns: dict[str, npt.NDArray[Any]], window: Window) -> dict[str, npt.NDArray[Any]]:
+    """Remove the spans narrower than a pixel column that are neither the longest nor the slowest in theirs."""
+    width = (window.end_s - window.start_s) / window.columns
+    narrow = np.flatnonzero(columns["duration"] < width)
+    if not len(narrow):
+        return columns
+    at = np.floor((columns["start"][narrow] - window.start_s) / width).astype(np.int64)
+    cell = columns["track"][narrow] * (window.columns + 2) + np.clip(at, -1, window.columns) + 1
+    duration, ratio = columns["duration"][narrow], columns["ratio"][narrow]
+    longest = _last_of_each(np.lexsort((duration, cell)), cell)
+    slowest = _last_of_each(np.lexsort((duration, ratio, cell)), cell)
+    _, begins = np.unique(np.sort(cell), return_index=True)
+    covered = np.add.reduceat(duration[np.argsort(cell, kind="stable")].astype(np.float64), begins)
+    columns["covers"][narrow[longest]] = covered
+    keep = np.ones(len(columns["track"]), np.bool_)
+    keep[narrow] = False
+    keep[narrow[longest]] = True
+    keep[narrow[slowest]] = True
+    return {name: values[keep] for name, values in columns.items()}
+
+
+def _last_of_each(order: Ints, cell: Ints) -> Ints:
+    """The last item of each cell, cells ascending, if `order` sorts the items by cell."""
+    ordered = cell[order]
+    last: Ints = order[np.append(np.flatnonzero(np.diff(ordered)), len(order) - 1)]
+    return last
+
+
+def overview(ops: StepOps, workers: Ints, replay: Replay, rows: int, columns: int) -> npt.NDArray[np.uint8]:
+    """The highest ratio among the computes of each part of the step, for these workers top to bottom, [rows, columns].
+
+    The columns go from `ops.begin()` to the end of the replay. In steps of 1 / OVERVIEW_STEPS, at most 255; 0 where
+    nothing computes. Workers are pooled evenly if there are more of them than rows.
+    """
+    chosen = _ops_of(ops, workers)
+    position = np.repeat(np.arange(len(workers)), ops.first[workers + 1] - ops.first[workers])
+    computes = _STREAM_OF_KIND[ops.kind[chosen]] == _COMPUTE
+    chosen, position = chosen[computes], position[computes]
+    width = max(ops.end(replay) - ops.begin(), 1e-9) / columns
+    start = ops.start[replay][chosen] - ops.begin()
+    begin = np.clip((start / width).astype(np.int64), 0, columns - 1)
+    last = np.clip(((start + ops.duration[replay][chosen]) / width).astype(np.int64), begin, columns - 1)
+    value = np.clip(ops.ratios(chosen, replay) * OVERVIEW_STEPS, 1, 255).astype(np.uint8)
+    touched = last - begin + 1
+    column = np.arange(touched.sum()) - np.repeat(np.cumsum(touched) - touched - begin, touched)
+    row = position * rows // max(len(workers), 1)
+    picture = np.zeros(rows * columns, np.uint8)
+    np.maximum.at(picture, np.repeat(row, touched) * columns + column, np.repeat(value, touched))
+    return picture.reshape(rows, columns)
+
+
+def _largest(values: npt.NDArray[Any], most: int) -> Ints:
+    """Indices of the `most` largest values, largest first, equal ones in order; without sorting all of them."""
+    if len(values) <= most:
+        return np.argsort(-values, kind="stable")
+    bound = np.partition(values, len(values) - most)[len(values) - most]
+    candidates = np.flatnonzero(values >= bound)
+    return candidates[np.argsort(-values[candidates], kind="stable")[:most]]
+
+
+def slowest(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None, most: int) -> pl.DataFrame:
+    """The ops that exceed their peers most, among those that the first replay of `lines` shows; at most `most`.
+
+    Times in seconds. `beyond_peers_s`: own cost minus that of the peers; the whole cost if there are none.
+    """
+    replay = lines[0].replay
+    streams = [STREAM_NAMES.index(line.stream) for line in lines if line.replay is replay]
+    chosen = _ops_of(ops, workers)
+    wanted = np.isin(_STREAM_OF_KIND[ops.kind[chosen]], streams)
+    if window is not None:
+        start = ops.start[replay][chosen]
+        wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
+    chosen = chosen[wanted]
+    ratio, peers = ops.ratios(chosen, replay), ops.peers(chosen, replay)
+    beyond = ops.cost[replay][chosen] - np.where(np.isinf(ratio), 0.0, peers)
+    order = _largest(beyond, most)
+    chosen = chosen[order]
+    worker = ops.worker_of(chosen)
+    return pl.DataFrame(
+        {
+            "dp_rank": ops.dp_rank[worker],
+            "pp_rank": ops.pp_rank[worker],
+            "kind": [str(KINDS[code]) for code in ops.kind[chosen]],
+            "seq": ops.seq[chosen],
+            "microbatch": ops.microbatch[chosen],
+            "start_s": ops.start[replay][chosen],
+            "duration_s": ops.duration[replay][chosen].astype(np.float64),
+            "cost_s": ops.cost[replay][chosen].astype(np.float64),
+            "peer_median_s": np.where(np.isinf(ratio[order]), np.nan, peers[order]),
+            "ratio": ratio[order],
+            "beyond_peers_s": beyond[order].astype(np.float64),
+            "launch_delay_s": ops.launch_delay[chosen].astype(np.float64),
+        },
+        schema_overrides={"kind": pl.String},
+    ).with_columns(
+        pl.col("peer_median_s").fill_nan(None),
+        pl.when(pl.col("ratio").is_finite()).then("ratio").alias("ratio"),
+        pl.when(pl.col("microbatch") >= 0).then("microbatch").alias("microbatch"),
+    )

@@ -1,0 +1,232 @@
+"""The map of exact S_w, ready to be drawn: where each worker is, what is missing, and pooling for large maps.
+
+In: the table `by_worker` of a report and S of each worker in each step. Out: `WorkerMap`, `Pooled`, `HostLoad`. Three
+figures on two pages share this map, so that none of them searches 65,536 rows for a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tracekit.base.text import short
+from tracekit.trace.model import Worker
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.int64]
+
+#: Do not point at workers below this S_w: analysis/attribution/patterns.py treats less than 2 % as noise.
+WORTH_NAMING = 1.02
+#: The S_w at which each level but the lowest begins: the same colour and shade mean the same slowdown in every job,
+#: step and picture, and a map of healthy workers stays blank.
+LEVELS = (WORTH_NAMING, 1.05, 1.1, 1.2, 1.4)
+#: Pool maps with more cells or rows: a screen cannot show them, and a browser draws them slowly.
+MOST_CELLS, MOST_MAP_ROWS = 20_000, 160
+#: Marks a rank or host that the trace does not name.
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """One host: its workers, the worst S_w among them and where, and the sum of their S_w - 1."""
+
+    name: str
+    workers: int
+    worst: Worker
+    worst_slowdown: float
+    summed: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMap:
+    """Exact S_w of every analysed worker. Arrays are [dp_ranks, stages] unless stated otherwise.
+
+    `dp_ranks`: those analysed, ascending, [dp_ranks]. `slowdown`, `approx`: exact and min(S_dp, S_pp). `rank`: global
+    rank, `host`: index into `hosts`; both UNKNOWN if the trace does not name them. `table`: the same as rows, worst
+    first. `steps`: step numbers, [steps]. `per_step`: exact S_w, [steps, dp_ranks, stages], nan if the DP rank was left
+    out.
+    """
+
+    table: pl.DataFrame
+    dp_ranks: Ints
+    slowdown: Floats
+    approx: Floats
+    rank: Ints
+    host: Ints
+    hosts: tuple[str, ...]
+    steps: Ints
+    per_step: Floats
+
+    @classmethod
+    def build(
+        cls,
+        by_worker: pl.DataFrame,
+        steps: Ints,
+        dp_ranks: Ints,
+        per_step: Floats,
+        dropped: Collection[tuple[int, int]],
+    ) -> WorkerMap:
+        """`dropped`: the (step, dp_rank) pairs that were left out of the analysis."""
+        shape = per_step.shape[1:]
+        where = np.searchsorted(dp_ranks, by_worker["dp_rank"].to_numpy()), by_worker["pp_rank"].to_numpy()
+        named = by_worker["host"].cast(pl.String)
+        hosts = tuple(named.drop_nulls().unique().sort())
+        numbers = dict(zip(hosts, range(len(hosts)), strict=True))
+
+        def spread(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            cells = np.zeros(shape, values.dtype)
+            cells[where] = values
+            return cells
+
+        left = per_step.astype(np.float32, copy=True)
+        lanes = [(step, dp_rank) for step, dp_rank in dropped if step in set(steps.tolist()) and dp_rank in dp_ranks]
+        for step, dp_rank in lanes:
+            left[np.searchsorted(steps, step), np.searchsorted(dp_ranks, dp_rank)] = np.nan
+        return cls(
+            table=by_worker,
+            dp_ranks=dp_ranks,
+            slowdown=spread(by_worker["slowdown"].to_numpy()),
+            approx=spread(by_worker["slowdown_approx"].to_numpy()),
+            rank=spread(by_worker["rank"].cast(pl.Int64).fill_null(UNKNOWN).to_numpy()),
+            host=spread(np.array([UNKNOWN if name is None else numbers[name] for name in named])),
+            hosts=hosts,
+            steps=steps,
+            per_step=left,
+        )
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return int(self.slowdown.shape[1])
+
+    @property
+    def only_host(self) -> str | None:
+        """The host of all workers; None if there are several, or some worker's is unknown."""
+        return self.hosts[0] if len(self.hosts) == 1 and not (self.host == UNKNOWN).any() else None
+
+    def values(self, position: int | None) -> Floats:
+        """S_w in the step at that index; over all steps for None."""
+        return self.slowdown if position is None else self.per_step[position]
+
+    def worker(self, cell: int) -> Worker:
+        """The worker of a flat cell number."""
+        at, stage = divmod(cell, self.stages)
+        return Worker(int(self.dp_ranks[at]), stage)
+
+    def cell(self, worker: Worker) -> int | None:
+        """The inverse of `worker`; None if it is not on the map."""
+        at = int(np.searchsorted(self.dp_ranks, worker.dp_rank))
+        there = at < len(self.dp_ranks) and self.dp_ranks[at] == worker.dp_rank and worker.pp_rank < self.stages
+        return at * self.stages + worker.pp_rank if there else None
+
+    def host_name(self, cell: int) -> str | None:
+        """The host of a flat cell number."""
+        number = int(self.host.ravel()[cell])
+        return None if number == UNKNOWN else self.hosts[number]
+
+    def rank_of(self, cell: int) -> int | None:
+        """The global rank of a flat cell number."""
+        rank = int(self.rank.ravel()[cell])
+        return None if rank == UNKNOWN else rank
+
+    def name(self, cell: int) -> str:
+        """The name of the worker of a flat cell number: `rank 9 on host-0001`; its coordinates if unknown."""
+        rank, host = self.rank_of(cell), self.host_name(cell)
+        if rank is None:
+            return self.worker(cell).coordinates
+        return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+
+    def full_name(self, cell: int) -> str:
+        """The name followed by the coordinates: `rank 9 on host-0001 (dp 1, stage 2)`."""
+        if self.rank_of(cell) is None:
+            return self.name(cell)
+        return f"{self.name(cell)} ({self.worker(cell).coordinates})"
+
+    def label(self, cell: int) -> str:
+        """Its name on an axis or in a table of a host: `rank 9`."""
+        rank = self.rank_of(cell)
+        return self.worker(cell).coordinates if rank is None else f"rank {rank}"
+
+    def cell_of_rank(self, rank: int) -> int | None:
+        """The flat cell number of the worker that this global rank recorded; None if there is none."""
+        cells = np.flatnonzero(self.rank.ravel() == rank)
+        return int(cells[0]) if cells.size and rank != UNKNOWN else None
+
+    def worst(self, position: int | None, most: int) -> list[int]:
+        """Flat cell numbers of the slowest workers, slowest first; excludes those left out of the step."""
+        values = np.nan_to_num(self.values(position).ravel(), nan=-np.inf)
+        order = np.argsort(-values, kind="stable")[:most]
+        return [int(cell) for cell in order if np.isfinite(values[cell])]
+
+    def place(self, cell: int) -> int:
+        """The number of workers at least as slow, including this one: 1 is the slowest."""
+        values = self.slowdown.ravel()
+        return int((values > values[cell]).sum()) + 1
+
+    def host_loads(self) -> list[HostLoad]:
+        """The known hosts, the one with the worst worker first."""
+        known = np.flatnonzero(self.host.ravel() != UNKNOWN)
+        numbers, values = self.host.ravel()[known], self.slowdown.ravel()[known]
+        summed = np.bincount(numbers, np.clip(values - 1, 0, None), len(self.hosts))
+        counts = np.bincount(numbers, minlength=len(self.hosts))
+        order = np.argsort(-values, kind="stable")
+        first, position = np.unique(numbers[order], return_index=True)
+        worst = dict(zip(first.tolist(), order[position].tolist(), strict=True))
+        loads = [
+            HostLoad(
+                name=name,
+                workers=int(counts[number]),
+                worst=self.worker(int(known[worst[number]])),
+                worst_slowdown=float(values[worst[number]]),
+                summed=float(summed[number]),
+            )
+            for number, name in enumerate(self.hosts)
+        ]
+        return sorted(loads, key=lambda load: (-load.worst_slowdown, -load.summed))
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A map with blocks of cells reduced to their largest value; arrays are [blocks down, blocks across].
+
+    `row`, `column`: where in the map that value was. `row_block`, `column_block`: cells per block.
+    """
+
+    values: Floats
+    row: Ints
+    column: Ints
+    row_block: int
+    column_block: int
+
+
+def blocks_that_fit(rows: int, columns: int, most: int = MOST_CELLS) -> tuple[int, int]:
+    """Cells per block down and across, so that at most about `most` blocks are left: the longer side is pooled first.
+
+    Rows are pooled above MOST_MAP_ROWS in any case, so that each stays visible.
+    """
+    factor = -(-rows * columns // most)
+    down, across = (factor, 1) if rows >= columns else (1, factor)
+    return max(down, -(-rows // MOST_MAP_ROWS)), across
+
+
+def pool(values: Floats, row_block: int, column_block: int) -> Pooled:
+    """Pool by maximum, so that one slow cell stays visible among thousands; nan only where a whole block is nan."""
+    rows, columns = values.shape
+    down, across = -(-rows // row_block), -(-columns // column_block)
+    padded = np.full((down * row_block, across * column_block), -np.inf)
+    padded[:rows, :columns] = np.nan_to_num(values, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    blocks = padded.reshape(down, row_block, across, column_block).transpose(0, 2, 1, 3).reshape(down, across, -1)
+    inside = blocks.argmax(axis=2)
+    largest = np.take_along_axis(blocks, inside[:, :, None], axis=2)[:, :, 0]
+    return Pooled(
+        values=np.where(np.isfinite(largest), largest, np.nan).astype(np.float32),
+        row=np.minimum(np.arange(down)[:, None] * row_block + inside // column_block, rows - 1),
+        column=np.minimum(np.arange(across)[None, :] * column_block + inside % column_block, columns - 1),
+        row_block=row_block,
+        column_block=column_block,
+    )

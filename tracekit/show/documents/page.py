@@ -1,0 +1,57 @@
+"""A report as one self-contained HTML page: answer, worker map, steps, causes, fixes, the slowest steps.
+
+In: a `Report` and its replay. Out: the text of the page, or a file. Names are escaped wherever they appear, and a
+content security policy forbids all requests.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.text import short
+from tracekit.report import card as report_html
+from tracekit.report.pipeline import Report
+from tracekit.report.words import job_sizes
+from tracekit.show.documents.elements import head
+from tracekit.show.documents.worst_steps import worst_steps
+
+#: How every page begins.
+BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
+#: The kind of file that `write_page` replaces.
+PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEGINNING.encode()))
+
+
+def page(report: Report, *, gpu_hour: float | None = None) -> str:
+    """The whole page. `gpu_hour`: as for the terminal."""
+    name = report_html.plain(short(report.name))
+    data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
+        f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(job_sizes(report))}</p></header>"
+        f"{report_html.card(report, gpu_hour=gpu_hour)}{report_html.pair(report)}"
+        f"{report_html.causes(report)}{report_html.fixes(report)}{_TIMELINE}"
+        f"<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer></main>"
+        f'<script type="application/json" id="worst-steps">{data}</script><script>{_script()}</script>'
+        "</body></html>\n"
+    )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write the page to a file. Raises OutputError; a file there is replaced only if this function wrote it."""
+    with replacing(path, PAGE_FILE) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+_TIMELINE = (
+    '<section id="timeline"><h2>Slowest steps</h2><p id="timeline-note" role="status"></p><div class="controls"'
+    ' id="timeline-controls"></div><div class="canvas"><canvas id="timeline-canvas" tabindex="0" role="img"'
+    ' aria-label="Recorded ops over ideal ones, a row a worker; arrow keys move, plus and minus zoom"></canvas></div>'
+    '<p id="timeline-op" aria-live="polite"></p><noscript>The timeline needs JavaScript.</noscript></section>'
+)
+
+
+def _script() -> str:
+    return files("tracekit.show.documents").joinpath("page.js").read_text(encoding="utf-8")

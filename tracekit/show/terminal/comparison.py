@@ -1,0 +1,64 @@
+"""What changed between two runs, as a person reads it in a terminal.
+
+In: a `Comparison`. Out: what rich prints; every sentence comes from the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from tracekit.analysis.attribution.compare import Outcome, Side
+from tracekit.analysis.attribution.comparison import Comparison
+from tracekit.base.text import short
+from tracekit.show.terminal.tables import labelled, trust_line
+
+_STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on dark_red"}
+#: The number of causes of a kind to list.
+_MOST_CAUSES = 4
+
+
+def print_comparison(found: Comparison, console: Console, *, commands: Sequence[str]) -> None:
+    """Print what changed. `commands`: what to type next."""
+    console.print(_side("A", found.before))
+    console.print(_side("B", found.after))
+    console.print()
+    verdict = found.verdict
+    outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, "bold black on yellow"))
+    console.print(Text.assemble(outcome, f": {verdict.change}"))
+    console.print()
+    rows: list[tuple[str, str | Text | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]
+    rows += _causes("Gone", found.gone, "no cause went away")
+    rows += _causes("New", found.new, "no cause is new")
+    rows += _causes("Stays", found.staying, None)
+    rows += [
+        ("Ops", found.kinds),
+        ("Trust", trust_line(found.before.trustworthy and found.after.trustworthy, found.trust)),
+    ]
+    rows += [("" if number else "Note", note) for number, note in enumerate(verdict.notes)]
+    console.print(labelled(rows))
+    console.print()
+    console.print(Text("Next", style="bold"))
+    for command in commands:
+        console.print(Text(f"  {command}"), soft_wrap=True)  # on one line, for copying
+
+
+def _side(name: str, side: Side) -> Text:
+    steps = len(side.steps)
+    return Text.assemble(
+        (f"{name}  ", "bold"),
+        (short(side.job), "bold"),
+        (f"   {side.sizes}, {steps:,} step{'s' if steps > 1 else ''}", "dim"),
+    )
+
+
+def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | Text | None]]:
+    """A row per cause, with the name in the first one."""
+    shown: list[tuple[str, str | Text | None]] = [
+        (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
+    ]
+    if len(causes) > _MOST_CAUSES:
+        shown.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
+    return shown or [(name, none)]

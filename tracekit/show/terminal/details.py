@@ -1,0 +1,174 @@
+"""The whole `whatif` report: every table, cause and fix behind the answer.
+
+In: a `Report`. Out: what rich prints; every number comes from the report.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.analysis.graph.rules.posting import Posting
+from tracekit.base.text import cost, seconds, short, sure, three_digits
+from tracekit.report.pipeline import Report
+from tracekit.report.words import FIX_HEADS, fix_rows, published_instead, worker_label
+from tracekit.show.terminal.maps import step_bars, worker_map
+from tracekit.show.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
+from tracekit.trace.model import Worker
+
+#: The number of rows in a table that names culprits.
+_TOP = 8
+#: Workers or a stage count as the culprit from this share of the loss on.
+_CULPRIT_SHARE = 0.3
+_POSTED = {
+    Posting.EARLY: "ahead of the computes before them",
+    Posting.ANY_DIRECTION: "behind the previous compute of any direction",
+    Posting.BATCHED: "in batches between computes, which wait for them",
+    Posting.RECORDED: "in the order in which the host asked and waited, as recorded",
+}
+
+
+def print_details(report: Report, console: Console) -> None:
+    """Print all evidence behind the answer."""
+    console.print(_figures(report))
+    console.print()
+    found_map = worker_map(report.attribution.worker_slowdown, report.attribution.dp_ranks)
+    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), found_map]
+    console.print(side_by_side(panels, console))
+    console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
+    console.print(_causes(report))
+    console.print(_fixes(report))
+
+
+def _figures(report: Report) -> RenderableType:
+    """The figures of the published method, and what was inferred."""
+    found, trust, verdict = report.attribution, report.trust, report.diagnosis.verdict
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("S", f"{found.slowdown:.3f}: the step takes as many times as long as if every op took its ideal time")
+    grid.add_row(
+        "Step time",
+        f"recorded {seconds(found.recorded_s)}, original (launch delays removed) {seconds(found.original_s)},"
+        f" ideal {seconds(found.ideal_s)}",
+    )
+    grid.add_row(
+        "Lost", f"{three_digits(verdict.lost_gpu_hours)} GPU-hours in these steps, {verdict.share:.1%} of the time"
+    )
+    if found.straggling:
+        grid.add_row("Loss", _who(report))
+    figures = f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
+    clamped = found.clamped_transfers + found.clamped_delays
+    if clamped:
+        figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
+    grid.add_row("Replay", figures)
+    if posting := _posting(report):
+        grid.add_row("Receives", posting)
+    if instead := published_instead(report):
+        grid.add_row("Published", f"the published method says {instead}")
+    return grid
+
+
+def _posting(report: Report) -> str:
+    """What bounds the start of a receive, as inferred; empty if it is the published rule."""
+    found = report.posting
+    if found.posting is Posting.SAME_DIRECTION:
+        return ""
+    if found.posting is Posting.RECORDED:
+        return f"posted {_POSTED[found.posting]}"
+    return f"posted {_POSTED[found.posting]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
+
+
+def _who(report: Report) -> str:
+    """How much of the loss is due to few workers, and to the last stage; the larger share first."""
+    found = report.attribution
+    workers = ", ".join(worker_label(report, worker) for worker in found.slowest_workers[:3])
+    more = len(found.slowest_workers) - 3
+    named = workers + (f" and {more} more" if more > 0 else "")
+    shares = [(found.m_w.removal, f"idealising {named} gives back {percent(found.m_w.removal)} of the loss (M_W)")]
+    if found.stages > 1:
+        shares.append((found.m_s.removal, f"idealising the last stage gives back {percent(found.m_s.removal)} (M_S)"))
+    shares.sort(reverse=True)
+    line = ", ".join(text for _, text in shares)
+    if shares[0][0] >= _CULPRIT_SHARE:
+        return line
+    most = max(shares[0][0], 0.0)
+    return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {percent(most)}"
+
+
+def _kinds(report: Report) -> Table:
+    table = new_table("Op kind", "S alone", "if ideal", "on path")
+    on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
+    for row in report.by_kind.head(_TOP).iter_rows(named=True):
+        share = percent(on_path[row["kind"]] / report.attribution.recorded_s)
+        table.add_row(row["kind"], slowdown_text(row["slowdown"]), saving_text(row["saved_s"]), share)
+    return table
+
+
+def _stages(report: Report) -> Table:
+    table = new_table("Stage", "S alone", "if ideal")
+    for row in _worst(report.by_pp_rank).iter_rows(named=True):
+        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), saving_text(row["saved_s"]))
+    return table
+
+
+def _dp_ranks(report: Report) -> Table:
+    table = new_table("DP rank", "S alone")
+    for row in _worst(report.by_dp_rank).iter_rows(named=True):
+        table.add_row(str(row["dp_rank"]), slowdown_text(row["slowdown"]))
+    return table
+
+
+def _workers(report: Report) -> Table:
+    has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
+    table = new_table("Rank", *(("host",) if has_hosts else ()), "(dp,pp)", "S alone", "on path")
+    on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}
+    for row in report.by_worker.head(_TOP).iter_rows(named=True):
+        host = (Text(short(row["host"] or "")),) if has_hosts else ()
+        worker = row["dp_rank"], row["pp_rank"]
+        share = percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
+        table.add_row(str(row["rank"]), *host, str(Worker(*worker)), slowdown_text(row["slowdown"]), share)
+    return table
+
+
+def _worst(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
+
+
+def _causes(report: Report) -> RenderableType:
+    """What is wrong, where, since when, how certain, on what evidence, what to check next."""
+    lines: list[RenderableType] = [Text("Causes", style="bold underline")]
+    places = report.diagnosis.answer.places
+    for number, (cause, place) in enumerate(zip(report.diagnosis.causes, places, strict=True), 1):
+        line = Text().append(cause.title, style="bold")
+        line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
+        if cause.change is not None:
+            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost(cause.saved_s, cause.alone_s)}")
+            if cause.saved_when_acting_s is not None:
+                line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
+        lines.append(_hanging(f" {number}.", line))
+        for name, text in (("because", cause.effect), ("check", cause.next_check)):
+            if text:
+                lines.append(_hanging(f"    {name:<7}", Text(text), style="dim"))
+    return Group(*lines, Text())
+
+
+def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
+    """`head`, then `text`, with all its lines indented to the same column."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(head, text, style=style)
+    return grid
+
+
+def _fixes(report: Report) -> RenderableType:
+    """What to do, the step time afterwards, the saving; best first."""
+    if not report.diagnosis.fixes:
+        return Text("Fixes: none that would save 1 % of the step")
+    table = new_table(*FIX_HEADS)
+    table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
+    for title, *figures in fix_rows(report):
+        table.add_row(Text(title), *figures)
+    return table

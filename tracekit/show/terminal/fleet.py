@@ -1,0 +1,78 @@
+"""A fleet's report in the terminal.
+
+In: figures of a study, or of two. Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from tracekit.base.text import printable
+from tracekit.fleet.comparison import Direction, FleetComparison
+from tracekit.fleet.figures import FleetFigures
+from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
+from tracekit.show.terminal.tables import labelled, new_table
+
+_STYLES = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.UNCLEAR: ""}
+
+
+def print_fleet(
+    found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console, *, all_culprits: str
+) -> None:
+    """Print the report. `culprits`: with the false-discovery rate `rate`."""
+    console.print(Text(printable(headline(found)), style="bold"))
+    console.print(Padding(labelled((name, printable(words)) for name, words in answer_rows(found)), (1, 0)))
+    for table in tables(found):
+        _print_table(table, console)
+    print_culprits(culprits, rate, console, all_culprits=all_culprits)
+
+
+def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: int = 10, *, all_culprits: str) -> None:
+    """Print machines that recur, at that false-discovery rate. `all_culprits`: the command that prints all."""
+    table = culprits_table(culprits.head(most), rate)
+    if not table.rows:
+        console.print(f"No host or GPU holds up jobs more often than by chance (false-discovery rate {rate:.0%}).")
+        return
+    more = culprits.height - most
+    said = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
+    _print_table(replace(table, note=table.note + said), console)
+
+
+def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
+    """Print what changed from one study to the next."""
+    worse = [one for one in found.changes if one.direction is Direction.WORSE]
+    better = [one for one in found.changes if one.direction is Direction.BETTER]
+    console.print(
+        f"{len(worse)} of {len(found.changes)} figures are worse, {len(better)} better;"
+        f" {found.jobs_before:,} jobs before, {found.jobs_after:,} after",
+        style="bold",
+    )
+    table = new_table("Share", "before", "after", "change", "95 % interval", "")
+    for one in found.changes:
+        table.add_row(
+            Text(printable(f"{one.group}: {one.name}")),
+            *(f"{value:.1%}" for value in (one.before, one.after)),
+            f"{one.change.value:+.1%}",
+            f"{one.change.low:+.1%} to {one.change.high:+.1%}",
+            Text(str(one.direction), style=_STYLES[one.direction]),
+        )
+    console.print(Padding(table, (1, 0)))
+    console.print("Each interval alone misses the true change in 5 % of cases, so some rows stand out by chance.")
+
+
+def _print_table(table: Table, console: Console) -> None:
+    console.print(Text(table.title, style="bold"))
+    shown = new_table(*table.heads)
+    for column, figures, texts in zip(shown.columns, table.figures(), zip(*table.rows, strict=True), strict=True):
+        column.justify = "right" if figures else "left"
+        column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
+    for row in table.rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    if table.note:
+        shown.caption, shown.caption_justify = printable(table.note), "left"
+    console.print(Padding(shown, (0, 0, 1, 0)))

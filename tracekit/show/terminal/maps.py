@@ -1,0 +1,154 @@
+"""Pictures of a job in characters: the map of workers, and the steps.
+
+In: S of workers, or a `Report`. Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from tracekit.analysis.causes.model import Where
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.text import seconds
+from tracekit.report.pipeline import Report
+from tracekit.report.worker_cells import WorkerCells, level_of, worker_cells
+from tracekit.report.worker_map import LEVELS
+
+#: The largest map, DP ranks x stages; larger jobs are pooled.
+LARGEST_MAP = (24, 32)
+#: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
+_HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
+_GLYPHS = "·░▒▓▆█"
+_SPARKS = "▁▂▃▄▅▆▇█"
+#: The number of bars in the line of steps.
+_LINE_BARS = 24
+
+
+def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, int] = LARGEST_MAP) -> RenderableType:
+    """S of every worker, DP ranks down, stages across; large maps keep the maximum of each patch."""
+    if slowdown.size == 1:
+        return Text()
+    cells = worker_cells(slowdown, dp_ranks, largest)
+    lines: list[RenderableType] = [Text("S alone: DP rank down, stage across", style="bold underline")]
+    if cells.patch != (1, 1):
+        lines.append(Text(f"a cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers", style="dim"))
+    for first, values in zip(cells.dp_ranks, cells.slowdown, strict=True):
+        line = Text(f"  {first:>5} ", style="dim")
+        for value in values:
+            level = level_of(value)
+            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+        lines.append(line)
+    legend = Text("        ")
+    for level, glyph in enumerate(_GLYPHS):
+        bound = f"<{LEVELS[0]:.2f}" if level == 0 else f"{LEVELS[level - 1]:.2f}"
+        legend.append(glyph * 2, style=_HEAT[level]).append(f" {bound} ", style="dim")
+    lines.append(legend)
+    return Group(*lines)
+
+
+def small_map(report: Report, rows: int) -> RenderableType | None:
+    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike, or
+    where the leading cause is no one's.
+
+    Neighbouring DP ranks that look alike share a row, but for those of the culprit, which are marked. Where more rows
+    than that differ, a row is the worst of several.
+    """
+    lead = next((loss.causes[0] for loss in report.diagnosis.verdict.losses if loss.causes), None)
+    if lead is not None and lead.where == Where(steps=lead.where.steps):
+        return None
+    accused = set() if lead is None else _rows_of(lead.where)
+    dp_ranks = report.attribution.dp_ranks
+    cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
+    merged = _alike(cells, accused)
+    if len(merged) > rows:
+        cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
+        ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
+        merged = [
+            (first, end, _levels(cells, row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
+        ]
+    most = max(max(levels) for _, _, levels in merged)
+    if most == 0:
+        return None
+    stages = report.attribution.worker_slowdown.shape[1]
+    across = f"{cells.patch[1]} stages in a cell"
+    if cells.patch[1] == 1:
+        across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
+    title = Text("Workers", style="bold")
+    title.append(f"  how much each slows the job, {across}: ", style="not bold")
+    for level, words in ((0, " hardly  "), (most, " most")):
+        title.append(_GLYPHS[level] * 2, style=f"not bold {_HEAT[level]}").append(words, style="not bold")
+    lines: list[RenderableType] = [title]
+    for first, end, levels in merged:
+        line = Text(f"  dp {first} ".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
+        for level in levels:
+            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+        if not accused.isdisjoint(range(first, end + 1)):
+            line.append(" <")
+        lines.append(line)
+    return Group(*lines)
+
+
+def _rows_of(where: Where) -> set[int]:
+    """The DP ranks on which a cause sits, as far as it sits on some only."""
+    ends = [end for link in where.links for end in link.ends]
+    return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)
+
+
+def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """First and last DP rank of each run that looks alike, and its levels; `accused` DP ranks and others are apart."""
+    runs: list[tuple[int, int, tuple[int, ...]]] = []
+    for row, dp_rank in enumerate(cells.dp_ranks):
+        levels = _levels(cells, row)
+        if runs and runs[-1][2] == levels and (runs[-1][1] in accused) == (dp_rank in accused):
+            runs[-1] = (runs[-1][0], dp_rank, levels)
+        else:
+            runs.append((dp_rank, dp_rank, levels))
+    return runs
+
+
+def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
+    return tuple(level_of(value) for value in cells.slowdown[row])
+
+
+def steps_line(report: Report) -> Text:
+    """The recorded times of the steps in one line: bars, and the extremes in words."""
+    found = report.attribution
+    times, worst = found.recorded, found.steps[int(found.step_slowdown.argmax())]
+    line = Text("Steps    ", style="bold")
+    if len(times) == 1:
+        return line.append(f"only step {found.steps[0]} was traced", style="not bold")
+    line.append(sparkline(times / np.median(times), _LINE_BARS), style="not bold #fe9929")
+    extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
+    return line.append(f" {extremes}, most lost in step {worst}", style="not bold")
+
+
+def step_bars(report: Report, width: int) -> RenderableType:
+    """Slowdown over the steps as a line of bars, with its extremes in words."""
+    found = report.attribution
+    slowdown = found.step_slowdown
+    if len(slowdown) == 1:
+        return Text(f"One step traced: {found.steps[0]}; variation over steps is unknown", style="dim")
+    worst = int(slowdown.argmax())
+    line = Text("Steps: ", style="bold")
+    line.append(
+        f"S {slowdown.min():.3f} to {slowdown.max():.3f}, median {float(np.median(slowdown)):.3f}; worst step"
+        f" {found.steps[worst]}",
+        style="not bold",
+    )
+    return Group(line, Text(f"        {sparkline(slowdown, max(width - 10, 10))}", style="#fe9929"))
+
+
+def sparkline(slowdown: Floats, width: int) -> str:
+    """S over time as at most `width` bars, each the largest of its share; noise stays flat.
+
+    Also accepts step times, as multiples of the usual one.
+    """
+    size = -(-len(slowdown) // width)
+    peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
+    low = min(peaks)
+    high = max(*peaks, low + 0.05)
+    return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)

@@ -1,0 +1,141 @@
+"""The `whatif` report for a terminal: the answer first, on one screen.
+
+In: a `Report`. Out: text on a rich console, laid out for its width. This module only draws; every sentence and number
+comes from the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from tracekit.analysis.verdict import LossKind
+from tracekit.base.text import short
+from tracekit.report.pipeline import Report
+from tracekit.report.words import MOST_CAUSES, answer_rows, job_sizes
+from tracekit.show.terminal.maps import small_map, steps_line
+from tracekit.show.terminal.tables import by_label, labelled, questions
+
+_LOSS_STYLE = "bold white on dark_red"
+_VERDICT_STYLE = {
+    LossKind.BALANCED: "bold black on green",
+    LossKind.MINOR: "bold black on yellow",
+    LossKind.CONTRADICTION: "bold black on yellow",
+}
+#: Lines of the first screen; lines that the steps take, including an empty one before.
+_SCREEN, _STEPS_LINES = 24, 2
+#: A map with fewer rows is not informative, unless the job has no more.
+_FEWEST_ROWS = 2
+
+
+def print_report(
+    report: Report,
+    console: Console,
+    *,
+    source: str | None = None,
+    full: bool = False,
+    explain: bool = False,
+    gpu_hour: float | None = None,
+) -> None:
+    """Print the answer, and with `full` all evidence behind it.
+
+    `source`: the job as arguments of a command, for the suggested next commands. `explain`: show how each number of the
+    answer was computed. `gpu_hour`: the price of a GPU-hour, in any currency.
+    """
+    losses = bool(report.diagnosis.verdict.losses)
+    commands = list(_commands(report, source, full)) if source is not None else []
+    lines = _SCREEN - len(commands) - 1
+    answers = (_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1))
+    answer = next((each for each in answers if len(console.render_lines(each)) <= lines), None)
+    answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
+    console.print(answer)
+    pictures = list(_pictures(report, lines - len(console.render_lines(answer)))) if losses and not full else []
+    if full or pictures or explain or report.questions_asked or report.labels_asked:
+        console.print()
+    if explain:
+        console.print(Text("How each number came about", style="bold underline"))
+        from tracekit.report.explanation import explanations
+
+        console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
+    if report.questions_asked:
+        console.print(questions(report.questions_asked, report.attribution.original_s))
+    for group in report.labels_asked:
+        console.print(by_label(group))
+    if full:
+        from tracekit.show.terminal.details import print_details
+
+        print_details(report, console)
+    for picture in pictures:
+        console.print(picture)
+    if source is not None:
+        if losses or full:
+            console.print()
+        for number, (command, purpose) in enumerate(commands):
+            name = "       " if number else "Next   "
+            fits = len(name) + len(command) + len(purpose) + 4 <= console.width
+            words = f"{command}  # {purpose}" if fits else command
+            console.print(Text.assemble((name, "bold"), words), soft_wrap=True)  # on one line, for copying
+
+
+def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spaced: bool) -> Group:
+    """The job, the headline, and the rows of the answer."""
+    parts = [_job(report), _headline(report), _answer(report, gpu_hour, most_causes)]
+    return Group(*_spaced(parts, spaced=spaced))
+
+
+def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[RenderableType]:
+    """The parts, with empty lines between them if `spaced`."""
+    for number, part in enumerate(parts):
+        if number and spaced:
+            yield Text()
+        yield part
+
+
+def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
+    """The map and the steps, each only if they fit into that many lines."""
+    if lines < _STEPS_LINES:
+        return
+    dp_ranks, rows = len(report.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
+    if report.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
+        drawn = small_map(report, min(rows, dp_ranks))
+        if drawn is not None:
+            yield drawn
+    yield steps_line(report)
+
+
+def _job(report: Report) -> Text:
+    """What was analysed."""
+    return Text.assemble((short(report.name), "bold"), (f"   {job_sizes(report)}", "dim"))
+
+
+def _headline(report: Report) -> Text:
+    verdict = report.diagnosis.verdict
+    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
+    doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")
+    return Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
+
+
+def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> RenderableType:
+    """The rows of the answer, with colours for trust and for missing data."""
+    shown = []
+    for name, words in answer_rows(report, gpu_hour, most_causes=most_causes):
+        line = Text(words, style="yellow" if name == "Missing" else "")
+        if name == "Trust":
+            line.highlight_regex("^yes", "green")
+            line.highlight_regex("^NO", "bold red")
+        shown.append((name, line))
+    return labelled(shown)
+
+
+def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
+    """The commands to type next, and what for: a look at the worst step, and the whole report."""
+    found = report.attribution
+    if report.diagnosis.verdict.losses:
+        worst = int(found.steps[int(found.step_slowdown.argmax())])
+        out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
+        yield f"tracekit export {source} --steps {worst} --out {out}", "that step, for ui.perfetto.dev"
+    if not full:
+        yield f"tracekit whatif {source} --full", "what the answer rests on"

@@ -1,0 +1,114 @@
+"""Tables that terminal reports share.
+
+In: results as data. Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tracekit.base.text import printable, seconds
+from tracekit.report.questions import ByLabel, Question
+
+#: The subject of the answer to a question, in contrast to the prices of fixes.
+IDEAL_MEANS = (
+    "Ideal: the mean of its kind over the job (a transfer: the median), without launch delays. A fix answers another"
+    " question: as fast as its peers, with launch delays."
+)
+#: Columns between panels.
+_GAP = 3
+#: The number of values of a label to print.
+_MOST_VALUES = 20
+
+
+def questions(asked_questions: Sequence[Question], original_s: float, *, whole: str = "step") -> RenderableType:
+    """The answers to custom questions. `whole`: what was replayed, a step or a recording of several."""
+    table = new_table("What if", f"{whole} time", f"saved per {whole}", "GPU-hours a day")
+    table.caption, table.caption_justify = IDEAL_MEANS, "left"
+    for asked in asked_questions:
+        table.add_row(
+            Text(printable(asked.question)),
+            seconds(asked.step_time_s),
+            f"{seconds(asked.saved_s)} ({asked.saved_s / original_s:+.1%})",
+            f"{asked.saved_gpu_hours_per_day:,.1f}",
+        )
+    return Padding(table, (0, 0, 1, 0))
+
+
+def by_label(group: ByLabel) -> RenderableType:
+    """Exact S of each value of a label that was asked for."""
+    table = new_table(" x ".join(group.labels), "ops", "S alone", "if ideal")
+    for share in group.shares[:_MOST_VALUES]:
+        value = Text(printable(", ".join(map(str, share.values))))
+        table.add_row(value, f"{share.ops:,}", slowdown_text(share.slowdown), saving_text(share.removed_s))
+    if len(group.shares) > _MOST_VALUES:
+        table.caption = f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"
+        table.caption_justify = "left"
+    return Padding(table, (0, 0, 1, 0))
+
+
+def new_table(*headers: str) -> Table:
+    """A table without lines: text to the left, figures to the right."""
+    table = Table(box=None, padding=(0, 1), header_style="bold underline")
+    for number, header in enumerate(headers):
+        text = number == 0 or header == "host"
+        justify: Literal["left", "right"] = "left" if text else "right"
+        # Rich shrinks the columns that may wrap, down to nothing, if a table is too wide.
+        table.add_column(header, justify=justify, no_wrap=number > 0, overflow="fold", min_width=len(header))
+    return table
+
+
+def side_by_side(panels: Sequence[RenderableType], console: Console) -> RenderableType:
+    """Panels in rows, each with as many panels as fit into the console."""
+    rows: list[list[RenderableType]] = []
+    left = 0
+    for panel in panels:
+        width = console.measure(panel).maximum + _GAP
+        if not rows or width > left:
+            rows.append([])
+            left = console.width + _GAP
+        rows[-1].append(panel)
+        left -= width
+    grids: list[RenderableType] = []
+    for row in rows:
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        grid.add_row(*row)
+        grids.append(Padding(grid, (0, 0, 1, 0)))
+    return Group(*grids)
+
+
+def labelled(rows: Iterable[tuple[str, str | Text | None]]) -> Table:
+    """Sentences with their subject to their left; leaves out those that are None or empty."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, words in rows:
+        if words:
+            grid.add_row(name, Text(words) if isinstance(words, str) else words)
+    return grid
+
+
+def trust_line(trusted: bool, why: str) -> Text:
+    """Whether to believe a report, and why."""
+    return Text.assemble(("yes", "green") if trusted else ("NO", "bold red"), f": {why}")
+
+
+def percent(share: float) -> str:
+    """Whole percent, without a minus before zero."""
+    return f"{round(share * 100)} %"
+
+
+def slowdown_text(value: float) -> Text:
+    """S with three decimals, marked if it is straggling."""
+    return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")
+
+
+def saving_text(value: float) -> str:
+    """The change of a step, with its sign."""
+    return f"-{seconds(value)}" if value > 0 else f"+{seconds(-value)}" if value < 0 else "0"

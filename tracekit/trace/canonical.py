@@ -1,0 +1,434 @@
+"""The trace: one job's recorded ops as validated, read-only columns.
+
+In: a polars frame (from a canonical Parquet file, an importer, the store or `synth`) with layout and metadata. Out:
+`Trace`, which all other code may trust. A trace is validated once, when it is made, by `schema`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import polars as pl
+
+from tracekit.base.atomic_write import Kind, parquet_with, replacing
+from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError
+from tracekit.base.text import encodable, quoted
+from tracekit.trace.magnitudes import check_magnitudes
+from tracekit.trace.model import Layout, Unit, Worker, unit_of_time
+from tracekit.trace.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, first_rows, step_positions
+from tracekit.trace.units import in_seconds
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Versions of the file formats: pipeline traces, and op traces (`op_trace`).
+SCHEMA_VERSION, OP_TRACE_VERSION = 1, 2
+#: Key of tracekit's JSON in the key-value metadata of a Parquet file.
+METADATA_KEY = "tracekit"
+#: The kind of file that `write_parquet` replaces.
+TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
+#: Key of the free metadata for the original unit of the times, if it was stated.
+UNIT_KEY = "time_unit"
+#: Rank -> seconds of the mean step in which its training thread was ready to run but had no processor.
+RUN_QUEUE = "run_queue_s"
+#: Metadata `format` of traces from our own collectors.
+COLLECTED = "collected"
+#: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.
+DEVICE_CLOCK = "device_clock"
+#: Metadata without names that the analysis reads: whole, and the field of each GPU.
+_WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
+_FIGURES_IN = {"gpus": "throttled"}
+#: Beyond the first million, a file with more rows per byte than this contains no real ops: each op has two times of its
+#: own.
+MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
+#: Files with more columns than usual may not hold more values than this per byte, nor more columns than that.
+USUAL_COLUMNS, MOST_VALUES_PER_BYTE, MOST_COLUMNS = 32, 64, 10_000
+#: Read files with more rows than this one column at a time.
+MOST_ROWS_AT_ONCE = 250_000
+#: Name at most this many workers that were not traced.
+MOST_MISSING = 1000
+#: No clock shows this many seconds since 1970.
+LARGEST_CLOCK_S = 1e11
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the job the trace covers. A worker-step is one worker in one step.
+
+    `missing_workers`: those without any op, the first `MOST_MISSING` of them.
+    """
+
+    workers_expected: int
+    workers_traced: int
+    worker_steps_expected: int
+    worker_steps_traced: int
+    missing_workers: tuple[Worker, ...]
+
+    @property
+    def complete(self) -> bool:
+        """True if every worker of the layout is in every traced step."""
+        return self.worker_steps_traced == self.worker_steps_expected
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One job as recorded. Frames are never changed.
+
+    `ops`: a polars frame with a row per op and the canonical columns (step, rank, dp_rank, pp_rank, kind, seq,
+    microbatch, chunk, start, duration; times in seconds, from the start of the step). `layout`: the parallel sizes.
+    `name`: of the job. `step_starts` maps a step to its absolute start, if known: seconds since the epoch, or of
+    another clock that runs across steps. `metadata` is plain JSON data (framework, GPU model, hosts, the labels of a
+    synthetic trace ...). Build a trace with `Trace.from_frame`, which validates; the constructor does not.
+    """
+
+    ops: pl.DataFrame
+    layout: Layout
+    name: str
+    step_starts: Mapping[int, float] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_frame(
+        cls,
+        ops: pl.DataFrame | pandas.DataFrame,
+        layout: Layout,
+        *,
+        name: str,
+        step_starts: Mapping[int, float] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        source: str = "trace",
+        columns: Mapping[str, str] | None = None,
+        unit: Unit | str | None = None,
+    ) -> Trace:
+        """Validate `ops` and freeze it. `source` (for example a file name) opens every error message.
+
+        In a frame of pandas, missing integers may be nan.
+
+        `columns`: the original names of canonical columns, if they differ; used in messages. `unit`: of `start` and
+        `duration`, by default seconds, which must then be plausible; a stated unit is believed, and kept in the
+        metadata as `time_unit`. Starts that are clock times, such as seconds since 1970, are converted to be relative
+        to the start of their step.
+
+        Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
+        """
+        origin, kept = Source(source, columns or {}), dict(metadata or {})
+        known = None if unit is None else unit_of_time(unit)
+        frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
+        timed = in_seconds(frame, known, _finite(step_starts or {}, origin), origin)
+        checked = checked_columns(timed.ops, layout, origin)
+        if known is not None:
+            kept[UNIT_KEY] = str(known)
+        stated = kept.get(UNIT_KEY)
+        check_magnitudes(
+            checked,
+            step_starts or {},
+            origin,
+            stated=Unit(stated) if stated in tuple(Unit) else None,
+            integers=all(timed.ops[name].dtype.is_integer() for name in ("start", "duration")),
+        )
+        return cls(
+            ops=checked,
+            layout=layout,
+            name=encodable(name),
+            step_starts=MappingProxyType(dict(timed.step_starts)),
+            metadata=MappingProxyType(kept),
+        )
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The traced step numbers, ascending, int32 [steps]."""
+        return distinct_steps(self._worker_steps["step"].to_numpy())
+
+    def kind_codes(self) -> np.ndarray:
+        """`OpKind.code` of each op, uint8 [ops]."""
+        return self.ops["kind"].cat.physical().to_numpy()
+
+    @cached_property
+    def _worker_steps(self) -> pl.DataFrame:
+        """The first op of each worker and step."""
+        return self.ops[first_rows(*(self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")))]
+
+    def worker_ranks(self) -> dict[Worker, int]:
+        """The recorded global rank of each traced worker."""
+        some = self._worker_steps
+        dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+        rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
+        rank_of[dp_rank, pp_rank] = rank
+        traced = rank_of >= 0
+        workers = np.argwhere(traced).tolist()
+        return {Worker(*worker): rank for worker, rank in zip(workers, rank_of[traced].tolist(), strict=True)}
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Rank -> host from the free metadata, as far as it is valid."""
+        hosts = self.metadata.get("hosts")
+        named = hosts.items() if isinstance(hosts, dict) else ()
+        return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether all ranks used the same clock: that of the only host of a `tracekit collect` run, and no GPU's."""
+        return self.one_host and DEVICE_CLOCK not in self.metadata
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether `tracekit collect` recorded it, and no GPU took part."""
+        gpus = DEVICE_CLOCK in self.metadata or bool(self.metadata.get("gpus"))
+        return self.metadata.get("format") == COLLECTED and not gpus
+
+    @property
+    def one_host(self) -> bool:
+        """Whether `tracekit collect` recorded all ranks on one host."""
+        hosts = self.hosts
+        ranks = set(self.worker_ranks().values())
+        return self.metadata.get("format") == COLLECTED and ranks <= hosts.keys() and len(set(hosts.values())) == 1
+
+    def redacted(self) -> Trace:
+        """The trace without names: hosts are numbered in order of their ranks, and the metadata keeps only figures."""
+        numbers: dict[str, str] = {}
+        for _, host in sorted(self.hosts.items()):
+            numbers.setdefault(host, f"host-{len(numbers) + 1}")
+        kept = {name: self.metadata[name] for name in _WITHOUT_NAMES if name in self.metadata}
+        for name, field_ in _FIGURES_IN.items():
+            if isinstance(found := self.metadata.get(name), dict):
+                kept[name] = {
+                    key: {field_: value[field_]}
+                    for key, value in found.items()
+                    if isinstance(value, dict) and field_ in value
+                }
+        if self.metadata.get("format") == COLLECTED:
+            kept["format"] = COLLECTED
+        if DEVICE_CLOCK in self.metadata:
+            kept[DEVICE_CLOCK] = {}
+        if isinstance(queued := self.metadata.get(RUN_QUEUE), dict):
+            kept[RUN_QUEUE] = {rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)}
+        if isinstance(collected := self.metadata.get("collect"), dict):
+            kept["collect"] = {"nested": collected.get("nested")}
+        hosts = {str(rank): numbers[host] for rank, host in self.hosts.items()}
+        return replace(self, name="job", metadata=MappingProxyType({**kept, "hosts": hosts}))
+
+    def without_steps(self, steps: Sequence[int]) -> Trace:
+        """The trace without these step numbers. Raises SelectionError if none is left, or none of them was there."""
+        left = self.ops.filter(~pl.col("step").is_in(list(steps)))
+        if left.height in (0, self.ops.height):
+            which = "every step is left out" if left.height == 0 else "none of the steps to leave out exists"
+            raise SelectionError(f"{which}; the trace has steps {self.steps[0]} to {self.steps[-1]}")
+        return replace(self, ops=left.rechunk())
+
+    def coverage(self) -> Coverage:
+        """Which workers and worker-steps of the layout the trace holds."""
+        some = self._worker_steps
+        steps, dp_rank, pp_rank = (some[name].to_numpy() for name in ("step", "dp_rank", "pp_rank"))
+        workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
+        numbers = self.steps
+        # often only a few of many DP ranks are traced: use memory per step only for those
+        here = distinct_steps(dp_rank)
+        present = np.zeros((len(numbers), len(here) * self.layout.pp), dtype=bool)
+        position = step_positions(dp_rank, here).astype(np.int64)
+        present[step_positions(steps, numbers), position * self.layout.pp + pp_rank] = True
+        traced = present.any(axis=0).reshape(len(here), self.layout.pp)
+        expected = np.zeros((max(workers // self.layout.pp, int(here[-1]) + 1), self.layout.pp), dtype=bool)
+        expected[here] = traced
+        missing = np.flatnonzero(~expected.ravel()[:workers])
+        return Coverage(
+            workers_expected=workers,
+            workers_traced=int(traced.sum()),
+            worker_steps_expected=len(numbers) * workers,
+            worker_steps_traced=int(present.sum()),
+            missing_workers=tuple(Worker(*divmod(int(cell), self.layout.pp)) for cell in missing[:MOST_MISSING]),
+        )
+
+    def outline(self) -> Trace:
+        """The trace with one op of each worker and step: enough for `coverage` and `worker_ranks`.
+
+        Keeps all ops if they record waits inside workers (WAITED), which the analysis reads.
+        """
+        return self if WAITED in self.ops.columns else replace(self, ops=self._worker_steps)
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the canonical Parquet file; replaces only another one.
+
+        Raises OutputError; never leaves half a file.
+        """
+        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
+            self.write_to(file)
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the content of the Parquet file."""
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "name": self.name,
+            "layout": self.layout.to_dict(),
+            "step_starts": {str(step): start for step, start in self.step_starts.items()},
+            "metadata": dict(self.metadata),
+        }
+        self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+
+
+def _of_pandas(frame: pandas.DataFrame, source: Source) -> pl.DataFrame:
+    """The columns of a frame of pandas. Raises TraceError if it is none."""
+    try:
+        ops = pl.from_pandas(frame)
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise TraceError(f"{source}: not a frame of polars or pandas ({error})") from None
+    if not isinstance(ops, pl.DataFrame):
+        raise TraceError(f"{source}: a column, not a frame of polars or pandas")
+    # A column of integers with missing values is one of floats in pandas.
+    with_gaps = [name for name in NULLABLE if name in ops.columns and ops[name].dtype == pl.Float64]
+    whole = [name for name in with_gaps if (ops[name] == ops[name].round()).all()]
+    return ops.with_columns(pl.col(whole).cast(pl.Int64)) if whole else ops
+
+
+def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:
+    """Read a canonical Parquet file, whose times may be in another `unit` than seconds.
+
+    Raises FormatError if it is not one, TraceError if its content is invalid.
+    """
+    source = str(path)
+    header = read_header(path)
+    if header is None:
+        raise FormatError(
+            f"{source}: no tracekit metadata inside; for a published trace pass --layout meta.yaml,"
+            " write one of your own with `tracekit.Trace.from_frame(...).write_parquet(...)`"
+        )
+    version = header.get("schema_version")
+    if version == OP_TRACE_VERSION:
+        raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read it")
+    if version != SCHEMA_VERSION:
+        raise FormatError(
+            f"{source}: schema version {quoted(version)}; this tracekit reads version {SCHEMA_VERSION}: upgrade"
+            " tracekit"
+        )
+    try:
+        layout = Layout.from_dict(header["layout"])
+        name = str(header["name"])
+        step_starts = {int(step): float(start) for step, start in header.get("step_starts", {}).items()}
+        metadata = dict(header.get("metadata", {}))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{source}: damaged tracekit metadata ({quoted(error)}); write the trace again") from None
+    except LayoutError as error:
+        raise LayoutError(f"{source}: {error}") from None
+    return Trace.from_frame(
+        read_columns(path),
+        layout,
+        name=name,
+        step_starts=step_starts,
+        metadata=metadata,
+        source=source,
+        unit=unit,
+    )
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The JSON that tracekit keeps inside a Parquet file, None if there is none. Raises FormatError for other files."""
+    text = _parquet(path, pl.read_parquet_metadata).get(METADATA_KEY)
+    if text is None:
+        return None
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise FormatError(f"{path}: its tracekit metadata is not a JSON object; write the trace again")
+    return header
+
+
+def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
+    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
+    if (width := len(_parquet(path, pl.read_parquet_schema))) > USUAL_COLUMNS:
+        _check_columns(path, width)
+    few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
+    if few.height <= MOST_ROWS_AT_ONCE:
+        return few.rechunk()
+    names = few.columns
+    del few
+    _check_rows(path)
+
+    def column(name: str) -> pl.Series:
+        """One column as a single chunk."""
+        series: pl.Series = _parquet(path, lambda file: pl.read_parquet(file, columns=[name]))[name].rechunk()
+        return series
+
+    # Two columns at a time: joining the chunks of all columns at once would hold a large trace twice.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            columns = pool.map(column, names)
+        except RuntimeError:  # the interpreter is ending and starts no threads
+            columns = map(column, names)
+        return pl.DataFrame(list(columns))
+
+
+def _check_rows(path: str | os.PathLike[str]) -> None:
+    """Raise FormatError if the file claims more ops than its bytes can hold: one value repeated without end."""
+    rows, size = _rows(path), Path(path).stat().st_size
+    if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
+        raise FormatError(f"{path}: {rows} rows in {size} bytes, too few for the times of real ops; record it again")
+
+
+def _check_columns(path: str | os.PathLike[str], columns: int) -> None:
+    """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
+    rows, size = _rows(path), Path(path).stat().st_size
+    if columns > MOST_COLUMNS or rows * columns > max(MOST_VALUES_PER_BYTE * size, FEWEST_ROWS * USUAL_COLUMNS):
+        raise FormatError(
+            f"{path}: {rows} rows of {columns} columns in {size} bytes; expected at most {MOST_COLUMNS} columns, and no"
+            f" more than {MOST_VALUES_PER_BYTE} values per byte: keep the columns of a trace"
+        )
+
+
+def _rows(path: str | os.PathLike[str]) -> int:
+    """The number of rows that a file claims."""
+    return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
+
+
+def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
+    try:
+        found = Path(path).stat()
+        if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode) or stat.S_ISCHR(found.st_mode):
+            raise FormatError(f"{path}: a pipe or device; Parquet can only be read from a file, save it as one first")
+        if found.st_size == 0:
+            raise FormatError(f"{path}: the file is empty; expected a Parquet trace")
+        # A file object: polars expands glob characters and rejects non-UTF-8 bytes in a path.
+        with open(path, "rb") as file:
+            return read(file)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # damage inside makes polars panic
+        reason = str(error).splitlines()[0]
+        raise FormatError(
+            f"{path}: not a readable Parquet file ({reason}); it may be truncated, record or copy it again"
+        ) from None
+
+
+def _finite(step_starts: Mapping[int, float], source: Source) -> Mapping[int, float]:
+    """`step_starts`, checked to be clock times. Raises TraceError."""
+    for step, start in step_starts.items():
+        if not abs(start) <= LARGEST_CLOCK_S:
+            raise TraceError(
+                f"{source}: the start of step {step} is {start!r:.40}; expected seconds since 1970, such as 1.7e9"
+            )
+    return step_starts
+
+
+def _is_rank(text: str) -> bool:
+    return len(text) <= 9 and text.isascii() and text.isdecimal()
+
+
+def share_of_samples(value: object) -> float | None:
+    """A share from free metadata: a number from 0 to 1; None for anything else."""
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
+
+
+def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
+    """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
+    return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks

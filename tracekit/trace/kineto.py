@@ -1,0 +1,127 @@
+"""A GPU recording: what a profiler saw on the GPUs and hosts of a job, before any analysis.
+
+In: columns that an importer read (`collectors/importers/kineto/`). Out: `GpuRecording`, which `analysis/gpu/` matches,
+aligns and turns into an op trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import polars as pl
+
+from tracekit.trace.model import ProcessGroup
+
+#: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
+#: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
+#: its grid and blocks. `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
+#: is one. `group`: name of a process group, null if unknown.
+GPU_OP_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "device": pl.Int64,
+        "stream": pl.Int64,
+        "start": pl.Float64,
+        "duration": pl.Float64,
+        "name": pl.String,
+        "activity": pl.String,
+        "kernel_class": pl.String,
+        "shape": pl.String,
+        "launch": pl.Int64,
+        "step": pl.Int32,
+        "stated": pl.Boolean,
+        "collective": pl.String,
+        "elements": pl.Int64,
+        "dtype": pl.String,
+        "group": pl.String,
+        "sequence": pl.Int64,
+        "comms_id": pl.String,
+        "source": pl.Int32,
+        "destination": pl.Int32,
+    }
+)
+#: One row per call of the runtime that launches, synchronises or orders, by rank and start. `busy_since`: when the
+#: thread began what it was doing at the start of the call. `operator`: the framework's operator around it. `phase`:
+#: forward, backward, optimizer or data. `collective_call`: whether the framework called it for a collective.
+#: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
+CALL_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32,
+        "thread": pl.Int64,
+        "start": pl.Float64,
+        "duration": pl.Float64,
+        "name": pl.String,
+        "role": pl.String,
+        "busy_since": pl.Float64,
+        "operator": pl.String,
+        "phase": pl.String,
+        "collective_call": pl.Boolean,
+        "step": pl.Int32,
+        "waits_stream": pl.Int64,
+        "waits_for_stream": pl.Int64,
+        "recorded_at": pl.Float64,
+    }
+)
+#: Other activity of a host thread: `input` (its data loader) or `gc`.
+PAUSE_SCHEMA = pl.Schema(
+    {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Float64, "duration": pl.Float64, "kind": pl.String}
+)
+STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
+
+
+@dataclass(frozen=True)
+class GpuRecording:
+    """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
+
+    `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, one sentence each.
+    `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: the ranks
+    whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
+    the share of its GPU ops and launches whose other half is missing; `left_out`, why a rank with a file is not in the
+    tables. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process
+    groups are named after axes; `axes`: the labels that do not depend on others.
+    """
+
+    name: str
+    gpu_ops: pl.DataFrame
+    calls: pl.DataFrame
+    step_spans: pl.DataFrame
+    pauses: pl.DataFrame
+    hosts: Mapping[int, str]
+    files: Mapping[int, str]
+    groups: tuple[ProcessGroup, ...]
+    world_size: int | None = None
+    notes: tuple[str, ...] = ()
+    device_name: str | None = None
+    cut: tuple[int, ...] = ()
+    damaged: Mapping[int, float] = field(default_factory=dict)
+    unlinked: Mapping[int, float] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    coordinates: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
+
+    def redacted(self) -> GpuRecording:
+        """The recording without names: hosts are numbered in order of their ranks, and files go by the rank in them.
+
+        Names of kernels, operators and process groups stay.
+        """
+        numbers: dict[str, str] = {}
+        for _, host in sorted(self.hosts.items()):
+            numbers.setdefault(host, f"host-{len(numbers) + 1}")
+        notes = list(self.notes)
+        for rank, file in self.files.items():
+            notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
+        return replace(
+            self,
+            name="job",
+            hosts={rank: numbers[host] for rank, host in self.hosts.items()},
+            files={rank: f"rank {rank}" for rank in self.files},
+            notes=tuple(notes),
+        )
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The recorded ranks, ascending."""
+        return tuple(sorted(self.files))

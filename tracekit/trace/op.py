@@ -1,0 +1,85 @@
+"""The op trace: a job of any shape, one row per op, each with the ops that it waits for.
+
+In: a polars frame or a Parquet file that any tool can write (docs/op-trace.md). Out: `OpTrace`. Its values are checked
+when the graph is built (`analysis/graph/rules/explicit.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import polars as pl
+
+from tracekit.base.atomic_write import replacing
+from tracekit.base.errors import FormatError
+from tracekit.base.text import encodable, quoted
+from tracekit.trace.canonical import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
+from tracekit.trace.model import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class OpTrace:
+    """One job: its ops, the names of its ranks' coordinates, and its process groups.
+
+    `ops`: a column each for `rank`, `start` and `duration` (seconds); optional: `step`, `kind`, `name`, `peer`,
+    `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words) and labels.
+    `axes`: labels that are coordinates of ranks, such as dp_rank. `rules`: where dependencies come from, `explicit`
+    (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `groups`: process
+    groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data.
+    """
+
+    ops: pl.DataFrame
+    name: str
+    axes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ("explicit",)
+    groups: tuple[ProcessGroup, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the op trace; replaces only another trace. Raises OutputError."""
+        with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
+            self.write_to(file)
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the content of the Parquet file."""
+        header = {
+            "schema_version": OP_TRACE_VERSION,
+            "name": self.name,
+            "axes": list(self.axes),
+            "rules": list(self.rules),
+            "groups": {group.name: list(group.ranks) for group in self.groups},
+            "metadata": dict(self.metadata),
+        }
+        self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
+
+
+def is_op_trace(path: Path) -> bool:
+    """Whether a file is an op trace; False if it cannot be read."""
+    try:
+        return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == OP_TRACE_VERSION
+    except FormatError:
+        return False
+
+
+def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
+    """Read an op trace. Raises FormatError if the file is not one."""
+    header = read_header(path)
+    if header is None or header.get("schema_version") != OP_TRACE_VERSION:
+        raise FormatError(f"{path}: not an op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")
+    try:
+        groups = {str(name): tuple(map(int, ranks)) for name, ranks in header.get("groups", {}).items()}
+        return OpTrace(
+            ops=read_columns(path),
+            name=encodable(str(header.get("name") or Path(os.fsdecode(path)).stem)),
+            axes=tuple(map(str, header.get("axes", ()))),
+            rules=tuple(map(str, header.get("rules", ("explicit",)))),
+            groups=tuple(ProcessGroup(name, tuple(sorted(ranks))) for name, ranks in groups.items()),
+            metadata=dict(header.get("metadata", {})),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{path}: damaged tracekit metadata ({quoted(error)}); write the trace again") from None

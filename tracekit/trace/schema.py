@@ -1,0 +1,341 @@
+"""The columns of a trace, and whether a frame conforms to them.
+
+In: a polars frame, the layout, and the names of its columns for messages. Out: the canonical columns in canonical
+types, or one error that names source, column, row, value, expectation and next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from msgspec import Struct
+
+from tracekit.base.errors import LayoutError, TraceError
+from tracekit.base.text import LONGEST_NAME, cut, listed, printable, quoted
+from tracekit.trace.model import KINDS, Layout, Worker
+
+KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
+#: Canonical columns. `start` and `duration` are seconds, `start` from the start of the step.
+SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "step": pl.Int32,
+    "rank": pl.Int32,
+    "dp_rank": pl.Int32,
+    "pp_rank": pl.Int16,
+    "kind": KIND_TYPE,
+    "seq": pl.Int32,
+    "microbatch": pl.Int32,
+    "chunk": pl.Int16,
+    "start": pl.Float64,
+    "duration": pl.Float64,
+}
+#: Columns that apply to some kinds only.
+NULLABLE = frozenset({"microbatch", "chunk"})
+#: An optional column: seconds that each rank of the worker waited for the others inside the op, ranks in the order of
+#: their numbers; null or empty if not recorded.
+WAITED, WAITED_TYPE = "waited", pl.List(pl.Float64)
+#: An optional column: seconds that all ops of the kind in that step took on each rank of the worker, ranks as above, on
+#: the first op of each kind of a worker's step; null elsewhere.
+LASTED = "lasted"
+#: Optional columns of sends and receives, seconds: how long before its start the host had asked for the transfer, and
+#: how long after its start the host went on, having waited for it; null if not recorded.
+POSTED, RESUMED = "posted", "resumed"
+#: An optional column: seconds of a worker's step in which the training thread of each of its ranks should have worked,
+#: and neither ran nor was ready to, ranks as above, on the first op of the worker's step; null elsewhere.
+OFF_CPU = "off_cpu"
+#: Work on runs of equal rows instead of rows if runs are at least this long on average.
+SHORTEST_RUN = 4
+
+
+def run_starts(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """Where runs of rows that are equal in all of `columns` begin.
+
+    Traces are written worker by worker and step by step, so there are far fewer runs than rows.
+    """
+    begins = np.zeros(len(columns[0]), np.bool_)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(begins)
+
+
+def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """The step numbers (or other numbers from 0) that occur, ascending."""
+    step = step[run_starts(step)]
+    first, last = int(step.min()), int(step.max())
+    if last - first > 4 * len(step) + 1_000_000:
+        return np.unique(step)
+    seen = np.zeros(last - first + 1, np.bool_)
+    seen[step - first] = True
+    return (np.flatnonzero(seen) + first).astype(np.int32)
+
+
+def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Index of each of `step` in the ascending step numbers `steps`, int32."""
+    starts = run_starts(step)
+    if len(starts) < len(step) // SHORTEST_RUN:
+        lengths = np.diff(starts, append=len(step))
+        return np.repeat(step_positions(step[starts], steps), lengths)
+    first, last = int(steps[0]), int(steps[-1])
+    if last - first > 4 * len(step) + 1_000_000:
+        return np.searchsorted(steps, step).astype(np.int32)
+    table = np.zeros(last - first + 1, np.int32)
+    table[steps - first] = np.arange(len(steps), dtype=np.int32)
+    positions: npt.NDArray[np.int32] = table[step - first]
+    return positions
+
+
+def first_rows(*columns: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Where each combination of values of `columns`, numbers from 0, first occurs, ascending."""
+    starts = run_starts(*columns)
+    cell, cells = np.zeros(len(starts), np.int64), 1
+    for column in columns:
+        values = distinct_steps(column[starts])
+        cell *= len(values)
+        cell += step_positions(column[starts], values)
+        cells *= len(values)
+    if cells > 4 * len(cell) + 1_000_000:
+        return starts[np.sort(np.unique(cell, return_index=True)[1])]
+    first = np.full(cells, len(cell), np.int64)
+    first[cell[::-1]] = np.arange(len(cell) - 1, -1, -1)  # of a repeated index, the last value stays
+    return starts[np.sort(first[first < len(cell)])]
+
+
+class Source(Struct, frozen=True):
+    """The origin of ops for messages: a name, and its names of canonical columns if they differ."""
+
+    name: str
+    columns: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def column(self, name: str) -> str:
+        """The name of a column in messages."""
+        return f"column {quoted(self.columns.get(name, name))}"
+
+    def typed(self, column: pl.Series) -> str:
+        """A column and its type in messages."""
+        return f"{self.column(column.name)} has type {cut(printable(str(column.dtype)), LONGEST_NAME)}"
+
+
+def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.DataFrame:
+    """The canonical columns of `ops`, one contiguous chunk each, all values validated.
+
+    Raises TraceError for a violation of the data model, LayoutError if the layout contradicts the ops.
+    """
+    checked = _canonical_columns(ops, source)
+    _check_values(checked, source)
+    _check_layout(checked, layout, source)
+    _check_identity(checked, source)
+    optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
+    optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED, OFF_CPU) if name in ops.columns]
+    return checked.with_columns(optional) if optional else checked
+
+
+def _canonical_columns(ops: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """The canonical columns of `ops` in canonical types, one contiguous chunk each."""
+    optional = {name for name in NULLABLE if name not in ops.columns}
+    if missing := [name for name in SCHEMA if name not in ops.columns and name not in optional]:
+        raise TraceError(
+            f"{source}: {source.column(missing[0])} is missing; found {listed(ops.columns)}; expected"
+            f" {', '.join(SCHEMA)}"
+        )
+    if ops.height == 0:
+        raise TraceError(f"{source}: no ops (0 rows); record at least one step")
+    columns = [
+        pl.Series(name, [None], dtype=dtype).extend_constant(None, ops.height - 1)
+        if name in optional
+        else _canonical(ops[name], dtype, source)
+        for name, dtype in SCHEMA.items()
+    ]
+    return pl.DataFrame([column.rechunk() for column in columns])
+
+
+def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
+    """A column of lists: for each op, one number from 0 for each rank of the worker, or none."""
+    try:
+        waited = column.cast(WAITED_TYPE).rechunk()
+    except pl.exceptions.PolarsError:
+        raise TraceError(f"{source}: {source.typed(column)}; expected lists of numbers; convert the column") from None
+    ranks, length = layout.tp * layout.cp, waited.list.len().fill_null(0)
+    wrong = (length != 0) & (length != ranks)
+    if wrong.any():
+        expected = f"one number for each of the {ranks} ranks of a worker (tp {layout.tp} x cp {layout.cp}), or null"
+        raise violation(source, waited, int(wrong.arg_max() or 0), f"expected {expected}")
+    bad = waited.list.eval(pl.element().is_null() | ~pl.element().is_finite() | (pl.element() < 0)).list.any()
+    bad = bad.fill_null(value=False)
+    if bad.any():
+        raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds >= 0")
+    return waited
+
+
+def _host_time(column: pl.Series, source: Source) -> pl.Series:
+    """A column of optional seconds from 0 on."""
+    if not (column.dtype.is_numeric() or column.dtype == pl.Null):
+        raise TraceError(f"{source}: {source.typed(column)}; expected seconds; convert the column")
+    seconds = column.cast(pl.Float64).rechunk()
+    wrong = (~seconds.is_finite() | (seconds < 0)).fill_null(value=False)
+    if wrong.any():
+        raise violation(source, seconds, int(wrong.arg_max() or 0), "expected finite seconds >= 0, or null")
+    return seconds
+
+
+def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source: Source) -> pl.Series:
+    """`column` as `dtype`. Raises TraceError, which names the first invalid value."""
+    if dtype == KIND_TYPE:
+        return _kinds(column, source)
+    wanted = "a number" if dtype == pl.Float64 else "an integer"
+    fits = column.dtype.is_numeric() if dtype == pl.Float64 else column.dtype.is_integer()
+    if not fits and column.null_count() < len(column):
+        raise TraceError(f"{source}: {source.typed(column)}; expected {wanted}; convert the column")
+    try:
+        converted = column.cast(dtype)
+    except pl.exceptions.InvalidOperationError:
+        row = int((column.cast(dtype, strict=False).is_null() & column.is_not_null()).arg_max() or 0)
+        raise violation(source, column, row, f"expected {wanted} that fits {dtype}") from None
+    if column.name not in NULLABLE and converted.null_count():
+        row = int(converted.is_null().arg_max() or 0)
+        raise violation(source, converted, row, f"expected {wanted}; drop or repair the row")
+    return converted
+
+
+def _kinds(column: pl.Series, source: Source) -> pl.Series:
+    """The kind column as codes of `OpKind`."""
+    if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
+        raise TraceError(f"{source}: {source.typed(column)}; expected a string such as {str(KINDS[0])!r}")
+    if column.null_count():
+        raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
+    if column.dtype == KIND_TYPE:
+        return column
+    known = set(KINDS)
+    if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
+        row = int((column == unknown[0]).arg_max() or 0)  # not as strings: a category can be long and in every row
+        raise violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
+    return column.cast(KIND_TYPE)
+
+
+def _check_values(ops: pl.DataFrame, source: Source) -> None:
+    """Check the ranges that are valid for every trace, whatever its layout."""
+    for name in ("start", "duration"):
+        finite = ops[name].is_finite()
+        if not finite.all():
+            raise violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
+    for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
+        smallest = ops[name].min()
+        if smallest is not None and smallest < 0:  # type: ignore[operator]
+            hint = "; null where it has no meaning" if name in NULLABLE else ""
+            raise violation(source, ops[name], int(ops[name].arg_min() or 0), f"expected 0 or more{hint}")
+
+
+def _check_layout(ops: pl.DataFrame, layout: Layout, source: Source) -> None:
+    """Check that every rank is inside the layout, and that every stage and chunk of the layout occurs."""
+    for name, size, parameter in (
+        ("dp_rank", layout.dp_ranks, "dp"),
+        ("pp_rank", layout.pp, "pp"),
+        ("rank", layout.world_size, "world_size"),
+        ("chunk", layout.vpp, "vpp"),
+    ):
+        largest = ops[name].max()
+        if largest is not None and largest >= size:  # type: ignore[operator]
+            error = violation(
+                source,
+                ops[name],
+                int(ops[name].arg_max() or 0),
+                f"the layout says {parameter} {size}, so at most {size - 1}; correct the layout or the trace",
+            )
+            raise LayoutError(str(error))
+    largest = cast("int | None", ops["chunk"].max())
+    if layout.vpp > 1 and (layout.pp > 1 if largest is None else largest < layout.vpp - 1):
+        found = "no op has a chunk" if largest is None else f"the largest chunk in the trace is {largest}"
+        raise LayoutError(f"{source}: the layout says vpp {layout.vpp}, but {found}; correct the layout or the trace")
+    stages = len(distinct_steps(ops["pp_rank"].to_numpy()))
+    if stages < layout.pp:
+        absent = np.setdiff1d(np.arange(layout.pp), ops["pp_rank"].to_numpy())
+        shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
+        raise LayoutError(
+            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {shown} is in the trace; correct the"
+            " layout, or record at least one DP rank with all its stages"
+        )
+
+
+def _check_identity(ops: pl.DataFrame, source: Source) -> None:
+    """Check that each worker has one rank, and that (step, worker, kind, seq) identifies an op, with seq from 0 without
+    gaps.
+    """
+    if _is_in_runs(ops):
+        return
+    dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
+    worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
+    rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
+    rank_of[worker] = rank
+    if (differs := rank_of[worker] != rank).any():
+        row = int(differs.argmax())
+        raise TraceError(
+            f"{source}: worker {Worker(int(dp_rank[row]), int(pp_rank[row]))} is recorded by rank {rank[row]} (row"
+            f" {row}) and by rank {rank_of[worker[row]]}; keep one rank per worker (tp and cp ranks run in lockstep)"
+        )
+    step, seq, kind = ops["step"].to_numpy(), ops["seq"].to_numpy(), ops["kind"].cat.physical().to_numpy()
+    step_index = step_positions(step, distinct_steps(step))
+    stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
+    del worker, step_index
+    streams = int(stream.max()) + 1
+    if streams > 8 * len(seq) + 10_000_000:  # a few ops, widely spread: number only the streams that exist
+        _, stream = np.unique(stream, return_inverse=True)
+        streams = int(stream.max()) + 1
+    count = np.bincount(stream, minlength=streams)
+    if (beyond := seq >= count[stream]).any():
+        row = int(beyond.argmax())
+        raise violation(
+            source,
+            ops["seq"],
+            row,
+            f"{_describe(ops, row)}, but that worker has {count[stream[row]]} of them in that step; expected seq to"
+            " run from 0 without gaps or repeats",
+        )
+    cell = (np.cumsum(count) - count)[stream]
+    del stream
+    cell += seq
+    taken = np.zeros(len(seq), dtype=bool)
+    taken[cell] = True
+    if not taken.all():
+        seen = np.bincount(cell, minlength=len(seq))
+        row = int((seen[cell] > 1).argmax())
+        second = int(np.flatnonzero(cell == cell[row])[1])
+        raise TraceError(
+            f"{source}: rows {row} and {second} are the same op: {_describe(ops, row)}, seq {seq[row]};"
+            " expected each op once, remove the duplicate"
+        )
+
+
+def _is_in_runs(ops: pl.DataFrame) -> bool:
+    """Whether ops satisfy `_check_identity` and those of a stream are adjacent; False if that is uncertain."""
+    columns = [ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank", "rank")]
+    kind, seq = ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
+    starts = run_starts(*columns, kind)
+    if len(starts) > len(seq) // SHORTEST_RUN:
+        return False
+    follows = np.diff(seq) == 1
+    follows[starts[1:] - 1] = True
+    if seq[starts].any() or not follows.all():
+        return False
+    step, dp_rank, pp_rank, rank = (column[starts] for column in columns)
+    worker = dp_rank.astype(np.int64) * (int(pp_rank.max()) + 1) + pp_rank
+    rank_of = np.zeros(int(worker.max()) + 1, rank.dtype)
+    rank_of[worker] = rank
+    stream = (step_positions(step, distinct_steps(step)) * len(rank_of) + worker) * len(KINDS) + kind[starts]
+    in_order = bool((stream[1:] > stream[:-1]).all())
+    return bool((rank_of[worker] == rank).all()) and (in_order or len(np.unique(stream)) == len(stream))
+
+
+def _describe(ops: pl.DataFrame, row: int) -> str:
+    op = ops.row(row, named=True)
+    return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
+
+
+def violation(source: Source, column: pl.Series, row: int, expectation: str) -> TraceError:
+    """The error for an invalid value in `row` of `column`."""
+    return TraceError(f"{source}: {source.column(column.name)}, row {row}: {quoted(column[row])}; {expectation}")

@@ -1,0 +1,168 @@
+"""Convert input times to those of a trace: seconds, with `start` counted from the start of its step.
+
+In: a frame whose times may be in another unit, and whose starts may come from a clock that runs across steps (seconds
+since 1970, a monotonic clock). Out: the same frame in seconds from the start of each step, and the absolute starts of
+the steps. Integers are shifted as integers and floats by exact subtraction, so no digit is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.base.errors import TraceError
+from tracekit.trace.magnitudes import LONGEST_S
+from tracekit.trace.model import Unit
+from tracekit.trace.schema import LASTED, OFF_CPU, POSTED, RESUMED, WAITED, Source
+
+#: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
+EARLIEST_S, LATEST_S = 1e9, 4.1e9
+#: A step's start in the metadata is the zero of its ops if the first of them begins this close to it, seconds.
+SAME_START_S = 1.0
+#: A rank may begin a step this long before it has ended the one before, seconds.
+SAME_END_S = 1e-3
+#: A clock that runs across steps shows in at least this many steps; in each, it has advanced by this share of the step
+#: before.
+FEWEST_STEPS = 3
+SMALLEST_SHARE = 0.5
+
+
+class Timed(Struct, frozen=True):
+    """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, or of the clock
+    that runs across steps, if known.
+    """
+
+    ops: pl.DataFrame
+    step_starts: Mapping[int, float]
+
+
+def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Source) -> Timed:
+    """`ops` with times in seconds from the start of their step. `unit`: of the input times; None means seconds.
+
+    Columns without times are left for `checked_columns` to report. Raises TraceError if starts are clock times in
+    another unit than `unit`.
+    """
+    start, duration = (_raw(ops, name) for name in ("start", "duration"))
+    if start is None or duration is None or "step" not in ops.columns or not ops["step"].dtype.is_integer():
+        return Timed(ops, step_starts)
+    per_second = (unit or Unit.S).per_second
+    if _may_run_on(ops, start, duration, per_second):
+        rank = ops["rank"] if _has_ranks(ops) else pl.repeat(0, ops.height, eager=True)
+        raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
+        start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
+    elif per_second == 1:
+        return Timed(ops, step_starts)
+    times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
+    times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
+    for name in (WAITED, LASTED, OFF_CPU):
+        if isinstance(ops.schema.get(name), pl.List):
+            times.append(ops.select(pl.col(name).list.eval(pl.element() / per_second)).to_series())
+    return Timed(ops.with_columns(times), step_starts)
+
+
+def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
+    """A column of times as Int64 or Float64; None if a value is missing, infinite or not a number."""
+    if name not in ops.columns or not ops[name].dtype.is_numeric():
+        return None
+    column = ops[name].cast(pl.Int64 if ops[name].dtype.is_integer() else pl.Float64, strict=False)
+    if column.null_count() or not len(column) or (column.dtype == pl.Float64 and not column.is_finite().all()):
+        return None
+    return column
+
+
+def _has_ranks(ops: pl.DataFrame) -> bool:
+    return "rank" in ops.columns and ops["rank"].dtype.is_integer() and not ops["rank"].null_count()
+
+
+def _may_run_on(ops: pl.DataFrame, start: pl.Series, duration: pl.Series, per_second: int) -> bool:
+    """Quick check: whether starts are beyond any step, or those of one rank advance from step to step."""
+    if float(start.max()) > LONGEST_S * per_second:  # type: ignore[arg-type]
+        return True
+    if not _has_ranks(ops):
+        return False
+    of_rank = ops["rank"] == ops["rank"][0]
+    look = pl.DataFrame({"step": ops["step"], "start": start, "duration": duration}).filter(of_rank)
+    return _runs_on(_by_step(look))
+
+
+def _by_step(raw: pl.DataFrame, *also: str) -> pl.DataFrame:
+    """First start and last end of each step (and rank), ascending."""
+    end = (pl.col("start").cast(pl.Float64) + pl.col("duration")).max()
+    return raw.group_by("step", *also).agg(first=pl.col("start").min(), end=end).sort("step", *also)
+
+
+def _runs_on(steps: pl.DataFrame) -> bool:
+    """Whether each step continues on the clock of the one before instead of starting at its own zero."""
+    if steps.height < FEWEST_STEPS:
+        return False
+    first, end = steps["first"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
+    length = end - first
+    moved_on = first[1:] - first[:-1] >= SMALLEST_SHARE * length[:-1]
+    return bool(moved_on.all() and (length > 0).all() and first[-1] > length.max())
+
+
+def _from_step_start(
+    raw: pl.DataFrame, unit: Unit, step_starts: Mapping[int, float], source: Source, *, stated: bool
+) -> tuple[pl.Series, Mapping[int, float]]:
+    """Starts from the start of their step, in `unit`, and when the steps start, seconds of the clock across steps."""
+    per_second = unit.per_second
+    steps = _by_step(raw)
+    runs_on = _runs_on(steps)
+    starts: dict[int, float] = dict(step_starts)
+    zeros: list[float] = []
+    for step, first, lap in zip(steps["step"], steps["first"], _laps(raw, steps, per_second), strict=True):
+        since_1970 = EARLIEST_S * per_second <= first <= LATEST_S * per_second
+        if first > LATEST_S * per_second:
+            _refuse_other_clock(raw["start"], int(first), unit, source, stated=stated)
+        if not since_1970 and not runs_on:
+            zeros.append(0)
+            continue
+        known = starts.get(step, math.inf) * per_second
+        near = abs(known - first) <= SAME_START_S * per_second
+        whole = isinstance(first, int)  # nothing but integers may be added to it
+        zero = (round(known) if whole else known) if near else first + (round(lap) if whole else lap)
+        zeros.append(zero)
+        starts[step] = float(zero) / per_second
+    bases = steps.select("step", zero=pl.Series(zeros, dtype=raw["start"].dtype))
+    placed = raw.join(bases, on="step", how="left", maintain_order="left")
+    return placed["start"] - placed["zero"], starts
+
+
+def _laps(raw: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[float]:
+    """How long after its first op each step starts: when the last op of the step before it has ended.
+
+    Ranks of a late stage begin while an early one still finishes; counted twice, that time would make steps longer than
+    the distance between them. If the step before was not traced, the usual value is used. If ranks overlap with
+    themselves, no clock ran from that step to the next.
+    """
+    by_rank = _by_step(raw, "rank").with_columns(
+        again=pl.when(pl.col("step").diff().over("rank") == 1).then(
+            pl.col("end").shift().over("rank") - pl.col("first")
+        )
+    )
+    again = by_rank.group_by("step").agg(pl.col("again").median()).sort("step")["again"].fill_null(0.0).to_numpy()
+    number, end = steps["step"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
+    first = steps["first"].cast(pl.Float64).to_numpy()
+    laps = np.full(len(first), np.nan)
+    laps[1:] = np.where(np.diff(number) == 1, np.maximum(end[:-1] - first[1:], 0.0), np.nan)
+    laps[again > SAME_END_S * per_second] = 0.0
+    known = laps[~np.isnan(laps)]
+    usual = float(np.median(known)) if len(known) else 0.0
+    filled: list[float] = np.where(np.isnan(laps), usual, laps).tolist()
+    return filled
+
+
+def _refuse_other_clock(start: pl.Series, first: float, unit: Unit, source: Source, *, stated: bool) -> None:
+    """Raise TraceError if `first` would be a clock time in another unit."""
+    for other in Unit:
+        if other is not unit and EARLIEST_S * other.per_second <= first <= LATEST_S * other.per_second:
+            row = int((start >= first).arg_max() or 0)
+            taken_as = f"with --unit {unit}" if stated else "in seconds"
+            raise TraceError(
+                f"{source}: {source.column('start')}, row {row}: {start[row]!r} {taken_as} is not a time since 1970,"
+                f" but in {other.word} it is; pass --unit {other} (unit={str(other)!r} in Python)"
+            )
