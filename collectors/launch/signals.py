@@ -18,19 +18,28 @@ STEERING = (START_RECORDING, STOP_RECORDING)
 WATCHED = (*FORWARDED, *STEERING, signal.SIGCHLD)
 
 _before: set[int] | None = None
+#: Whether exits of children were ignored, as some supervisors pass on: the exit code of the command would be lost.
+_ignored = False
 
 
 def hold() -> None:
-    """Block the signals in this thread and those it starts. Calls nest: the mask before the first counts."""
-    global _before  # noqa: PLW0603  a process has one mask
+    """Block the signals in this thread and those it starts, and have exits of children reported. Calls nest: what was
+    before the first counts.
+    """
+    global _before, _ignored  # noqa: PLW0603  a process has one mask
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     if _before is None:
         _before = set(mask)
+        _ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        if _ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def release() -> None:
-    """Restore the mask from before the first `hold`; does nothing without one."""
+    """Restore what was before the first `hold`; does nothing without one."""
     global _before  # noqa: PLW0603  a process has one mask
     if _before is not None:
+        if _ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, _before)
         _before = None

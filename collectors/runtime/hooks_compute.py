@@ -6,6 +6,7 @@ user's arguments and hands back its result.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import ModuleType
@@ -37,6 +38,22 @@ P2P_SOURCES = {
 }
 _TAG = "_tracekit_tag"
 _LAST_BACKWARD = int(Flag.LAST_BACKWARD)
+
+
+class UncopiedHook:
+    """A hook of one module of the user's. Copies of the module (averaged weights, the best model so far) and files with
+    it get a hook that does nothing, and that Python finds without tracekit.
+    """
+
+    def __init__(self, body: Callable[..., None]) -> None:
+        self._body = body
+
+    def __call__(self, *args: Any) -> None:
+        """Call the body."""
+        self._body(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class PipelineHooks:
@@ -308,8 +325,8 @@ class LoopHooks:
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._wrap_compiled(module)
         else:
-            module.register_forward_pre_hook(self._before_forward)
-            module.register_forward_hook(self._after_forward)
+            module.register_forward_pre_hook(UncopiedHook(self._before_forward))
+            module.register_forward_hook(UncopiedHook(self._after_forward))
 
     def _wrap_compiled(self, module: Any) -> None:
         compiled = module._compiled_call_impl  # noqa: SLF001  where torch keeps it

@@ -54,7 +54,8 @@ def answer_card(
 def do_first(what: str, *then: Component | str | None) -> Component:
     """The line that tells what to do, and what that gives back."""
     first = html.P([html.Span("Do this first: ", className="label"), html.B(what)])
-    parts = [part for words in then for part in (words, " ")]  # where a line may break
+    sentences = [f"{words.rstrip('.')}." if isinstance(words, str) else words for words in then]
+    parts = [part for words in sentences for part in (words, " ")]  # where a line may break
     return html.Div([first, html.P(parts)], className="action")
 
 

@@ -24,6 +24,7 @@ OPEN = (HEALTH, "/readyz")
 #: A page asks with a few kilobytes; more is an accident or an attack.
 MOST_BYTES_ASKED = 4 * 1024 * 1024
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]@:/?#\s]+)(:\d{1,5})?")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _Start = Callable[..., Any]
 
@@ -56,10 +57,10 @@ class Access:
         A foreign site that has its own name resolve to this machine (DNS rebinding) can only ask under that name. So
         names have to be known; addresses in digits, which no resolver answers for, do not.
         """
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
+        found = _HOST.fullmatch(host)
+        if found is None:
             return False
+        name = found["name"].strip("[]").rstrip(".").lower()
         if name == "localhost" or name in self.hosts:
             return True
         try:
@@ -98,13 +99,13 @@ class WithoutPrefix:
 
     def __init__(self, application: _Start, prefix: str) -> None:
         self._application = application
-        self._prefix = prefix
+        self.prefix = prefix
 
     def __call__(self, environment: dict[str, Any], start: _Start) -> Any:
         """The answer of the application."""
         path = environment["PATH_INFO"]
-        if self._prefix != "/" and path.startswith(self._prefix):
-            environment = {**environment, "PATH_INFO": "/" + path.removeprefix(self._prefix)}
+        if self.prefix != "/" and path.startswith(self.prefix):
+            environment = {**environment, "PATH_INFO": "/" + path.removeprefix(self.prefix)}
         return self._application(environment, start)
 
 

@@ -48,8 +48,9 @@ class ProxyHeader:
             sender = None
         if sender is None or sender not in self.network:
             return refused(403, "only the reverse proxy may ask here")
-        if not request.headers.get(self.header, "").strip():
-            return refused(403, f"the reverse proxy named no user in {self.header}")
+        named = request.headers.get(self.header, "").strip()
+        if not named or "," in named:  # a header that is given twice arrives with commas
+            return refused(403, f"the reverse proxy named {'several users' if named else 'no user'} in {self.header}")
         return None
 
     def register(self, server: flask.Flask) -> None:

@@ -112,7 +112,7 @@ class Passwords:
 
     def _of_basic(self, user: str, password: str) -> str | flask.Response | None:
         """The user, None for a wrong password, or that it is too early. A right password is hashed once a session."""
-        secret = hashlib.sha256(f"{user}\0{password}".encode()).hexdigest()
+        secret = hashlib.sha256(f"{user}\0{password}".encode(errors="surrogatepass")).hexdigest()
         if known := self._sessions.user(secret, self.hashes):
             return known
         if wait_s := self._attempts.wait_s(flask.g.client):

@@ -23,7 +23,7 @@ from waitress.channel import HTTPChannel
 from waitress.server import BaseWSGIServer, TcpWSGIServer, UnixWSGIServer
 from waitress.task import ThreadedTaskDispatcher, WSGITask
 
-from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED
+from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, WithoutPrefix
 from tracekit.dashboards.web.attempts import network_of
 
 #: A client may keep its connection waiting this long, and longer for what it sends or takes at SLOWEST_BYTES_PER_S.
@@ -55,6 +55,14 @@ class _Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         self.wait()
         super().__init__(server, sock, address, *arguments, **options)
         server.make_room(self)
+
+    def received(self, data: bytes) -> bool:
+        """Take what the client sent; closes the connection of one whose numbers Python does not read."""
+        try:
+            return bool(super().received(data))
+        except ValueError:
+            self.handle_close()
+            return False
 
     def wait(self) -> None:
         """Note that from now on the client is waited for."""
@@ -122,8 +130,9 @@ class _Unix(_Limits, UnixWSGIServer):  # type: ignore[misc]  # waitress has no t
 class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
     """`count` threads for pages, and one for health checks, which are answered while all others are busy."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, health: str) -> None:
         super().__init__()
+        self._path = health
         self.set_thread_count(count)
         self._health = ThreadedTaskDispatcher()
         self._health.set_thread_count(1)
@@ -131,7 +140,7 @@ class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no
     def add_task(self, connection: _Connection) -> None:
         """Queue a request."""
         request = connection.requests[0]
-        is_health = not request.error and request.path.endswith(HEALTH)
+        is_health = not request.error and request.path in (HEALTH, self._path)
         self._health.add_task(connection) if is_health else super().add_task(connection)
 
 
@@ -152,11 +161,17 @@ def make_server(listening: socket.socket, application: Any, threads: int, loop: 
         application,
         loop,
         _sock=listening,
-        dispatcher=_Threads(threads),
+        dispatcher=_Threads(threads, _prefix_of(application) + HEALTH[1:]),
         adj=settings,
         bind_socket=False,
         sockinfo=kept,
     )
+
+
+def _prefix_of(application: Any) -> str:
+    """The path under which browsers see the application."""
+    inner = getattr(application, "wsgi_app", None)
+    return inner.prefix if isinstance(inner, WithoutPrefix) else "/"
 
 
 class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types

@@ -132,10 +132,10 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> Rendera
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
     """The commands to type next, and what for: a look at the worst step, and the whole report."""
-    found = report.attribution
+    found, given = report.attribution, f"{source} " if source else ""  # none: the newest job of the default store
     if report.diagnosis.verdict.losses:
         worst = int(found.steps[int(found.step_slowdown.argmax())])
         out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
-        yield f"tracekit export {source} --steps {worst} --out {out}", "that step, for ui.perfetto.dev"
+        yield f"tracekit export {given}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"
     if not full:
-        yield f"tracekit whatif {source} --full", "what the answer rests on"
+        yield f"tracekit whatif {given}--full", "what the answer rests on"
