@@ -54,6 +54,8 @@ from tracekit.trace.model import Worker
 
 #: Drop causes that cost less than this share of the step, gone alone or with all others gone.
 SMALLEST_COST_SHARE = 0.02
+#: The steps in which a cause is said to act have at least this share of what it costs.
+SMALLEST_SHARE_IN_TIME = 0.5
 RULES: tuple[Rule, ...] = (
     BadWorker(),
     SlowHost(),
@@ -193,8 +195,18 @@ def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Cause]:
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(step_times_with(evidence.replay, others).mean()) - floor_s if others else saved_s
         cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
+        cause = replace(cause, time=_when_it_costs(evidence, cause))
         causes.append(replace(cause, saved_when_acting_s=_saved_when_acting_s(evidence, cause)))
     return causes
+
+
+def _when_it_costs(evidence: Evidence, cause: Cause) -> TimePattern | None:
+    """The time of a cause; None if most of what it costs lies in other steps, as where a few are only the longest."""
+    acts = acting(evidence, cause)
+    if acts is None or cause.without_s is None:
+        return cause.time
+    saved_s = (evidence.unchanged - cause.without_s).clip(min=0)
+    return cause.time if saved_s[acts].sum() >= SMALLEST_SHARE_IN_TIME * saved_s.sum() else None
 
 
 def _saved_when_acting_s(evidence: Evidence, cause: Cause) -> float | None:

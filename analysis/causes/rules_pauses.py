@@ -143,7 +143,8 @@ class PythonGc(Rule):
                 " which points to Python's garbage collector"
             )
             if not stops.any():
-                where = Where(workers=evidence.workers_where(paused)) if paused.sum() == 1 else Where()
+                only = evidence.workers_where(paused) if paused.sum() == 1 else ()
+                where = Where(workers=only or stopped_workers(evidence, pause[FORWARD].sum(axis=(1, 2))))
         if changes:
             series = None if pause is None else _usual_pause(evidence, pause)
             yield Candidate(

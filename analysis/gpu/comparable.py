@@ -201,4 +201,15 @@ def _of_steps(found: Comparable, steps: Collection[int], short: Collection[int])
     few = (marked if recording.step_spans.height else len(steps)) < FEWEST_STEPS
     notes = recording.notes if few else (*recording.notes, note)
     part = replace(part, step_spans=spans, pauses=pauses, cut=(), notes=notes)
-    return _matched(part, found.left_out, [f"a rank may cost more or less in other steps: {note}"] if few else [])
+    compared = _matched(part, found.left_out, [f"a rank may cost more or less in other steps: {note}"] if few else [])
+    return replace(compared, doubts=(*compared.doubts, *_disagreeing_marks(compared.matches)))
+
+
+def _disagreeing_marks(matches: Matches) -> list[str]:
+    """Why the steps of some ranks are not those of the others: as a whole, they have the same collectives."""
+    groups = [group for group in matches.groups if not group.transfers]
+    unmatched = sum(sum(group.unmatched.values()) for group in groups)
+    if unmatched <= LARGEST_MISSING_SHARE * (len(matches.row) + unmatched):
+        return []
+    why = "ranks number their steps differently, or some kernels were not recorded"
+    return [f"{unmatched} kernels of collectives in the compared steps fit none on the other ranks: {why}"]

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 from zlib import crc32
 
 import flask
+from werkzeug.datastructures import Authorization
 from werkzeug.security import check_password_hash
 from werkzeug.wrappers import Response
 
@@ -44,6 +45,14 @@ label {{ display: grid; gap: 4px; }} input, button {{ font: inherit; padding: 8p
 """
 
 
+def _given(request: flask.Request) -> Authorization | None:
+    """What the header Authorization says; None also if it is damaged."""
+    try:
+        return request.authorization
+    except ValueError:  # UnicodeError too
+        return None
+
+
 class Passwords:
     """Lets in who is in the file `path`. Raises SelectionError where it cannot be read or understood."""
 
@@ -61,7 +70,7 @@ class Passwords:
         if request.path == LOGIN:
             return None
         user = self._sessions.user(request.cookies.get(COOKIE, ""), self.hashes)
-        if user is None and (given := request.authorization) is not None and given.type == "basic":
+        if user is None and (given := _given(request)) is not None and given.type == "basic":
             found = self._of_basic(given.username or "", given.password or "")
             if isinstance(found, flask.Response):
                 return found

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.eventsim import Job as Drawn
@@ -22,6 +23,7 @@ from tracekit.analysis.causes import CauseKind
 from tracekit.job.pipeline import Job
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Worker
 
 #: Words are rounded, and give the mean of the steps, ops and members that a cause is on.
 ROUNDING = 1.05
@@ -170,3 +172,21 @@ def test_stops_that_nothing_counted_take_no_host_code_with_them(seed):
     job = drawn_together("P17-stops", "P18", 11_000_000 + seed)
     costs = {str(cause.kind): cause.saved_s for cause in Job(simulate(job).trace).whatif().diagnosis.causes}
     assert costs == pytest.approx({str(one.kind): one.saved_s for one in truths(job)}, abs=0.01 * mean_step_s(job))
+
+
+def test_a_few_long_pauses_of_another_rank_take_neither_place_nor_time_from_the_usual_ones():
+    """Rank 3 pauses for 20 ms in three of four steps; rank 2 for 70 ms in every 50th. None is on all ranks."""
+    draw = np.random.default_rng(1)
+
+    def program(step, rank):
+        pause_s = 0.02 * (rank == 3 and step % 4 > 0) + 0.07 * (rank == 2 and step % 50 == 20)
+        forwards = 0.02 * np.exp(draw.normal(0, 0.01, 4)) + pause_s * (np.arange(4) == 1)
+        return [
+            op for forward_s in forwards for op in (("forward-compute", float(forward_s)), ("backward-compute", 0.04))
+        ]
+
+    trace = of_steps([[program(step, rank) for rank in range(8)] for step in range(200)])
+    (cause,) = [cause for cause in Job(trace).whatif().diagnosis.causes if cause.change is not None]
+    assert cause.where.workers == (Worker(3, 0),)
+    assert cause.when == "again and again"
+    assert cause.saved_s == pytest.approx(0.75 * 0.02 + 0.02 * 0.07, rel=0.05)

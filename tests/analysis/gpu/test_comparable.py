@@ -174,3 +174,14 @@ def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path
     report = load_gpu(tmp_path).whatif()
     assert report.recording.ranks == (0, 1)
     assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.distrust)
+
+
+@pytest.mark.parametrize("rank", [CULPRIT, OTHER])
+def test_ranks_that_number_their_steps_differently_are_not_trusted(tmp_path, rank):
+    def later(events: Events) -> Events:
+        for one in events:
+            head, mark, number = one["name"].partition("ProfilerStep#")
+            one["name"] = f"{head}{mark}{int(number) + 1}" if mark else one["name"]
+        return events
+
+    assert any("number their steps differently" in doubt for doubt in report_of(tmp_path, rank, later).distrust)

@@ -36,6 +36,20 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     assert "nothing was recorded" in process.stderr
 
 
+def test_the_exit_code_passes_through_where_exits_of_children_are_ignored(tmp_path):
+    """As some supervisors pass on; the command itself starts with it."""
+    command = [sys.executable, "-c", "import signal, sys; sys.exit(7 - 3 * (signal.getsignal(signal.SIGCHLD) != 1))"]
+    process = subprocess.run(
+        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )
+    assert process.returncode == 7
+
+
 @pytest.mark.parametrize("left", ["", 'mkdir -p "$TRACEKIT_COLLECT_DIR";'], ids=["nothing", "an empty folder"])
 def test_a_recording_that_is_removed_meanwhile_is_one_line_and_the_exit_code_is_the_commands(tmp_path, left):
     """What the launcher writes at that very moment may keep `rm` from removing the folder itself."""

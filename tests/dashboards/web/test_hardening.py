@@ -67,6 +67,8 @@ def test_no_request_changes_a_store(tmp_path: Path) -> None:
         ("evil.example:8050", 421),
         ("127.0.0.1.evil.example", 421),
         ("[::1", 421),
+        ("[::1].evil.example", 421),
+        ("evil.example@localhost", 421),
         ("", 421),
     ],
 )

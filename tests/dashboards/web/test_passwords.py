@@ -141,6 +141,12 @@ def test_logging_out_ends_the_sessions_of_the_user_on_every_device(site: Site) -
     assert [client.get("/download/jobs.csv").status_code for client in (site.client, other, third)] == [401, 401, 200]
 
 
+def test_a_name_that_is_no_text_is_a_wrong_one(site: Site) -> None:
+    basic = {"Authorization": f"Basic {b64encode(bytes([255, 255, 58, 255])).decode()}"}
+    assert site.client.get("/metrics", headers=basic).status_code == 401
+    assert site.client.get("/metrics", headers={"Authorization": "Basic \xff\xff"}).status_code == 401
+
+
 def test_who_is_removed_from_the_file_or_has_a_new_password_is_out_at_once(site: Site) -> None:
     site.login("ann", "right")
     basic = {"Authorization": f"Basic {b64encode(b'bob:also right').decode()}"}

@@ -158,6 +158,8 @@ class TestWhoMayLook:
             ("127.0.0.0/8", {}, 403),
             ("127.0.0.0/8", {"X-User": " "}, 403),
             ("10.0.0.1", {"X-User": "ann"}, 403),
+            ("127.0.0.1", [("X-User", ""), ("X-User", "")], 403),
+            ("127.0.0.1", [("X-User", "ann"), ("X-User", "bob")], 403),
         ):
             app = make_app(sample_store, Access(read_auth(f"header:X-User@{network}")))
             assert app.server.test_client().get("/metrics", headers=header).status_code == status
