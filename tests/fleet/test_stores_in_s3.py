@@ -136,8 +136,8 @@ def test_no_store_there_is_one_clear_error(place: str, said: str, address: str) 
 def test_hangs_are_added_to_the_folder_that_it_is_a_copy_of(address: str) -> None:
     ran = run("hang", address, "--job", "other")
     assert ran.message == (
-        f"tracekit: {address}: keeps no hang of a job 'other'; `tracekit collect --hang-after 120 --store FOLDER` adds"
-        " them, and a copy of FOLDER there has them"
+        f"tracekit: {address}: keeps no hang of a job 'other'; `tracekit collect --hang-after 120 --store FOLDER --"
+        " COMMAND` adds them, and a copy of FOLDER there has them"
     )
 
 

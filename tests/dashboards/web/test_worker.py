@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import select
-import signal
 import socket
 import threading
 from base64 import b64encode
@@ -69,25 +67,6 @@ def test_two_hundred_slow_clients_keep_nobody_waiting_and_try_no_password(sample
         with connections(address, list(UNFINISHED.values()) * (200 // len(UNFINISHED) + 1)):
             assert status(address, "/healthz") == 200
             assert status(address, "/", Authorization=right) == 200
-
-
-def test_a_worker_that_dies_is_replaced(sample_store: Path, tmp_path: Path) -> None:
-    store = tmp_path / "jobs"
-    store.symlink_to(sample_store)
-    with dashboard(store, folder=tmp_path, complaint="was sent SIGKILL") as url:
-        address = ("127.0.0.1", urlsplit(url).port or 0)
-        assert status(address, "/healthz") == 200
-        serving = {
-            int(found.parent.name): int((found.parent / "stat").read_text().rpartition(")")[2].split()[1])
-            for found in Path("/proc").glob("[0-9]*/cmdline")
-            if str(store).encode() in found.read_bytes()
-        }
-        (answering,) = [child for child, parent in serving.items() if parent in serving]
-        ended = os.pidfd_open(answering)
-        os.kill(answering, signal.SIGKILL)
-        select.select([ended], [], [])
-        os.close(ended)
-        assert status(address, "/healthz") == 200
 
 
 @dataclass
