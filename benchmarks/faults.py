@@ -19,6 +19,7 @@ OUTERMOST = frozenset(
         *("hooks_host:HostHooks._before_optimizer", "hooks_host:HostHooks._after_optimizer"),
         *("hooks_reducer:HostReduction._has_gradient", "patches:_ImportWatcher.find_spec"),
         "session:Session.in_main_thread",  # compares two numbers
+        "hooks_compute:UncopiedHook.__call__",  # calls the hook, which guards itself
         "guard:Guard.attempt_hook",  # the guard itself
     }
 )
