@@ -54,7 +54,7 @@ from tracekit.trace.model import Worker
 
 #: Drop causes that cost less than this share of the step, gone alone or with all others gone.
 SMALLEST_COST_SHARE = 0.02
-#: The steps in which a cause is said to act have at least this share of what it costs.
+#: A time pattern holds only if its steps have at least this share of what the cause costs.
 SMALLEST_SHARE_IN_TIME = 0.5
 RULES: tuple[Rule, ...] = (
     BadWorker(),
