@@ -113,7 +113,7 @@ def _prices() -> str:
 
 def _cost() -> str:
     from tracekit.analysis.attribution.attribute import attribute
-    from tracekit.analysis.diagnosis import diagnose
+    from tracekit.analysis.diagnosis.diagnose import diagnose
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.synth import FlappingNetwork, PythonGc, SequenceLengthImbalance, SlowWorker, SynthSpec, synthesize
     from tracekit.trace.model import Layout

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import table
-from tracekit.analysis.causes.model import CauseKind
 
 SCRIPT = Path(__file__).with_name("frameworks_train.py")
 #: Row -> the distribution that it needs beside torch.
@@ -41,16 +40,16 @@ ROWS = {
     **dict.fromkeys(("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"), "deepspeed"),
 }
 #: Names of a slow compute. The only worker of a pipeline's stage is slow, or its stage has more work: no peer tells.
-_COMPUTES = frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_RANK_OF_WORKER, CauseKind.STAGE_IMBALANCE})
+_COMPUTES = frozenset({"bad-worker", "slow-rank-of-worker", "stage-imbalance"})
 #: Part that is slow -> kinds of causes that name it.
-FITTING: Mapping[str, frozenset[CauseKind]] = {
+FITTING: Mapping[str, frozenset[str]] = {
     "forward": _COMPUTES,
     "backward": _COMPUTES,
-    "optimizer": frozenset({CauseKind.SLOW_OPTIMIZER}),
-    "data": frozenset({CauseKind.LATE_DATA}),
-    "host": frozenset({CauseKind.SLOW_HOST_CODE}),
-    "gc": frozenset({CauseKind.PYTHON_GC}),
-    "pause": frozenset({CauseKind.PROCESS_PAUSES}),
+    "optimizer": frozenset({"slow-optimizer"}),
+    "data": frozenset({"late-data-loading"}),
+    "host": frozenset({"slow-host-code"}),
+    "gc": frozenset({"python-gc"}),
+    "pause": frozenset({"process-pauses"}),
 }
 #: What an optimizer does before it calls its closure, which contains the step's forward, is host code before that.
 FITTING_IN = {("lightning", "optimizer"): FITTING["host"]}

@@ -75,6 +75,10 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         """Pipeline stages of the job."""
         return self.replay.graph.layout.pp
 
+    def step_times(self, changes: Sequence[Change]) -> Floats:
+        """Return the duration of each step after these changes, seconds, [steps]."""
+        return step_times_with(self.replay, changes)
+
     @cached_property
     def unchanged(self) -> Floats:
         """Step times of the job without changes, seconds, [steps]; launch delays as in `changes`."""

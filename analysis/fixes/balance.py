@@ -6,12 +6,18 @@ microbatches. No deal can give the busiest DP rank less than the mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
 
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import microbatch_cost
+from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import safe
+from tracekit.report.finding import Finding, Place
 
 #: Stop improving the deal of a step after this many swaps.
 SWAPS = 200
@@ -85,3 +91,33 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
     by_step = cost.transpose(1, 0, 2).reshape(steps, microbatches * dp_ranks)
     new = np.take_along_axis(by_step, deal.transpose(1, 0, 2).reshape(steps, -1), axis=1)
     return new.reshape(steps, microbatches, dp_ranks).transpose(1, 0, 2)
+
+
+def balance_plans(evidence: Evidence, causes: Sequence[Finding]) -> Iterator[Plan]:
+    """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
+    profile = evidence.profile
+    if not causes or profile is None:
+        return
+    cost = microbatch_cost(evidence)
+    load, dealt = cost.sum(axis=0), dealt_cost(cost, deal_job(cost))
+    best = dealt_cost(cost, deal_job(cost, best_deal_of_step))
+    elastic = profile.elasticity[:, :, :, None, None, None]
+    change = Scale(evidence.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
+    cause = max(causes, key=lambda one: one.saved_s)
+    gone = [one.change for one in causes if one.change is not None]
+    bound_s = float(evidence.step_times(gone).mean())
+    offset = evidence.attribution.recorded_s - evidence.unchanged_s
+    yield Plan(
+        "balance-sequences",
+        "Deal microbatches over DP ranks by cost in the sampler: by the sum of squared sequence lengths, not by count",
+        Place(),
+        change,
+        details={
+            "busiest_over_mean_now": float((load.max(axis=1) / safe(load.mean(axis=1))).mean()),
+            "busiest_over_mean_then": float((dealt.sum(axis=0).max(axis=1) / safe(load.mean(axis=1))).mean()),
+            "busiest_over_mean_best": float((best.sum(axis=0).max(axis=1) / safe(load.mean(axis=1))).mean()),
+            "bound_step_s": bound_s + offset,
+            "assumes": "same cost on any DP rank; the longest first, each to the DP rank with the least work",
+        },
+        cause=cause,
+    )

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.causes.model import Where
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
-from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.plan import Plan
+from tracekit.report.finding import Place
 
 #: Compression shrinks gradients and parameters by this factor: 16 to 8 bits.
 COMPRESSION = 2
@@ -24,16 +23,16 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
         # Waiting for an unrecorded worker is not transfer time, so it stays.
         transfers = evidence.traffic.transfer_share[..., None]
         yield Plan(
-            FixKind.OVERLAP_DP,
+            "overlap-dp-communication",
             "Overlap data-parallel communication with compute, all of it",
-            Where(),
+            Place(),
             Scale(evidence.collectives, 1 - transfers),
             bound=True,
         )
         yield Plan(
-            FixKind.COMPRESS_DP,
+            "compress-dp-communication",
             f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
-            Where(),
+            Place(),
             rings_faster(evidence.traffic, 1 - evidence.traffic.transfer_share * (1 - 1 / COMPRESSION)),
             details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
         )
@@ -45,9 +44,9 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
         slot_s = float(profile.stage_s.sum(axis=1).mean())
         saved_s = slot_s * (evidence.stages - 1) / chunks / 2
         yield Plan(
-            FixKind.MORE_MICROBATCHES,
+            "more-microbatches",
             "Run twice as many microbatches of half the size",
-            Where(),
+            Place(),
             None,
             step_times=evidence.unchanged - saved_s,
             bound=True,

@@ -1,6 +1,6 @@
 """Fixes that move layers, or work, between stages.
 
-In: `Evidence` and `Cause`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
+In: `Evidence` and `Finding`s. Out: `Plan`s. If the layers of each stage are known, a plan gives the best integer split,
 and the split that leaves the loss layer alone on the last stage. If they are not, a split would be a guess: the plan
 gives the amount of work that each stage should have, which is valid for any layers.
 """
@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Cause, CauseKind, Where
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import worker_factor
-from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.fixes.partition import (
     MOST_LAYERS,
     OneLane,
@@ -26,10 +24,11 @@ from tracekit.analysis.fixes.partition import (
     with_slowness,
     work_shares,
 )
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.fixes.plan import MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
+from tracekit.report.finding import Finding, Place
 from tracekit.trace.canonical import Trace
 
 #: A plan names the stages that give up at least this share of what the largest giver gives up.
@@ -40,13 +39,15 @@ SAME_LAYERS = "all layers cost the same"
 ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"
 
 
-def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, ...] | None) -> Iterator[Plan]:
+def layer_plans(
+    evidence: Evidence, uneven_stages: Sequence[Finding], machines: Sequence[Finding], layers: tuple[int, ...] | None
+) -> Iterator[Plan]:
     """Plans for a stage with too much work and for the stage of a slow worker."""
     profile = evidence.profile
     if profile is None or evidence.stages < 2:
         return
-    by_kind = {cause.kind: cause for cause in reversed(causes)}  # the costliest cause of each kind
-    uneven, slow = by_kind.get(CauseKind.STAGE_IMBALANCE), by_kind.get(CauseKind.BAD_WORKER)
+    uneven = next(iter(uneven_stages), None)
+    slow = next((cause for cause in machines if cause.where.workers and cause.where.host is None), None)
     if uneven is None and slow is None:
         return
     check_layers(evidence.trace, layers)
@@ -61,15 +62,15 @@ def layer_plans(evidence: Evidence, causes: Sequence[Cause], layers: tuple[int, 
         yield from _spared(evidence, model, lane, slow)
 
 
-def _work_moved(evidence: Evidence, uneven: Cause | None, slow: Cause | None) -> Iterator[Plan]:
+def _work_moved(evidence: Evidence, uneven: Finding | None, slow: Finding | None) -> Iterator[Plan]:
     """Plans that give the work of each stage; used if the layers are unknown."""
     if uneven is not None:
-        yield from _shares(evidence, np.ones(evidence.stages), uneven, FixKind.REPARTITION)
+        yield from _shares(evidence, np.ones(evidence.stages), uneven, around=False)
     if slow is not None:
-        yield from _shares(evidence, _slowness(evidence), slow, FixKind.SHIFT_WORK)
+        yield from _shares(evidence, _slowness(evidence), slow, around=True)
 
 
-def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -> Iterator[Plan]:
+def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: bool) -> Iterator[Plan]:
     """Move work until all stages take equally long.
 
     Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
@@ -83,7 +84,7 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -
         return
     giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
-    keeps = "Keep the slow worker, move" if kind is FixKind.SHIFT_WORK else "Move"
+    keeps = "Keep the slow worker, move" if around else "Move"
     last = ", the last" if giving.tolist() == [evidence.stages - 1] else ""
     title = f"{keeps} layers off {named}{last}: about {less[giving].mean():.0%} less work there, more on the others"
     details = {
@@ -92,10 +93,10 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Cause, kind: FixKind) -
         "assumes": ANY_AMOUNT,
     }
     change = Scale(evidence.table, factor[None, :, None, None, None, None])
-    yield Plan(kind, title, Where(), change, details=details, cause=cause)
+    yield _moved(title, change, details, cause, around=around)
 
 
-def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
+def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding) -> Iterator[Plan]:
     best = best_split(model, lane)
     if best == model.layers:
         return
@@ -105,7 +106,7 @@ def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: 
         details["loss_alone"] = alone
     change = Scale(evidence.table, model.factor(best)[:, :, :, None, None, None])
     title = f"Split the layers {','.join(map(str, best))} over the stages"
-    yield Plan(FixKind.REPARTITION, title, Where(), change, details=details, cause=cause)
+    yield _moved(title, change, details, cause, around=False)
 
 
 def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
@@ -119,14 +120,20 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
     return {"layers": list(split), "step_over_now": lane.step_s(model.chunk_s(split)) / now_s}
 
 
-def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Cause) -> Iterator[Plan]:
+def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding) -> Iterator[Plan]:
     """Give fewer layers to the stage of a slow worker that cannot be replaced."""
     best = best_split(with_slowness(model, _slowness(evidence)), lane)
     if best == model.layers:
         return
     change = Scale(evidence.table, model.factor(best)[:, :, :, None, None, None])
     title = f"Keep the slow worker, split the layers {','.join(map(str, best))} over the stages"
-    yield Plan(FixKind.SHIFT_WORK, title, Where(), change, details=_details(model, best), cause=cause)
+    yield _moved(title, change, _details(model, best), cause, around=True)
+
+
+def _moved(title: str, change: Scale, details: dict[str, Any], cause: Finding, *, around: bool) -> Plan:
+    """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
+    kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
+    return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes)
 
 
 def _slowness(evidence: Evidence) -> Floats:

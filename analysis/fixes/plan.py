@@ -10,26 +10,33 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from tracekit.analysis.causes.model import Cause, Where
 from tracekit.analysis.evidence.changes import Change
-from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.report.finding import Finding, Place
+
+#: What the price of a repair assumes.
+SPEED_OF_PEERS = "the speed of peers afterwards"
+#: Fixes of which a combination has one: replace a machine, or give it less work.
+MACHINE = "machine"
 
 
 class Plan(Struct, frozen=True, eq=False):
     """One proposed fix. `step_times`: its step times if known, seconds, [steps]; None: replay `change` to get them.
 
     `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause
-    that it addresses, None for a fix that any job can try. `details["assumes"]`: what the price assumes, in a few
-    words.
+    that it addresses, None for a fix that any job can try. `details["assumes"]`: an assumption of the price.
+    `reached`, `around`, `excludes`: as for `Fix`.
     """
 
-    kind: FixKind
+    kind: str
     title: str
-    where: Where
+    where: Place
     change: Change | None
     step_times: Floats | None = None
     extra_s: float = 0.0
     bound: bool = False
     details: Mapping[str, Any] = field(default_factory=dict)
-    cause: Cause | None = None
+    cause: Finding | None = None
+    reached: str | None = None
+    around: bool = False
+    excludes: str | None = None

@@ -1,6 +1,6 @@
 """Fixes for slow workers and hosts: replace them, or give them less work.
 
-In: `Evidence` and `Cause`s. Out: `Plan`s.
+In: `Evidence` and `Finding`s. Out: `Plan`s.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracekit.analysis.causes.model import Cause, CauseKind, Where
-from tracekit.analysis.causes.naming import Names
-from tracekit.analysis.evidence.changes import Scale, step_times_with
+from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
-from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
+from tracekit.report.finding import Finding, Place
 from tracekit.trace.model import Worker
 
 #: A healthy worker is as fast as its peers: the trace has no better reference.
@@ -24,29 +23,29 @@ LIKE_PEERS = "as fast as its peers"
 #: Look for the smallest set of workers whose repair brings the slowdown below this.
 TARGET_SLOWDOWN = 1.05
 _Item = TypeVar("_Item")
-_SLOW_MACHINES = frozenset({CauseKind.BAD_WORKER, CauseKind.SLOW_HOST, CauseKind.SLOW_RANK_GROUP})
 
 
-def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
+def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
     """Make slow workers as fast as their peers; repair only as few as needed; or give a slow worker less work.
 
     The price assumes a healthy worker in its place. A plan says "replace" or "drain" only if there is evidence that the
     machine is at fault.
     """
-    slow = [cause for cause in causes if cause.kind in _SLOW_MACHINES]
     names = Names.of(evidence)
     for cause in slow:
-        host = cause.kind is CauseKind.SLOW_HOST
+        host = cause.where.host is not None
         hardware = evidence.hardware_at_fault(cause.where.workers)
         moved = f"Drain {cause.where.host}" if host else _replace(names, cause.where)
         yield Plan(
-            FixKind.DRAIN_HOST if host else FixKind.REPLACE_WORKERS,
+            "drain-host" if host else "replace-workers",
             moved if hardware else _like_peers(names, cause.where),
             cause.where,
             cause.change,
             step_times=cause.without_s,
             details={"assumes": LIKE_PEERS} if hardware else {},
             cause=cause,
+            reached="the speed of other hosts afterwards" if host else SPEED_OF_PEERS,
+            excludes=MACHINE,
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
@@ -55,37 +54,39 @@ def worker_plans(evidence: Evidence, causes: Sequence[Cause]) -> Iterator[Plan]:
         yield from _shifted(evidence, workers[0], slow[0])
 
 
-def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Cause) -> Iterator[Plan]:
+def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> Iterator[Plan]:
     """The smallest set of slow workers whose repair brings the slowdown below the target."""
     ranked = sorted(workers, key=lambda worker: -_exact(evidence, worker))
     target_s = TARGET_SLOWDOWN * evidence.attribution.ideal_s * evidence.unchanged_s / evidence.attribution.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
-        return float(step_times_with(evidence.replay, (as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
+        return float(evidence.step_times((as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, names = Where(workers=tuple(sorted(chosen))), Names.of(evidence)
+    where, names = Place(workers=tuple(sorted(chosen))), Names.of(evidence)
     hardware = evidence.hardware_at_fault(chosen)
     repair = _replace(names, where) if hardware else _like_peers(names, where)
     yield Plan(
-        FixKind.REPLACE_WORKERS,
+        "replace-workers",
         f"{repair}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         where,
         as_fast_as_peers(evidence, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
         cause=cause,
+        reached=SPEED_OF_PEERS,
+        excludes=MACHINE,
     )
 
 
-def _replace(names: Names, where: Where) -> str:
+def _replace(names: Names, where: Place) -> str:
     place = names.place(where)
     assert place is not None, "what is slow has a place"
     return f"Replace {place.words}"
 
 
-def _like_peers(names: Names, where: Where) -> str:
+def _like_peers(names: Names, where: Place) -> str:
     """What the price assumes, without blaming anybody."""
     place = names.place(where)
     assert place is not None, "what is slow has a place"
@@ -114,7 +115,7 @@ def fewest_that_suffice(
     return tuple(chosen)
 
 
-def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]:
+def _shifted(evidence: Evidence, worker: Worker, cause: Finding) -> Iterator[Plan]:
     """Fewer microbatches for the slow worker's DP rank; the other DP ranks take the rest."""
     profile = evidence.profile
     microbatches, dp_ranks = evidence.table.shape[3], len(evidence.dp_ranks)
@@ -131,13 +132,13 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]
         share = np.full(dp_ranks, 1 + moved / (dp_ranks - 1) / microbatches)
         share[at] = 1 - moved / microbatches
         change = Scale(evidence.table, share[None, None, None, None, None, :])
-        times = step_times_with(evidence.replay, (change,))
+        times = evidence.step_times((change,))
         title = f"Take {moved} of {microbatches} microbatches a step from dp {worker.dp_rank}"
         plans.append(
             Plan(
-                FixKind.SHIFT_WORK,
+                "shift-work-from-slow-worker",
                 title,
-                Where(dp_ranks=(worker.dp_rank,)),
+                Place(dp_ranks=(worker.dp_rank,)),
                 change,
                 step_times=times,
                 bound=True,
@@ -147,6 +148,8 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Cause) -> Iterator[Plan]
                     "assumes": "equal microbatches",
                 },
                 cause=cause,
+                around=True,
+                excludes=MACHINE,
             )
         )
     if plans:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tracekit.analysis.gpu.culprit import GpuCause
-from tracekit.analysis.verdict import LossKind
+from tracekit.report.verdict import LossKind
 
 #: A cause as a person would put it, after "rank 2".
 EFFECTS: Final[Mapping[GpuCause, str]] = {

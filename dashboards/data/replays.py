@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
+from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.base.command_line import command

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tracekit.analysis.causes.model import CauseKind
-from tracekit.analysis.fixes.model import FixKind
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import Selection
 from tracekit.analysis.whatif.selection_text import parse_selection
@@ -150,16 +148,16 @@ def _of_cause(report: Mapping[str, Any], cause: Mapping[str, Any]) -> tuple[Sugg
     where = cause["where"]
     if where["workers"]:
         return _workers(report, where)
-    if cause["kind"] == CauseKind.PYTHON_GC:  # its pauses are inside the forwards
+    if cause["kind"] == "python-gc":  # its pauses are inside the forwards
         return (Suggestion("All forwards ideal", WhatifQuery("kind=forward-compute")),)
-    if cause["kind"] == CauseKind.LATE_DATA and "data-load" in kinds:
+    if cause["kind"] == "late-data-loading" and "data-load" in kinds:
         return (Suggestion("Data loading ideal", WhatifQuery("kind=data-load")),)
     if where["links"]:
         return tuple(_link(link) for link in where["links"][:2])
     if where["pp_ranks"]:
         stages = ",".join(map(str, where["pp_ranks"]))
         return (Suggestion(f"Computes of stage {stages} ideal", WhatifQuery(f"stage={stages} and compute")),)
-    if cause["kind"] == CauseKind.SEQUENCE_LENGTH_IMBALANCE:
+    if cause["kind"] == "sequence-length-imbalance":
         return (Suggestion("Forwards and backwards ideal", WhatifQuery("kind=forward-compute,backward-compute")),)
     if where["steps"] and len(where["steps"]) <= 40:
         return (Suggestion("Slow steps ideal", WhatifQuery(f"step={','.join(map(str, where['steps']))}")),)
@@ -173,10 +171,10 @@ def _of_fixes(report: Mapping[str, Any]) -> Iterator[Suggestion]:
 
 def _of_fix(report: Mapping[str, Any], fix: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     collectives = [row["kind"] for row in report["by_kind"] if row["kind"] in DP_COLLECTIVES]
-    if fix["kind"] == FixKind.REPLACE_WORKERS:
+    if fix["kind"] == "replace-workers":
         return _workers(report, fix["where"])
-    if fix["kind"] in (FixKind.COMPRESS_DP, FixKind.OVERLAP_DP) and collectives:
-        share = 1 / fix["details"]["ratio"] if fix["kind"] == FixKind.COMPRESS_DP else 0.0
+    if fix["kind"] in ("compress-dp-communication", "overlap-dp-communication") and collectives:
+        share = 1 / fix["details"]["ratio"] if fix["kind"] == "compress-dp-communication" else 0.0
         title = f"Data-parallel transfers take {f'{share:.2g} of the' if share else 'no'} time"
         return (Suggestion(title, WhatifQuery(f"kind={','.join(sorted(collectives))}", QueryAction.SCALE, share)),)
     return ()

@@ -8,7 +8,7 @@ import polars as pl
 from dash import Input, Output, clientside_callback, dcc, html, no_update
 from dash.development.base_component import Component
 
-from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.diagnosis.verdict import SMALLEST_HEADLINE_SHARE
 from tracekit.base.command_line import adding, command
 from tracekit.base.text import short
 from tracekit.dashboards.pages.fleet_parts import job_card

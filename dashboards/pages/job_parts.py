@@ -11,8 +11,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.fixes.model import FixKind
-from tracekit.analysis.verdict import main_clause
+from tracekit.analysis.diagnosis.verdict import main_clause
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
@@ -167,7 +166,7 @@ def _sequence(report: dict[str, Any]) -> list[tuple[str, float]]:
     """Title and saving of the fixes that save most together, in their order; else of the one that saves most."""
     promised = [fix for fix in report["fixes"] if fix["withheld"] is None]
     for fix in promised:
-        if fix["kind"] == FixKind.COMBINATION:
+        if fix["kind"] == "combination":
             return [(one["title"], one["marginal_saved_s"]) for one in fix["details"]["sequence"]]
     best = max(promised, key=lambda fix: fix["saved_s"], default=None)
     return [] if best is None else [(best["title"], best["saved_s"])]

@@ -16,11 +16,10 @@ from statistics import fmean
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.gpu.remedy import OF_ALL
-from tracekit.analysis.verdict import LossKind
 from tracekit.base.text import cost, seconds, short, sure
 from tracekit.report.nodes import nodes_of
+from tracekit.report.verdict import LossKind
 from tracekit.report.worker_map import WorkerMap
 from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
 
@@ -32,9 +31,9 @@ _HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, 
 #: Microbatches whose forward and backward correlate by this much are marked.
 SAME_MICROBATCHES = 0.9
 #: Kinds of cause that say that there is none.
-NO_CAUSE = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
+NO_CAUSE = ("healthy", "unexplained")
 #: Causes of launch delays: they are what makes a replay fall short of the recording, and are priced with it.
-OF_LAUNCH_DELAYS = (CauseKind.LATE_DATA, CauseKind.HOST_BOUND)
+OF_LAUNCH_DELAYS = ("late-data-loading", "host-bound-launch")
 
 Report = Mapping[str, Any]
 
@@ -258,7 +257,7 @@ def host_words(report: Report, found: WorkerMap) -> str:
     for cause in named_causes(report):
         workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
         if workers:
-            rest = _host_check(report, cause) if cause["kind"] == CauseKind.SLOW_HOST else _on(cause, workers, found)
+            rest = _host_check(report, cause) if cause["kind"] == "slow-host" else _on(cause, workers, found)
             return f"{said or 'No host to drain.'} {rest}"
     return said or "No host to drain: the diagnosis names no host and no worker."
 
@@ -414,7 +413,7 @@ def correlation_words(report: Report) -> str:
         where = f"r reaches {SAME_MICROBATCHES} on every stage."
     else:
         where = f"r reaches {SAME_MICROBATCHES} on stage {listed(high)} of {len(rows):,}."
-    kind = CauseKind.SEQUENCE_LENGTH_IMBALANCE
+    kind = "sequence-length-imbalance"
     found = [cause for cause in named_causes(report) if cause["kind"] == kind]
     verdict = f"names sequence lengths ({sure(found[0]['confidence'])})" if found else "does not name sequence lengths"
     return f"{where} The diagnosis {verdict}."

@@ -14,12 +14,12 @@ from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.truth import mean_step_s, without
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.causes import CauseKind
+from tracekit.analysis.diagnosis.verdict import main_clause
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.verdict import LossKind, Verdict, main_clause
 from tracekit.job.pipeline import Job
 from tracekit.report.pipeline import Report
+from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -218,7 +218,7 @@ def test_what_pauses_cost_beside_a_slow_worker_is_not_the_worker_s():
     slow, pauses = SlowWorker(dp_rank=3, pp_rank=1, factor=1.5), PythonGc()
     report = Job(synthesize(SynthSpec(Layout(dp=8, pp=4), causes=(slow, pauses)))).whatif()
     diagnosis = report.diagnosis
-    (worker,) = (cause for cause in diagnosis.causes if cause.kind is CauseKind.BAD_WORKER)
+    (worker,) = (cause for cause in diagnosis.causes if cause.kind == "bad-worker")
     (stragglers,) = (loss for loss in diagnosis.verdict.losses if loss.kind is LossKind.STRAGGLER)
     straggling = report.attribution.original_s - report.attribution.ideal_s
     assert worker.saved_s < worker.alone_s < 0.8 * straggling

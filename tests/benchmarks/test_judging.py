@@ -14,7 +14,7 @@ from benchmarks.eventsim.uneven import SkewedData
 from benchmarks.judging import ACCEPTED, judge
 from benchmarks.verdicts import report
 from tests.benchmarks.test_eventsim import exact
-from tracekit.analysis.causes import CauseKind
+from tracekit.analysis.detectors.registry import detectors
 
 SHAPE = Shape(dp=4, pp=1, microbatches=4, steps=3)
 NOWHERE: dict[str, Any] = {"workers": [], "host": None, "links": [], "dp_ranks": [], "pp_ranks": [], "steps": []}
@@ -127,6 +127,6 @@ def test_misses_are_listed_with_the_command_that_shows_them():
 
 
 def test_causes_that_tracekit_names_today_keep_their_names():
-    nobody = (CauseKind.SHARED_CARD, CauseKind.LOCKSTEP_JITTER, CauseKind.BUSY_CORES, CauseKind.EVALUATION)
-    verdicts = {CauseKind.HEALTHY, CauseKind.UNEXPLAINED, CauseKind.TOO_LITTLE_TRACE, *nobody}
-    assert {str(kind) for kind in CauseKind} - {str(kind) for kind in verdicts} <= set().union(*ACCEPTED.values())
+    nobody = ("shared-network-card", "lockstep-jitter", "busy-cores", "evaluation")
+    verdicts = {"healthy", "unexplained", "too-little-trace", *nobody}
+    assert {detector.kind for detector in detectors()} - set(verdicts) <= set().union(*ACCEPTED.values())

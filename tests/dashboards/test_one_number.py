@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
-from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.base.text import seconds, with_error
 from tracekit.dashboards.data.whatif_query import WhatifQuery
 from tracekit.job.pipeline import Job
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
+from tracekit.report.verdict import LossKind, Verdict
 from tracekit.store import Incoming, Store
 
 JOB = "slow-worker"

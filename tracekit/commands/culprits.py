@@ -118,10 +118,11 @@ def culprits_command(
 
 
 def _check_parts(parts: Sequence[str]) -> None:
-    from tracekit.analysis.answer import PARTS
+    from tracekit.analysis.detectors.registry import parts as known_parts
 
-    if unknown := [name for name in parts if name not in PARTS]:
-        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(PARTS)}")
+    known = known_parts()
+    if unknown := [name for name in parts if name not in known]:
+        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(known)}")
 
 
 def _of_pipeline(

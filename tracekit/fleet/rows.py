@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import waste
-from tracekit.analysis.causes.model import CauseKind
 from tracekit.base.text import encodable
 from tracekit.fleet.exclusions import Exclusion, exclusions_of, usable_start
 from tracekit.fleet.tables import frame
@@ -30,7 +29,7 @@ _TEAM_KEYS = ("team", "project")
 #: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
 _MACHINE_PARTS = ("compute", "network", "process")
 #: These are not losses.
-_NO_LOSS = (CauseKind.HEALTHY, CauseKind.UNEXPLAINED)
+_NO_LOSS = ("healthy", "unexplained")
 
 
 def rows_of(job: Job | OpJob | GpuJob, digest: str, analysis: str) -> Rows:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.fixes.layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay

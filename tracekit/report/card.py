@@ -12,10 +12,10 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from tracekit.analysis.verdict import LossKind
 from tracekit.base.text import printable, short
 from tracekit.figures.theme import DARK, LIGHT, Theme
 from tracekit.report.svg import step_bars, worker_map
+from tracekit.report.verdict import LossKind
 from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.causes.model import Cause, confidence_from
-from tracekit.analysis.fixes.first import first_fix
-from tracekit.analysis.fixes.model import Fix
-from tracekit.analysis.fixes.price import CONFIDENCE_ERRORS
-from tracekit.analysis.verdict import LossKind
+from tracekit.analysis.diagnosis.first_fix import first_fix
+from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
 from tracekit.base.text import error_of, percent_sure, seconds, three_digits
+from tracekit.report.finding import Finding, confidence_from
+from tracekit.report.fix import Fix
 from tracekit.report.pipeline import Report
+from tracekit.report.verdict import LossKind
 
 _SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
 
@@ -88,7 +88,7 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
         yield "Money", f"GPU-hours x price = {three_digits(lost)} x {gpu_hour:g} = {lost * gpu_hour:,.0f} a day"
 
 
-def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
+def _cause(cause: Finding) -> Iterator[tuple[str, str]]:
     """Why, and how certain."""
     yield "Why", f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
     ratios = [(figure.value / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
@@ -108,7 +108,7 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
         )
 
 
-def _headline(report: Report, leading: Cause) -> Iterator[tuple[str, str]]:
+def _headline(report: Report, leading: Finding) -> Iterator[tuple[str, str]]:
     """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
     verdict = report.diagnosis.verdict
     step_s = verdict.lost_s / verdict.share

@@ -14,6 +14,7 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.diagnosis.verdict import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.gpu.breakdown import Breakdown
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.culprit import Culprit, GpuCause
@@ -22,10 +23,10 @@ from tracekit.analysis.gpu.matching import Matches
 from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS, OF_ALL
 from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.analysis.verdict import SMALLEST_HEADLINE_SHARE, LossKind
 from tracekit.base.text import ranks_text, seconds, short, three_digits
 from tracekit.report.op import OpReport
 from tracekit.report.plain_data import without_nan
+from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.kineto import GpuRecording
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.gpu.remedy import EFFECTS, OF_ALL
-from tracekit.analysis.verdict import LossKind
 from tracekit.base.text import printable, seconds, short
+from tracekit.report.verdict import LossKind
 
 if TYPE_CHECKING:
     from tracekit.report.gpu import GpuReport

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import Attribution, waste
-from tracekit.analysis.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnose import Diagnosis
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.atomic_write import Kind, parquet_with, replacing, starting_with
 from tracekit.base.errors import OutputError, SelectionError

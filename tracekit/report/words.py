@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from tracekit.analysis.causes.rules_outside import SMALLEST_OFFSET_S
+from tracekit.analysis.detectors.clock_error import SMALLEST_OFFSET_S
+from tracekit.analysis.diagnosis.verdict import main_clause
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.verdict import main_clause
 from tracekit.base.text import cost, percent_sure, seconds, short, with_error
 
 if TYPE_CHECKING:

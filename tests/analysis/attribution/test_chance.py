@@ -11,11 +11,11 @@ from benchmarks.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
-from tracekit.analysis.verdict import LossKind, Verdict
 from tracekit.dashboards.ui.sentences import op_headline
 from tracekit.job.gpu import load_gpu
 from tracekit.job.op import OpJob
 from tracekit.job.pipeline import Job
+from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 from tracekit.trace.op import OpTrace

@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.causes import Cause as Found
-from tracekit.analysis.causes import CauseKind, find_causes
+from tracekit.analysis.diagnosis.find import find_causes
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.report.finding import Finding as Found
 from tracekit.synth import (
     ClockOffset,
     FlappingNetwork,
@@ -43,23 +43,23 @@ from tracekit.trace.model import Layout
 
 MUST_FIND_SLOWDOWN = 1.1
 KIND_OF = {
-    "slow-worker": CauseKind.BAD_WORKER,
-    "slow-host": CauseKind.SLOW_HOST,
-    "slow-last-stage": CauseKind.STAGE_IMBALANCE,
-    "sequence-length-imbalance": CauseKind.SEQUENCE_LENGTH_IMBALANCE,
-    "python-gc": CauseKind.PYTHON_GC,
-    "slow-p2p-link": CauseKind.SLOW_LINK,
-    "slow-nic": CauseKind.SLOW_NIC,
-    "flapping-network": CauseKind.CONGESTION,
-    "late-data-loading": CauseKind.LATE_DATA,
-    "slow-steps": CauseKind.SLOW_STEPS,
-    "clock-offset": CauseKind.CLOCK_ERROR,
-    "missing-ranks": CauseKind.TOO_LITTLE_TRACE,
-    "missing-steps": CauseKind.TOO_LITTLE_TRACE,
+    "slow-worker": "bad-worker",
+    "slow-host": "slow-host",
+    "slow-last-stage": "stage-imbalance",
+    "sequence-length-imbalance": "sequence-length-imbalance",
+    "python-gc": "python-gc",
+    "slow-p2p-link": "slow-p2p-link",
+    "slow-nic": "slow-nic",
+    "flapping-network": "congestion",
+    "late-data-loading": "late-data-loading",
+    "slow-steps": "slow-steps",
+    "clock-offset": "clock-error",
+    "missing-ranks": "too-little-trace",
+    "missing-steps": "too-little-trace",
 }
 #: Say nothing about the job, or that nothing is wrong.
-VERDICTS = {CauseKind.HEALTHY, CauseKind.UNEXPLAINED}
-ALWAYS = {CauseKind.CLOCK_ERROR, CauseKind.TOO_LITTLE_TRACE}
+VERDICTS = {"healthy", "unexplained"}
+ALWAYS = {"clock-error", "too-little-trace"}
 
 #: Three strengths of every cause.
 STRENGTHS: tuple[tuple[InjectedCause, ...], ...] = (
@@ -110,8 +110,8 @@ class Case:
 
     spec: SynthSpec
     trace: Trace
-    must: tuple[CauseKind, ...]
-    may: frozenset[CauseKind]
+    must: tuple[str, ...]
+    may: frozenset[str]
     slowdowns: tuple[float, ...]
 
 
@@ -172,11 +172,11 @@ def case_of(spec: SynthSpec) -> Case:
     return Case(spec, trace, tuple(must), frozenset(may), tuple(slowdowns))
 
 
-def expected_kind(label: dict, trace: Trace) -> CauseKind:
+def expected_kind(label: dict, trace: Trace) -> str:
     """A slow host with one traced worker is a slow worker."""
     kind = KIND_OF[label["cause"]]
-    if kind is CauseKind.SLOW_HOST and len(workers_of_host(label, trace)) == 1:
-        return CauseKind.BAD_WORKER
+    if kind == "slow-host" and len(workers_of_host(label, trace)) == 1:
+        return "bad-worker"
     return kind
 
 
@@ -246,17 +246,17 @@ class Score:
                 self._note("wrong", kind, case, kinds)
         if len(case.spec.causes) < 2:
             row = injected if case.must or not case.spec.causes else f"{injected} (< 10 %)"
-            for kind in kinds or {CauseKind.HEALTHY}:
+            for kind in kinds or {"healthy"}:
                 self.confusion[row, str(kind)] += 1
         for label in case.trace.metadata["labels"]:
             kind = expected_kind(label, case.trace)
             for cause in named:
-                sought = cause.kind is kind and kind in case.must
+                sought = cause.kind == kind and kind in case.must
                 if sought and not location_is_right(label, cause, case.trace):
                     self.misplaced[kind] += 1
                     self._note(f"misplaced at {cause.where}", kind, case, kinds)
 
-    def _note(self, what: str, kind: CauseKind, case: Case, kinds: set[CauseKind]) -> None:
+    def _note(self, what: str, kind: str, case: Case, kinds: set[str]) -> None:
         spec = case.spec
         self.notes.append(
             f"{what}: {kind}; seed {spec.seed}, {spec.schedule} dp {spec.layout.dp} pp {spec.layout.pp} vpp"
@@ -265,11 +265,11 @@ class Score:
             f" {np.round(case.slowdowns, 3).tolist()}; found {sorted(kinds)}"
         )
 
-    def recall(self, kind: CauseKind) -> float:
+    def recall(self, kind: str) -> float:
         total = self.right[kind] + self.missed[kind]
         return self.right[kind] / total if total else 1.0
 
-    def precision(self, kind: CauseKind) -> float:
+    def precision(self, kind: str) -> float:
         total = self.right[kind] + self.wrong[kind]
         return self.right[kind] / total if total else 1.0
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
-from tracekit.analysis.causes import CauseKind
-from tracekit.analysis.causes.model import Where
+from tracekit.report.finding import Place
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker
 
@@ -47,7 +46,7 @@ def named(late: dict[int, tuple[int, ...]], steps: int = 12, *, gathered: bool =
 def test_a_first_rank_that_stands_still_every_few_steps_writes_for_all():
     """Two seconds in every third of twelve steps."""
     cause = named({0: (1, 4, 7, 10)})
-    assert (cause.kind, cause.where) == (CauseKind.CHECKPOINT_STALLS, Where())
+    assert (cause.kind, cause.where) == ("checkpoint-stalls", Place())
     assert cause.saved_s == pytest.approx(STOP_S / 3)
     assert cause.effect == "rank 0 stands still every 3 steps, up to 2.00 s, while the others wait"
     assert cause.title == "A rank stops while the others wait, as for a checkpoint that is not recorded"
@@ -56,7 +55,7 @@ def test_a_first_rank_that_stands_still_every_few_steps_writes_for_all():
 @pytest.mark.parametrize("late", [{1: (1, 4, 7, 10)}, {0: (1, 4, 6, 11)}])
 def test_another_rank_or_irregular_steps_are_late_data(late):
     cause = named(late)
-    assert (cause.kind, cause.where) == (CauseKind.LATE_DATA, Where(dp_ranks=tuple(late)))
+    assert (cause.kind, cause.where) == ("late-data-loading", Place(dp_ranks=tuple(late)))
     assert cause.saved_s == pytest.approx(STOP_S / 3)
 
 
@@ -64,7 +63,7 @@ def test_another_rank_or_irregular_steps_are_late_data(late):
 def test_a_checkpoint_while_parameters_are_gathered_stops_all_ranks(steps):
     """Their first forwards come 2 s after the step has begun, not 0.25 s: 1.75 s in each third step, or in one."""
     cause = named({0: steps, 1: steps}, gathered=True)
-    assert (cause.kind, cause.where) == (CauseKind.CHECKPOINT_STALLS, Where())
+    assert (cause.kind, cause.where) == ("checkpoint-stalls", Place())
     assert cause.saved_s == pytest.approx((STOP_S - GATHER_S) * len(steps) / 12)
     assert cause.effect.startswith("all ranks stand still for ")
 
@@ -74,7 +73,7 @@ def test_a_checkpoint_before_every_other_step_is_no_usual_step(steps):
     """Six of twelve steps, or seven of thirteen."""
     late = tuple(range(0, steps, 2))
     cause = named({0: late, 1: late}, steps)
-    assert (cause.kind, cause.where) == (CauseKind.CHECKPOINT_STALLS, Where())
+    assert (cause.kind, cause.where) == ("checkpoint-stalls", Place())
     assert cause.saved_s == pytest.approx(STOP_S * len(late) / steps)
 
 
@@ -93,7 +92,7 @@ def test_host_code_of_a_rank_is_priced_without_the_breaks_of_another():
         parts.append(frame(lanes, [step]))
     found = found_in(Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1, world_size=2), name="by hand"))
     by_kind = {cause.kind: cause for cause in found}
-    assert set(by_kind) == {CauseKind.CHECKPOINT_STALLS, CauseKind.SLOW_HOST_CODE}
-    assert by_kind[CauseKind.CHECKPOINT_STALLS].saved_s == pytest.approx(STOP_S / 3)
-    assert by_kind[CauseKind.SLOW_HOST_CODE].saved_s == pytest.approx(slow_s)
-    assert by_kind[CauseKind.SLOW_HOST_CODE].where == Where(workers=(Worker(1, 0),))
+    assert set(by_kind) == {"checkpoint-stalls", "slow-host-code"}
+    assert by_kind["checkpoint-stalls"].saved_s == pytest.approx(STOP_S / 3)
+    assert by_kind["slow-host-code"].saved_s == pytest.approx(slow_s)
+    assert by_kind["slow-host-code"].where == Place(workers=(Worker(1, 0),))

@@ -9,8 +9,7 @@ import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
-from tracekit.analysis.causes import CauseKind
-from tracekit.analysis.causes.model import Where
+from tracekit.report.finding import Place
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
@@ -46,7 +45,7 @@ def late_in(late: Mapping[int, Collection[int]], ranks: int, usual_s: float = 0.
     """The cause found where these ranks load data for 0.5 s in these steps, all others for `usual_s`."""
     loads_s = [[0.5 if step in late.get(rank, ()) else usual_s for step in range(STEPS)] for rank in range(ranks)]
     (cause,) = job(loads_s, 1.5)
-    assert cause.kind is CauseKind.LATE_DATA
+    assert cause.kind == "late-data-loading"
     return cause
 
 
@@ -56,8 +55,8 @@ def late_in(late: Mapping[int, Collection[int]], ranks: int, usual_s: float = 0.
 )
 def test_recorded_loading_is_late_from_5_ms_or_a_twentieth_of_the_step_on(late_s, computes_s, found):
     """Of steps of 25, 32, 313 and 505 ms; where it is late, going without it saves it all."""
-    late = [one for one in loading(0.0003, late_s, computes_s) if one.kind is CauseKind.LATE_DATA]
-    assert [one.where for one in late] == [Where(dp_ranks=(1,))] * found
+    late = [one for one in loading(0.0003, late_s, computes_s) if one.kind == "late-data-loading"]
+    assert [one.where for one in late] == [Place(dp_ranks=(1,))] * found
     assert [one.saved_s for one in late] == [pytest.approx(late_s - 0.0003)] * found
 
 
@@ -75,7 +74,7 @@ def test_ranks_that_are_late_more_often_than_chance_makes_them_are_named(late, r
     """However few steps they are late in, and however long all ranks load data anyway, which no price includes."""
     most = tuple(rank for rank, steps in sorted(late.items()) if len(steps) > 1)
     cause = late_in(late, ranks, usual_s)
-    assert cause.where == Where(dp_ranks=most)
+    assert cause.where == Place(dp_ranks=most)
     steps = {step for rank in most for step in late[rank]}
     assert cause.saved_s == pytest.approx((0.5 - usual_s) * len(steps) / STEPS)
 
@@ -86,6 +85,6 @@ def test_ranks_that_are_late_more_often_than_chance_makes_them_are_named(late, r
 def test_data_that_is_late_on_changing_ranks_is_late_on_all(late, ranks):
     """Half a second in each of ten steps, on one rank or another: nobody's loader is worse than the others'."""
     cause = late_in(late, ranks)
-    assert cause.where == Where()
+    assert cause.where == Place()
     assert cause.effect == "data comes 500.0 ms late on average, 500.0 ms in the worst step, on changing ranks"
     assert cause.saved_s == pytest.approx(0.5 - 0.001)

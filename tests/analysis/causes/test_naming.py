@@ -2,8 +2,8 @@
 
 import pytest
 
-from tracekit.analysis.causes.model import Link, Where
-from tracekit.analysis.causes.naming import Names
+from tracekit.analysis.evidence.naming import Names
+from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
 
 #: Eight DP ranks and two stages on four nodes: rank = 2 x dp_rank + stage.
@@ -19,25 +19,25 @@ NAMES = Names(
 @pytest.mark.parametrize(
     ("where", "words", "plural"),
     [
-        (Where(workers=(Worker(2, 1),)), "rank 5 on node-1", False),
-        (Where(workers=(Worker(0, 0), Worker(0, 1), Worker(1, 0))), "ranks 0-2 on node-0", True),
-        (Where(workers=(Worker(0, 0), Worker(4, 1))), "ranks 0 and 9 on node-0 and node-2", True),
+        (Place(workers=(Worker(2, 1),)), "rank 5 on node-1", False),
+        (Place(workers=(Worker(0, 0), Worker(0, 1), Worker(1, 0))), "ranks 0-2 on node-0", True),
+        (Place(workers=(Worker(0, 0), Worker(4, 1))), "ranks 0 and 9 on node-0 and node-2", True),
         (
-            Where(workers=(Worker(0, 0), Worker(9, 0))),
+            Place(workers=(Worker(0, 0), Worker(9, 0))),
             "workers dp 0, stage 0 and dp 9, stage 0",
             True,
         ),  # one was not recorded
-        (Where(links=(Link(1, 0, 1),)), "the link between rank 2 and rank 3 on node-0", False),
+        (Place(links=(Link(1, 0, 1),)), "the link between rank 2 and rank 3 on node-0", False),
         (
-            Where(links=(Link(1, 0, 1), Link(2, 0, 1))),
+            Place(links=(Link(1, 0, 1), Link(2, 0, 1))),
             "2 links, first the link between rank 2 and rank 3 on node-0",
             True,
         ),
-        (Where(pp_ranks=(1,)), "stage 1", False),
-        (Where(dp_ranks=(2, 3)), "DP ranks 2-3", True),
+        (Place(pp_ranks=(1,)), "stage 1", False),
+        (Place(dp_ranks=(2, 3)), "DP ranks 2-3", True),
     ],
 )
-def test_a_place_is_called_by_its_ranks_and_nodes(where: Where, words: str, plural: bool) -> None:
+def test_a_place_is_called_by_its_ranks_and_nodes(where: Place, words: str, plural: bool) -> None:
     place = NAMES.place(where)
     assert place is not None
     assert (place.words, place.plural) == (words, plural)
@@ -48,8 +48,8 @@ def test_ranks_that_nothing_tells_apart_are_named_together() -> None:
     workers = [Worker(0, 0), Worker(0, 1), Worker(1, 0)]
     hosts = dict(zip(workers, ("node-0", "node-1", "node-2"), strict=True))
     names = Names(dict(zip(workers, (0, 4, 8), strict=True)), hosts, stages=2, host_of_rank={}, alike=4)
-    one, two = names.place(Where(workers=(workers[1],))), names.place(Where(workers=tuple(workers[1:])))
-    link = names.place(Where(links=(Link(0, 0, 1),)))
+    one, two = names.place(Place(workers=(workers[1],))), names.place(Place(workers=tuple(workers[1:])))
+    link = names.place(Place(links=(Link(0, 0, 1),)))
     assert one is not None
     assert two is not None
     assert link is not None
@@ -59,17 +59,17 @@ def test_ranks_that_nothing_tells_apart_are_named_together() -> None:
 
 
 def test_the_whole_job_has_no_name() -> None:
-    assert NAMES.place(Where(steps=(1, 2))) is None
+    assert NAMES.place(Place(steps=(1, 2))) is None
 
 
 def test_without_a_pipeline_a_dp_rank_is_a_rank() -> None:
     names = Names({Worker(3, 0): 12}, {}, stages=1, host_of_rank={})
-    place = names.place(Where(dp_ranks=(3,)))
+    place = names.place(Place(dp_ranks=(3,)))
     assert place is not None
     assert place.words == "rank 12"
 
 
 def test_a_long_list_is_cut() -> None:
-    place = NAMES.place(Where(workers=(*WORKERS[::3], WORKERS[1])))
+    place = NAMES.place(Place(workers=(*WORKERS[::3], WORKERS[1])))
     assert place is not None
     assert place.words == "7 ranks (0-1, 3, 6, 9, ...) on node-0, node-1, node-2 and node-3"

@@ -10,15 +10,14 @@ import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
-from tracekit.analysis.causes import CauseKind
-from tracekit.analysis.causes.model import Where
+from tracekit.report.finding import Place
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker
 from tracekit.trace.schema import OFF_CPU
 
 STEPS, STOPPED = 20, (3, 8, 9, 15)
 FORWARD_S, BACKWARD_S, HOST_S, STOP_S = 0.1, 0.2, 0.001, 0.06
-RANK_0, RANK_1 = (Where(workers=(Worker(rank, 0),)) for rank in range(2))
+RANK_0, RANK_1 = (Place(workers=(Worker(rank, 0),)) for rank in range(2))
 
 
 def lane(
@@ -88,7 +87,7 @@ def stopped_now_and_then(
 def test_a_worker_whose_computes_last_longer_while_it_is_off_the_cpu_is_stopped():
     """60 ms in four of twenty steps: 12 ms of each. Which of its ops were hit is unknown: its optimizer has a share."""
     (cause,) = causes(in_forward=STOP_S)
-    assert (cause.kind, cause.where) == (CauseKind.PROCESS_PAUSES, RANK_1)
+    assert (cause.kind, cause.where) == ("process-pauses", RANK_1)
     before_s = HOST_S + FORWARD_S + STOP_S + BACKWARD_S
     assert cause.saved_s == pytest.approx(STOP_S * len(STOPPED) / STEPS * before_s / (before_s + 0.01))
     assert cause.effect.startswith("the process is stopped for 60.0 ms in 4 of 20 steps")
@@ -98,21 +97,21 @@ def test_what_keeps_all_ranks_off_the_cpu_in_one_step_stops_none():
     """Rank 1 is off the CPU in three steps; in one of them, so is rank 0, as where both load libraries."""
     trace = stopped_now_and_then(in_forward=0.1, off_cpu=(0.0, 0.1), steps=(0, 8, 15))
     both = pl.when(pl.col("step") == 0, pl.col(OFF_CPU).is_not_null()).then(pl.lit([0.1])).otherwise(OFF_CPU)
-    assert CauseKind.PROCESS_PAUSES in {cause.kind for cause in found_in(trace)}
+    assert "process-pauses" in {cause.kind for cause in found_in(trace)}
     found = found_in(replace(trace, ops=trace.ops.with_columns(both.alias(OFF_CPU))))
-    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+    assert "process-pauses" not in {cause.kind for cause in found}
 
 
 @pytest.mark.parametrize(("longest_s", "named"), [(0.1, False), (0.05, True)])
 def test_short_stops_beside_much_longer_ones_of_another_are_noise(longest_s, named):
     """Rank 0 is off the CPU for 40 ms in four steps, rank 1 twice for 100 ms, or for 50 ms."""
     found = causes(in_forward=longest_s, off_cpu=(0.0, longest_s), steps=(8, 15), of_rank_0=0.04)
-    assert [cause.where for cause in found if cause.kind is CauseKind.PROCESS_PAUSES] == [RANK_0] * named
+    assert [cause.where for cause in found if cause.kind == "process-pauses"] == [RANK_0] * named
 
 
 def test_what_a_thread_waits_for_between_its_computes_is_host_code():
     (cause,) = causes(in_host=STOP_S)
-    assert (cause.kind, cause.where) == (CauseKind.SLOW_HOST_CODE, RANK_1)
+    assert (cause.kind, cause.where) == ("slow-host-code", RANK_1)
 
 
 def test_waits_in_host_code_are_no_stops_where_computes_happen_to_be_a_little_longer():
@@ -123,32 +122,32 @@ def test_waits_in_host_code_are_no_stops_where_computes_happen_to_be_a_little_lo
 
 def test_computes_that_last_longer_on_the_cpu_are_no_stops():
     found = causes(in_forward=STOP_S, off_cpu=(0.0, 0.0))
-    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+    assert "process-pauses" not in {cause.kind for cause in found}
 
 
 def test_what_others_are_off_the_cpu_now_and_then_is_no_stop():
     found = causes(in_forward=STOP_S, off_cpu=(STOP_S, STOP_S))
-    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+    assert "process-pauses" not in {cause.kind for cause in found}
 
 
 @pytest.mark.parametrize("steps", [range(STEPS), range(8, STEPS), range(6, 13)])
 def test_code_that_sleeps_in_every_step_of_a_stretch_is_no_stop(steps):
     found = causes(in_forward=STOP_S, steps=steps)
-    assert [cause.where for cause in found if cause.kind is CauseKind.BAD_WORKER] == [RANK_1]
+    assert [cause.where for cause in found if cause.kind == "bad-worker"] == [RANK_1]
     assert not any("neither runs nor waits" in cause.effect for cause in found)
 
 
 def test_stops_of_a_stretch_are_now_in_forwards_and_now_in_backwards():
     """As where they come as often as the steps do; code that sleeps does so at one place."""
     (cause,) = causes(in_forward=STOP_S, steps=range(6, 13), in_backward=(7, 10, 12))
-    assert (cause.kind, cause.where) == (CauseKind.PROCESS_PAUSES, RANK_1)
+    assert (cause.kind, cause.where) == ("process-pauses", RANK_1)
     assert cause.effect.startswith("the process is stopped for 60.0 ms in 7 of 20 steps")
 
 
 def test_threads_that_wait_for_a_device_are_not_stopped():
     """Both are off the CPU for a third of their computes in every step, rank 1 for 200 ms more in four."""
     found = causes(in_forward=0.2, off_cpu=(0.0, 0.2), always_s=FORWARD_S)
-    assert CauseKind.PROCESS_PAUSES not in {cause.kind for cause in found}
+    assert "process-pauses" not in {cause.kind for cause in found}
 
 
 def test_being_off_the_cpu_costs_nothing_where_computes_are_no_longer():
@@ -188,13 +187,13 @@ def test_stops_beside_host_code_that_sleeps_cost_no_more_than_they_last(every, l
     sleeps = {step for stretch in every for step in stretch}
     found = found_in(sleeps_and_stops(sleeps, (20, 91, 143, 178), stop_s=long_s))
     costs = {cause.kind: cause.saved_s for cause in found}
-    assert costs.pop(CauseKind.SLOW_HOST_CODE) == pytest.approx(0.0144, rel=0.05)
-    assert costs.pop(CauseKind.PROCESS_PAUSES, 0.0) <= 4 * (long_s + 0.0005) / 200
+    assert costs.pop("slow-host-code") == pytest.approx(0.0144, rel=0.05)
+    assert costs.pop("process-pauses", 0.0) <= 4 * (long_s + 0.0005) / 200
     assert not costs
 
 
 def test_host_code_that_sleeps_in_any_of_the_steps_costs_all_of_its_sleep():
     """20 ms in 150 of 200 steps, drawn at random; a little more goes, because forwards after a sleep are longer."""
     sleeps = set(np.random.default_rng(0).permutation(200)[:150].tolist())
-    (cause,) = (one for one in found_in(sleeps_and_stops(sleeps, ())) if one.kind is CauseKind.SLOW_HOST_CODE)
+    (cause,) = (one for one in found_in(sleeps_and_stops(sleeps, ())) if one.kind == "slow-host-code")
     assert cause.saved_s == pytest.approx(0.015, rel=0.03)

@@ -19,7 +19,7 @@ from tests.analysis.causes.corpus import specs
 from tests.analysis.causes.test_off_cpu import sleeps_and_stops
 from tests.analysis.causes.test_rules_host import job as host_job
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
-from tracekit.analysis.causes import CauseKind
+from tracekit.analysis.detectors.registry import detectors
 from tracekit.job.pipeline import Job
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import Trace
@@ -28,47 +28,47 @@ from tracekit.trace.model import Worker
 #: Words are rounded, and give the mean of the steps, ops and members that a cause is on.
 ROUNDING = 1.05
 #: Nothing can be repaired.
-UNPRICED = {CauseKind.CLOCK_ERROR, CauseKind.TOO_LITTLE_TRACE, CauseKind.UNEXPLAINED, CauseKind.HEALTHY}
+UNPRICED = {"clock-error", "too-little-trace", "unexplained", "healthy"}
 #: By which share ops are longer, or how many times as long: the step loses at most that part of itself.
 LONGER = {
-    CauseKind.BAD_WORKER: "compute beyond that of its peers",
-    CauseKind.SLOW_HOST: "compute beyond that of its peers",
-    CauseKind.SLOW_RANK_GROUP: "compute beyond that of its peers",
-    CauseKind.SLOW_RANK_OF_WORKER: "computing beyond its peers",
-    CauseKind.DATA_SKEW: "compute beyond that of other DP ranks, on all stages",
-    CauseKind.STAGE_IMBALANCE: "compute beyond that of the usual stage",
-    CauseKind.POSITION_EFFECT: "compute beyond that of other places",
-    CauseKind.SLOW_STEPS: "compute beyond that of the usual step",
-    CauseKind.SLOW_LINK: "transfer time over the usual",
-    CauseKind.SLOW_NIC: "transfer time over",
-    CauseKind.CONGESTION: "longest over the usual",
+    "bad-worker": "compute beyond that of its peers",
+    "slow-host": "compute beyond that of its peers",
+    "slow-rank-group": "compute beyond that of its peers",
+    "slow-rank-of-worker": "computing beyond its peers",
+    "data-skew": "compute beyond that of other DP ranks, on all stages",
+    "stage-imbalance": "compute beyond that of the usual stage",
+    "position-effect": "compute beyond that of other places",
+    "slow-steps": "compute beyond that of the usual step",
+    "slow-p2p-link": "transfer time over the usual",
+    "slow-nic": "transfer time over",
+    "congestion": "longest over the usual",
 }
 #: The share of the step that one member loses.
 OF_THE_STEP = {
-    CauseKind.HOST_BOUND: "launch delays and host work, over the step",
-    CauseKind.SLOW_HOST_CODE: "longer than its peers, over the step",
-    CauseKind.RANDOM_VARIATION: "cost of the spread, over the step",
-    CauseKind.SHARED_CARD: "what goes without, over the step",
-    CauseKind.LOCKSTEP_JITTER: "waiting in turn, over the step",
-    CauseKind.CHECKPOINT_STALLS: "over all steps",
-    CauseKind.EVALUATION: "over all steps",
-    CauseKind.PYTHON_GC: "over the step",
+    "host-bound-launch": "launch delays and host work, over the step",
+    "slow-host-code": "longer than its peers, over the step",
+    "random-variation": "cost of the spread, over the step",
+    "shared-network-card": "what goes without, over the step",
+    "lockstep-jitter": "waiting in turn, over the step",
+    "checkpoint-stalls": "over all steps",
+    "evaluation": "over all steps",
+    "python-gc": "over the step",
 }
 #: The seconds of the step that one member loses.
 SECONDS = {
-    CauseKind.LATE_DATA: "",
-    CauseKind.SLOW_OPTIMIZER: "beyond its peers",
-    CauseKind.UNRECORDED_WORKER_LATE: "its peers wait",
-    CauseKind.BUSY_CORES: "longest wait",
+    "late-data-loading": "",
+    "slow-optimizer": "beyond its peers",
+    "unrecorded-worker-late": "its peers wait",
+    "busy-cores": "longest wait",
 }
-BY_CHANCE = {CauseKind.PROCESS_PAUSES}
+BY_CHANCE = {"process-pauses"}
 #: Any microbatch may be as much longer as it likes: its sequences are.
-ANY_SIZE = {CauseKind.SEQUENCE_LENGTH_IMBALANCE}
+ANY_SIZE = {"sequence-length-imbalance"}
 
 
 def most_s(cause: Mapping[str, Any], report: Mapping[str, Any]) -> float:
     """Seconds of the mean step that the words of a cause allow: its size times how often and on how many it acts."""
-    kind, where, steps = CauseKind(cause["kind"]), cause["where"], report["job"]["steps"]
+    kind, where, steps = cause["kind"], cause["where"], report["job"]["steps"]
     step_s = max(report["step_time_s"]["recorded"], report["step_time_s"]["original"])
     layout = report["job"]["layout"]
     members = len(where["workers"] or where["ranks"] or where["dp_ranks"]) or layout["dp"] * layout["pp"]
@@ -94,7 +94,7 @@ def most_s(cause: Mapping[str, Any], report: Mapping[str, Any]) -> float:
 
 
 #: Kinds whose figure is a factor, not a share more.
-TIMES = {CauseKind.SLOW_LINK, CauseKind.SLOW_NIC, CauseKind.CONGESTION}
+TIMES = {"slow-p2p-link", "slow-nic", "congestion"}
 _SCALE = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -149,7 +149,7 @@ def drawn_jobs() -> Iterator[Trace]:
 
 def test_every_kind_of_cause_has_a_size():
     kinds = [*LONGER, *OF_THE_STEP, *SECONDS, *BY_CHANCE, *ANY_SIZE, *UNPRICED]
-    assert sorted(kinds) == sorted(CauseKind)
+    assert sorted(kinds) == sorted(detector.kind for detector in detectors())
 
 
 def test_no_price_exceeds_what_size_and_frequency_allow():
@@ -158,7 +158,7 @@ def test_no_price_exceeds_what_size_and_frequency_allow():
         report = Job(trace).whatif().to_dict()
         allowed: Counter[str] = Counter()
         for cause in report["causes"]:
-            if CauseKind(cause["kind"]) not in UNPRICED:
+            if cause["kind"] not in UNPRICED:
                 allowed[cause["kind"]] += ROUNDING * most_s(cause, report)
                 assert cause["saved_s"] <= ROUNDING * most_s(cause, report), (trace.name, cause["effect"])
         for fix in report["fixes"]:

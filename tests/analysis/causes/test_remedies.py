@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
-from tracekit.analysis.causes.find import RULES
-from tracekit.analysis.causes.model import Link, Where
-from tracekit.analysis.causes.naming import Names
-from tracekit.analysis.causes.remedies import remedy_for
-from tracekit.analysis.causes.rules_lockstep import SlowRankOfWorker
-from tracekit.analysis.causes.rules_workers import BadWorker
+from tracekit.analysis.detectors.bad_worker import BadWorker
+from tracekit.analysis.detectors.registry import detectors
+from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.detectors.slow_rank_of_worker import SlowRankOfWorker
+from tracekit.analysis.evidence.naming import Names
+from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
 
 UNKNOWN = replace(NAMES, ranks={}, hosts={}, host_of_rank={})
@@ -20,23 +20,23 @@ UNKNOWN = replace(NAMES, ranks={}, hosts={}, host_of_rank={})
 @pytest.mark.parametrize(
     ("where", "names", "words"),
     [
-        (Where(workers=(Worker(2, 1),)), NAMES, "rank 5 on node-1: move it"),
-        (Where(workers=(Worker(2, 1),)), replace(NAMES, hosts={}), "rank 5 on its node: move it"),
-        (Where(workers=(Worker(2, 0),)), replace(NAMES, alike=2), "ranks 4-5 on node-1: move them"),
-        (Where(workers=(Worker(0, 0), Worker(4, 1))), NAMES, "ranks 0 and 9 on node-0 and node-2: move them"),
-        (Where(workers=tuple(NAMES.ranks)), NAMES, "ranks 0-15 on node-0, node-1, node-2 and node-3: move them"),
-        (Where(ranks=(5,)), NAMES, "rank 5 on node-1: move it"),
-        (Where(dp_ranks=(2,)), NAMES, "DP rank 2 on node-1: move it"),
-        (Where(host="node-3"), NAMES, "all ranks on node-3: move them"),
-        (Where(steps=(4,)), NAMES, "all ranks on the hosts: move them"),
+        (Place(workers=(Worker(2, 1),)), NAMES, "rank 5 on node-1: move it"),
+        (Place(workers=(Worker(2, 1),)), replace(NAMES, hosts={}), "rank 5 on its node: move it"),
+        (Place(workers=(Worker(2, 0),)), replace(NAMES, alike=2), "ranks 4-5 on node-1: move them"),
+        (Place(workers=(Worker(0, 0), Worker(4, 1))), NAMES, "ranks 0 and 9 on node-0 and node-2: move them"),
+        (Place(workers=tuple(NAMES.ranks)), NAMES, "ranks 0-15 on node-0, node-1, node-2 and node-3: move them"),
+        (Place(ranks=(5,)), NAMES, "rank 5 on node-1: move it"),
+        (Place(dp_ranks=(2,)), NAMES, "DP rank 2 on node-1: move it"),
+        (Place(host="node-3"), NAMES, "all ranks on node-3: move them"),
+        (Place(steps=(4,)), NAMES, "all ranks on the hosts: move them"),
         (
-            Where(workers=(Worker(2, 1), Worker(3, 1))),
+            Place(workers=(Worker(2, 1), Worker(3, 1))),
             UNKNOWN,
             "workers dp 2, stage 1 and dp 3, stage 1 on their nodes: move them",
         ),
     ],
 )
-def test_ranks_and_nodes_are_filled_in(where: Where, names: Names, words: str) -> None:
+def test_ranks_and_nodes_are_filled_in(where: Place, names: Names, words: str) -> None:
     assert remedy_for("{ranks} on {hosts}: move {it}", names, where) == words
 
 
@@ -49,24 +49,24 @@ def test_ranks_and_nodes_are_filled_in(where: Where, names: Names, words: str) -
     ],
 )
 def test_a_link_within_a_node_is_called_by_its_ranks(link: Link, ends: str) -> None:
-    assert remedy_for("{ends}", NAMES, Where(links=(link,))) == ends
+    assert remedy_for("{ends}", NAMES, Place(links=(link,))) == ends
 
 
 def test_a_link_between_nodes_is_called_by_its_nodes() -> None:
     apart = replace(NAMES, hosts={worker: f"node-{worker.pp_rank}" for worker in NAMES.ranks})
-    assert remedy_for("{ends}", apart, Where(links=(Link(1, 0, 1),))) == "node-0 and node-1"
+    assert remedy_for("{ends}", apart, Place(links=(Link(1, 0, 1),))) == "node-0 and node-1"
 
 
 @pytest.mark.parametrize("rule", [BadWorker, SlowRankOfWorker])
 def test_a_slow_rank_of_a_job_without_gpus_is_not_looked_up_in_nvidia_smi(rule) -> None:
-    where = Where(ranks=(5,))
+    where = Place(ranks=(5,))
     assert "nvidia-smi" in remedy_for(rule.suggested_fix, NAMES, where)
     assert remedy_for(rule.suggested_fix, NAMES, where, on_cpus=True).startswith("check the cores of rank 5 on node-1 ")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.kind))
+@pytest.mark.parametrize("rule", [one for one in detectors() if one.suggested_fix], ids=lambda rule: str(rule.kind))
 def test_every_remedy_can_be_filled_in(rule) -> None:
-    for where in (Where(), Where(workers=(Worker(2, 1),)), Where(links=(Link(1, 0, 1),))):
+    for where in (Place(), Place(workers=(Worker(2, 1),)), Place(links=(Link(1, 0, 1),))):
         words = remedy_for(rule.suggested_fix, NAMES, where)
         assert words
         assert "{" not in words

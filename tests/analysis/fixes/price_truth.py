@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.causes import causes_of
+from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.fixes import Fix, FixKind, fixes_of
 from tracekit.analysis.fixes.balance import deal_job, dealt_cost
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.report.fix import Fix
 from tracekit.synth import (
     FlappingNetwork,
     InjectedCause,
@@ -34,15 +35,15 @@ from tracekit.synth.job import Effect, Seeded
 from tracekit.trace.model import Layout
 
 #: What goes when the fix is made.
-CURES: dict[FixKind, tuple[type[InjectedCause], ...]] = {
-    FixKind.REPLACE_WORKERS: (SlowWorker, SlowHost),
-    FixKind.DRAIN_HOST: (SlowHost,),
-    FixKind.PLANNED_GC: (PythonGc,),
-    FixKind.STEADY_STEPS: (SlowSteps,),
-    FixKind.REPAIR_LINK: (SlowP2pLink,),
-    FixKind.REPAIR_NIC: (SlowNic,),
-    FixKind.CALM_NETWORK: (FlappingNetwork,),
-    FixKind.PREFETCH: (LateDataLoading,),
+CURES: dict[str, tuple[type[InjectedCause], ...]] = {
+    "replace-workers": (SlowWorker, SlowHost),
+    "drain-host": (SlowHost,),
+    "planned-gc": (PythonGc,),
+    "steady-steps": (SlowSteps,),
+    "repair-link": (SlowP2pLink,),
+    "repair-nic": (SlowNic,),
+    "calm-network": (FlappingNetwork,),
+    "prefetch-data": (LateDataLoading,),
 }
 SHAPES = (
     (Layout(dp=4, pp=4, tp=4), Schedule.ONE_F_ONE_B, 8),
@@ -101,18 +102,18 @@ def truth_of(fix: Fix, spec: SynthSpec, evidence: Evidence) -> float | None:
     """Step time of the job simulated with the fix made; None where the simulator cannot make it."""
     if fix.kind in CURES:
         cured = tuple(cause for cause in spec.causes if not isinstance(cause, CURES[fix.kind]))
-        extra_s = fix.details["pause_s"] / fix.details["every_steps"] if fix.kind is FixKind.PLANNED_GC else 0.0
+        extra_s = fix.details["pause_s"] / fix.details["every_steps"] if fix.kind == "planned-gc" else 0.0
         return _simulated(replace(spec, causes=cured)) + extra_s
     if "layers_then" in fix.details:
         return _simulated(replace(spec, layers=tuple(fix.details["layers_then"])))
-    if fix.kind is FixKind.BALANCE_SEQUENCES:
+    if fix.kind == "balance-sequences":
         deal = deal_job(evidence.profile.microbatch)
         dealt = tuple(
             Dealt(cause.quadratic_share, deal) if isinstance(cause, SequenceLengthImbalance) else cause
             for cause in spec.causes
         )
         return _simulated(replace(spec, causes=dealt))
-    if fix.kind is FixKind.COMPRESS_DP:
+    if fix.kind == "compress-dp-communication":
         ratio, costs = fix.details["ratio"], spec.costs
         less = replace(
             costs,

@@ -15,13 +15,12 @@ from benchmarks.eventsim.run import simulate
 from benchmarks.verdicts import judged_job
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.causes import causes_of, find_causes
-from tracekit.analysis.causes.model import CauseKind
-from tracekit.analysis.diagnosis import diagnose
+from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.find import causes_of, find_causes
+from tracekit.analysis.diagnosis.price import fixes_of, price_fixes
 from tracekit.analysis.evidence.changes import CostOverlay, step_times_with
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.fixes import FixKind, fixes_of, price_fixes
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
@@ -58,12 +57,11 @@ class TestPrices:
         checked = list(checked_fixes(first_seed=660_000, repeats=1))
         errors = np.array([each.error for each in checked])
         kinds = {each.fix.kind for each in checked}
-        simulated = set(FixKind) - {
-            FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES, FixKind.COMBINATION, FixKind.HIDE_LAUNCHES,
-            FixKind.ASYNC_CHECKPOINT, FixKind.EVALUATE_ELSEWHERE, FixKind.STOP_PAUSES, FixKind.FREE_CORES,
-            FixKind.SPEED_UP_HOST_CODE,
+        assert kinds == {
+            "replace-workers", "drain-host", "repartition-stages", "balance-sequences", "planned-gc", "steady-steps",
+            "repair-link", "repair-nic", "calm-network", "prefetch-data", "compress-dp-communication",
+            "shift-work-from-slow-worker",
         }  # fmt: skip
-        assert kinds == simulated
         assert np.median(errors) < 0.03
         worst = checked[int(errors.argmax())]
         assert errors.max() < 0.08, f"{worst.fix.title}: {worst.fix.new_step_s} for {worst.truth_s}, {worst.spec}"
@@ -84,21 +82,23 @@ class TestPrices:
 
     def test_bounds_are_marked_and_come_after_what_can_be_had(self):
         found = list(fixes(SlowWorker(factor=2)).values())
-        assert {fix.kind for fix in found if fix.bound} >= {FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES}
+        assert {fix.kind for fix in found if fix.bound} >= {"overlap-dp-communication", "more-microbatches"}
 
     def test_compression_and_overlap_bound_each_other(self):
         found = fixes(costs=BaseCosts(all_gather_s=0.1, reduce_scatter_s=0.1))
-        assert found[FixKind.COMPRESS_DP].saved_s == pytest.approx(found[FixKind.OVERLAP_DP].saved_s / 2, rel=0.05)
-        assert found[FixKind.COMPRESS_DP].saved_s == pytest.approx(0.1, rel=0.1)
+        assert found["compress-dp-communication"].saved_s == pytest.approx(
+            found["overlap-dp-communication"].saved_s / 2, rel=0.05
+        )
+        assert found["compress-dp-communication"].saved_s == pytest.approx(0.1, rel=0.1)
 
     def test_garbage_planned_less_often_costs_less(self):
-        fix = fixes(PythonGc(pause_s=0.4, rate=0.2))[FixKind.PLANNED_GC]
+        fix = fixes(PythonGc(pause_s=0.4, rate=0.2))["planned-gc"]
         sweep = [entry["new_step_s"] for entry in fix.details["sweep"]]
         assert sweep == sorted(sweep, reverse=True)
         assert sweep[0] - sweep[1] == pytest.approx(0.2, rel=0.05), "a pause of 0.4 s every step or every second"
 
     def test_gpu_hours_follow_from_the_saved_share(self):
-        fix = fixes(SlowWorker(factor=2))[FixKind.REPLACE_WORKERS]
+        fix = fixes(SlowWorker(factor=2))["replace-workers"]
         step_s = fix.new_step_s + fix.saved_s
         assert fix.saved_gpu_hours_per_day == pytest.approx(fix.saved_s / step_s * 64 * 24)
 
@@ -128,16 +128,16 @@ class TestPromises:
 
     def test_launch_delays_that_late_data_explains_withhold_nothing(self):
         found = fixes(LateDataLoading(delay_s=0.4))
-        assert found[FixKind.PREFETCH].withheld is None
+        assert found["prefetch-data"].withheld is None
 
     def test_a_healthy_job_has_nothing_to_repair(self):
-        assert set(fixes()) <= {FixKind.COMPRESS_DP, FixKind.OVERLAP_DP, FixKind.MORE_MICROBATCHES}
+        assert set(fixes()) <= {"compress-dp-communication", "overlap-dp-communication", "more-microbatches"}
 
 
 class TestPlans:
     def test_the_layers_are_split_as_the_loss_layer_demands(self):
         found = fixes(SlowLastStage(factor=1.5), layers=(8, 8, 8, 8))
-        fix = found[FixKind.REPARTITION]
+        fix = found["repartition-stages"]
         # 32 layers + a loss of 4 layers' cost over 4 stages: 9, 9, 9 and 5 + 4.
         assert fix.details["layers_then"] == [9, 9, 9, 5]
         assert fix.details["layers_assumed"] is False
@@ -148,7 +148,7 @@ class TestPlans:
         evidence = evidence_of(SlowLastStage(factor=1.5))
         causes = causes_of(evidence)
         given = {fix.kind: fix for fix in fixes_of(evidence, causes, layers=(4, 4, 4, 4))}
-        assert sum(given[FixKind.REPARTITION].details["layers_then"]) == 16
+        assert sum(given["repartition-stages"].details["layers_then"]) == 16
         with pytest.raises(SelectionError, match="expected 4 counts"):
             fixes_of(evidence, causes, layers=(9, 9, 9))
 
@@ -183,20 +183,22 @@ class TestPlans:
         causes = {cause.kind: cause for cause in causes_of(evidence)}
         found = fixes_of(evidence, list(causes.values()))
         by_kind = {fix.kind: fix.to_dict() for fix in reversed(found)}
-        assert by_kind[FixKind.REPLACE_WORKERS]["assumes"] is None  # its title says it
-        assert by_kind[FixKind.REPLACE_WORKERS]["title"].endswith(" as fast as its peers")
-        assert by_kind[FixKind.PLANNED_GC]["assumes"] == "collections as long as now"
-        assert by_kind[FixKind.COMPRESS_DP]["assumes"] == "transfer time follows bytes"
-        assert by_kind[FixKind.COMPRESS_DP]["cause"] is by_kind[FixKind.COMPRESS_DP]["confidence"] is None
+        assert by_kind["replace-workers"]["assumes"] is None  # its title says it
+        assert by_kind["replace-workers"]["title"].endswith(" as fast as its peers")
+        assert by_kind["planned-gc"]["assumes"] == "collections as long as now"
+        assert by_kind["compress-dp-communication"]["assumes"] == "transfer time follows bytes"
+        assert (
+            by_kind["compress-dp-communication"]["cause"] is by_kind["compress-dp-communication"]["confidence"] is None
+        )
         for fix in found:
             if fix.cause is not None:
                 assert fix.confidence == causes[fix.cause].confidence
-        combined = by_kind[FixKind.COMBINATION]
+        combined = by_kind["combination"]
         assert combined["confidence"] == min(cause.confidence for cause in causes.values())
         assert "collections as long as now" in combined["assumes"]
 
     def test_fixes_for_a_cause_come_before_what_any_job_could_try(self):
-        found = [fix for fix in fixes_of(*self._slow()) if fix.kind is not FixKind.COMBINATION]
+        found = [fix for fix in fixes_of(*self._slow()) if fix.kind != "combination"]
         general = [fix.cause is None for fix in found]
         assert general == sorted(general)
         assert any(general)
@@ -208,11 +210,11 @@ class TestPlans:
 
     def test_work_moves_off_a_worker_that_stays_slow(self):
         evidence = evidence_of(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
-        shifts = [fix for fix in fixes_of(evidence, causes_of(evidence)) if fix.kind is FixKind.SHIFT_WORK]
-        replaced = fixes(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))[FixKind.REPLACE_WORKERS]
+        shifts = [fix for fix in fixes_of(evidence, causes_of(evidence)) if fix.kind == "shift-work-from-slow-worker"]
+        replaced = fixes(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))["replace-workers"]
         assert len(shifts) == 2
         assert all(0 < fix.saved_s < replaced.saved_s for fix in shifts)
-        assert {fix.cause for fix in shifts} == {CauseKind.BAD_WORKER}
+        assert {fix.cause for fix in shifts} == {"bad-worker"}
         known = fixes_of(evidence, causes_of(evidence), layers=(8, 8, 8, 8))
         layers = next(fix for fix in known if "layers_then" in fix.details)
         assert layers.details["layers_then"][2] < 8
@@ -220,18 +222,18 @@ class TestPlans:
     def test_balanced_sequences_come_near_the_bound_of_equal_microbatches(self):
         evidence = evidence_of(SequenceLengthImbalance(quadratic_share=0.6))
         found = {fix.kind: fix for fix in fixes_of(evidence, causes_of(evidence))}
-        fix = found[FixKind.BALANCE_SEQUENCES]
+        fix = found["balance-sequences"]
         assert fix.details["busiest_over_mean_best"] < 1.01 < fix.details["busiest_over_mean_now"]
         assert fix.details["busiest_over_mean_best"] <= fix.details["busiest_over_mean_then"] < 1.02
         assert fix.details["bound_step_s"] < fix.new_step_s < evidence.attribution.recorded_s
 
     def test_a_combination_adds_up_marginal_gains_not_single_ones(self):
         found = fixes(SlowWorker(dp_rank=1, pp_rank=1, factor=1.6), SlowP2pLink(dp_rank=2, pp_rank=0, factor=80))
-        fix = found[FixKind.COMBINATION]
+        fix = found["combination"]
         sequence = fix.details["sequence"]
         assert sum(entry["marginal_saved_s"] for entry in sequence) == pytest.approx(fix.saved_s)
         assert fix.saved_s > fix.details["sum_of_single_savings_s"] * 1.05, "each hides the other's gain"
-        assert fix.saved_s > max(other.saved_s for kind, other in found.items() if kind is not FixKind.COMBINATION)
+        assert fix.saved_s > max(other.saved_s for kind, other in found.items() if kind != "combination")
 
     def test_the_fewest_slow_workers_to_replace_are_as_few_as_exhaustive_search_finds(self):
         causes = (
@@ -244,9 +246,7 @@ class TestPlans:
         named = causes_of(evidence)
         (cause,) = named
         assert len(cause.where.workers) == 4
-        proposed = [
-            fix for fix in fixes_of(evidence, named) if fix.kind is FixKind.REPLACE_WORKERS and "enough" in fix.title
-        ]
+        proposed = [fix for fix in fixes_of(evidence, named) if fix.kind == "replace-workers" and "enough" in fix.title]
         from tracekit.analysis.evidence.workers import as_fast_as_peers
         from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
 

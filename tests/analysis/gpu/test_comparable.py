@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.kinetosim import Job, Recording, Trouble
-from tracekit.analysis.verdict import LossKind
 from tracekit.job.gpu import load_gpu
 from tracekit.report.gpu import GpuReport
+from tracekit.report.verdict import LossKind
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")
 #: Rank 2 waits 1.5 ms for its data in each of four steps, a third of the job.

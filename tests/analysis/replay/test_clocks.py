@@ -11,7 +11,6 @@ import pytest
 
 from tests.analysis.causes.corpus import found_in
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.causes.model import CauseKind
 from tracekit.analysis.graph.gaps import SHARED
 from tracekit.analysis.replay.clocks import joint
 from tracekit.analysis.replay.engine import JobReplay
@@ -193,7 +192,7 @@ def test_wrong_clocks_invent_no_cause(slow_worker):
     """Rank 7 is 131 ms behind, rank 0 100 ms ahead: the slow worker is the only cause beside the clocks."""
     wrong = shifted(shifted(slow_worker, (3, 1), -0.131), (0, 0), 0.1)
     named = {cause.kind for cause in Job(wrong).whatif().diagnosis.causes}
-    assert named == {CauseKind.BAD_WORKER, CauseKind.CLOCK_ERROR}
+    assert named == {"bad-worker", "clock-error"}
 
 
 def test_drifts_of_several_clocks(slow_worker):
@@ -305,7 +304,7 @@ def test_a_clock_that_ranks_share_is_not_named_as_off(by_gpus):
         shared = replace(shared, metadata=shared.metadata | {"device_clock": {}})
     for trace in (shared, shared.redacted()):
         assert JobReplay.from_trace(trace).clocks.any_off
-        assert (CauseKind.CLOCK_ERROR in {cause.kind for cause in found_in(trace)}) == by_gpus
+        assert ("clock-error" in {cause.kind for cause in found_in(trace)}) == by_gpus
 
 
 def test_a_shared_clock_is_not_set_by_what_is_in_doubt():

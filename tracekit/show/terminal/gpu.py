@@ -11,10 +11,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.analysis.verdict import LossKind
 from tracekit.base.text import seconds, short
 from tracekit.report.gpu import GpuReport
 from tracekit.report.gpu_words import answer_rows, headline, rank_table, recording_sizes
+from tracekit.report.verdict import LossKind
 from tracekit.show.terminal.tables import by_label, labelled, new_table, percent, questions, side_by_side, trust_line
 
 _MOST_RANKS, _FEWEST_RANKS = 16, 8

@@ -11,9 +11,9 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tracekit.analysis.causes.model import Where
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import seconds
+from tracekit.report.finding import Place
 from tracekit.report.pipeline import Report
 from tracekit.report.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.report.worker_map import LEVELS
@@ -58,7 +58,7 @@ def small_map(report: Report, rows: int) -> RenderableType | None:
     than that differ, a row is the worst of several.
     """
     lead = next((loss.causes[0] for loss in report.diagnosis.verdict.losses if loss.causes), None)
-    if lead is not None and lead.where == Where(steps=lead.where.steps):
+    if lead is not None and lead.where == Place(steps=lead.where.steps):
         return None
     accused = set() if lead is None else _rows_of(lead.where)
     dp_ranks = report.attribution.dp_ranks
@@ -92,7 +92,7 @@ def small_map(report: Report, rows: int) -> RenderableType | None:
     return Group(*lines)
 
 
-def _rows_of(where: Where) -> set[int]:
+def _rows_of(where: Place) -> set[int]:
     """The DP ranks on which a cause sits, as far as it sits on some only."""
     ends = [end for link in where.links for end in link.ends]
     return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)

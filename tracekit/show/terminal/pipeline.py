@@ -12,9 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from tracekit.analysis.verdict import LossKind
 from tracekit.base.text import short
 from tracekit.report.pipeline import Report
+from tracekit.report.verdict import LossKind
 from tracekit.report.words import MOST_CAUSES, answer_rows, job_sizes
 from tracekit.show.terminal.maps import small_map, steps_line
 from tracekit.show.terminal.tables import by_label, labelled, questions

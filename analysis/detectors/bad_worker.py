@@ -1,0 +1,117 @@
+"""A worker that computes slower than its peers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Treatment
+from tracekit.analysis.detectors.process_pauses import ProcessPauses
+from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_RANK
+from tracekit.analysis.detectors.slow_computes import ONE_KIND_CHECK, slow_kind, slower, time_of, worker_figures
+from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.groups import slow_groups
+from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, worker_series, workers_as_fast_as_peers
+from tracekit.report.finding import Place, confidence_from
+from tracekit.trace.model import Worker
+
+
+class BadWorker(Detector):
+    """A worker that computes slower than its peers of the same stage, always or at times.
+
+    Paper: finds it by M_W, the share of the loss saved by idealising the slowest 3 % of the workers (by min(S_dp,
+    S_pp)). tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards, to
+    those of the same stage and microbatch in each step. 4 %: half the effect of an idle neighbour or a warmer rack on a
+    GPU, ten times the differences between healthy ones. Chance: a log-likelihood ratio that noise reaches in one
+    healthy job of a thousand, for any number of workers and step patterns; the noise is that of the run, with its
+    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its peers
+    in the steps in which it is slow. M_W is shown next to it; it cannot single out one worker of a DP rank that is slow
+    as a whole.
+    """
+
+    kind = "bad-worker"
+    title = "Worker computes slower than its peers"
+    signature = "forwards, backwards or both of one worker take longer, on all microbatches of the steps it is slow in"
+    refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
+    next_check = (
+        "DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host: PSI,"
+        " steal, run queue"
+    )
+    suggested_fix = SLOW_RANK
+    part = "compute"
+    treatment = Treatment.REPLACE_MACHINES
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        _, hit = slow_groups(evidence)
+        if not hit.any():
+            return
+        at_times = np.zeros_like(hit)
+        if len(evidence.dp_ranks) > 1:
+            assert evidence.profile is not None
+            at_times = hit & ~evidence.profile.on.all(axis=1)
+        if (hit & ~at_times).any():
+            yield self.of_workers(evidence, evidence.workers_where(hit & ~at_times))
+        for worker in evidence.workers_where(at_times):
+            yield self.of_workers(evidence, (worker,))
+
+    @classmethod
+    def of_workers(cls, evidence: Evidence, workers: Sequence[Worker]) -> Candidate:
+        """The candidate that names `workers`, which are slow in the same steps."""
+        hit = evidence.cells_of(workers)
+        figures, one_kind = worker_figures(evidence, hit), slow_kind(evidence, hit) is not None
+        remedy = SLOW_KIND if one_kind else None
+        return Candidate(
+            cls.kind,
+            Place(workers=tuple(workers)),
+            slower(evidence, hit, "its peers" if len(workers) == 1 else "their peers"),
+            figures,
+            confidence_from(figures[:2]),
+            workers_as_fast_as_peers(evidence, hit),
+            worker_series(evidence, hit),
+            time_of(evidence, hit),
+            next_check=ONE_KIND_CHECK if one_kind else None,
+            suggested_fix=THROTTLED_RANK if evidence.hardware_at_fault(workers) else remedy,
+        )
+
+    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
+        once all other findings are gone.
+        """
+        stopped = {
+            worker
+            for candidate in candidates
+            if candidate.kind == ProcessPauses.kind
+            for worker in candidate.where.workers
+        }
+        kept = []
+        for candidate in candidates:
+            if candidate.kind == self.kind and stopped & set(candidate.where.workers):
+                slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
+                kept += [self.of_workers(evidence, slow)] if slow else []
+            else:
+                kept.append(candidate)
+        reviewed = list(kept)
+        for at, candidate in enumerate(kept):
+            if candidate.kind == self.kind and len(candidate.where.workers) > 1:
+                others = [other.change for other in kept if other is not candidate and other.change is not None]
+                reviewed[at] = self.of_workers(evidence, _costly(evidence, candidate.where.workers, others))
+        return reviewed
+
+
+def _costly(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
+    """Return the workers that each cost as much as a finding must; all of them, if they do so only together.
+
+    The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.
+    """
+
+    def step_s(slow: Worker | None) -> float:
+        repaired = as_fast_as_peers(evidence, [worker for worker in workers if worker != slow])
+        return float(evidence.step_times((*others, repaired)).mean())
+
+    ranked = sorted(workers, key=lambda worker: beyond_peers_s(evidence, worker))
+    least_s = step_s(None) + SMALLEST_COST_SHARE * evidence.unchanged_s
+    return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers

@@ -1,0 +1,106 @@
+"""Training threads that wait for a processor."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import structs
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import MOST_OF_EXCESS, busy_s
+from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.numeric.robust import NOTHING, safe
+from tracekit.base.text import seconds
+from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
+from tracekit.report.verdict import LossKind
+from tracekit.trace.model import Worker
+
+#: At most this share of a worker's own activity can be waiting for a processor.
+LARGEST_WAITING_SHARE = 0.95
+
+
+class BusyCores(Detector):
+    """Training threads are ready to run but have no processor: more is running on the host than it has cores for.
+
+    Paper: not seen, because the kernel was not asked. `tracekit collect` asks it once per step how long the training
+    thread waited in the run queue. The wait is assumed to affect all of a worker's own activity in proportion.
+    """
+
+    kind = "busy-cores"
+    title = "Training threads wait for a processor"
+    signature = "the kernel counts time in which the training threads of a host were ready to run and had no core"
+    refuted_by = "the waits stay with nothing else on the host and one core for each training thread"
+    next_check = (
+        "top, and the CPU limit of the container (cpu.stat: nr_throttled); OMP_NUM_THREADS and loader workers times"
+        " ranks against the cores; other jobs on the host"
+    )
+    suggested_fix = (
+        "lower OMP_NUM_THREADS and the number of loader workers on {hosts} until all threads have a core; raise the CPU"
+        " limit if cpu.stat shows nr_throttled"
+    )
+    loss = LossKind.HOST
+    lost_to = "are lost to busy cores"
+    repair = Repair("free-cores", "Give each training thread a core of its own", "a core for each training thread")
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        waits_s, step_s = evidence.run_queue_s, evidence.recorded_s
+        if not waits_s.any():
+            return
+        workers: defaultdict[str, list[Worker]] = defaultdict(list)
+        for worker, host in evidence.hosts.items():
+            if worker.dp_rank in evidence.dp_index:
+                workers[host].append(worker)
+        cells = {host: evidence.cells_of(workers[host]) for host in sorted(workers)}
+        busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
+        if not busy:
+            return
+        here = np.any([cells[host] for host in busy], axis=0)
+        wait_s, longest_s = float(waits_s[here].mean()), float(waits_s[here].max())
+        figures = (
+            Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
+            Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
+        )
+        on = "" if len(busy) == 1 else f" on {len(busy):,} hosts"
+        effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
+        if seconds(longest_s) != seconds(wait_s):
+            effect += f", one of them {seconds(longest_s)}"
+        change = without_run_queue(evidence, here)
+        where = Place(host=busy[0]) if len(busy) == 1 else Place()
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change)
+
+    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Make candidates less sure by the share of their price that goes with the waits for a processor.
+
+        A thread without a processor is slow at whatever it does. A candidate gives way to busy cores that explain most
+        of it.
+        """
+        if not evidence.run_queue_s.any():
+            return candidates
+        free = without_run_queue(evidence, np.ones(evidence.run_queue_s.shape, np.bool_))
+        free_s = float(evidence.step_times((free,)).mean())
+        busy = any(candidate.kind == self.kind for candidate in candidates)
+        kept = []
+        for candidate in candidates:
+            explained = 0.0
+            if candidate.change is not None and candidate.kind != self.kind:
+                saved_s = evidence.unchanged_s - float(evidence.step_times((candidate.change,)).mean())
+                left_s = free_s - float(evidence.step_times((free, candidate.change)).mean())
+                explained = 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
+            if not busy or explained < MOST_OF_EXCESS:
+                figure = Figure("explained by waits for a processor", explained, 0.0, Unit.SHARE)
+                figures = (*candidate.evidence, figure) if round(explained, 2) else candidate.evidence
+                sure = candidate.confidence * (1 - explained)
+                kept.append(structs.replace(candidate, evidence=figures, confidence=sure))
+        return kept
+
+
+def without_run_queue(evidence: Evidence, here: Bools) -> Change:
+    """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
+    left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s(evidence)), LARGEST_WAITING_SHARE)
+    factor = np.where(here, left, 1.0)[:, None, None, :]
+    return Together((Scale(evidence.computing, factor), ScaleDelays(evidence.computing, factor)))

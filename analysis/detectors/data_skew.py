@@ -1,0 +1,71 @@
+"""A DP rank that gets more data than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
+from tracekit.analysis.detectors.episode_figures import chance_figures, time_of_episodes
+from tracekit.analysis.evidence.changes import Scale
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
+from tracekit.analysis.numeric.arrays import Bools
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
+
+
+class DataSkew(Detector):
+    """A DP rank has more data than the others: its ops take longer on all stages, in proportion.
+
+    Paper: no signature; finds sequence lengths by the correlation of forwards and backwards, which a slow worker raises
+    as well. tracekit separates what the stages of a DP rank share from what a worker adds, so it still names a bad
+    worker next to the skew. Machines that are slow as a whole show in their optimizer, which does not depend on tokens.
+    The rule needs a pipeline: with one stage, data and machine cannot be separated.
+    """
+
+    kind = "data-skew"
+    title = "A DP rank gets more data than the others"
+    signature = (
+        "forwards and backwards of one DP rank take longer by one factor on all its stages; its optimizer does not"
+    )
+    refuted_by = "its microbatches have as many tokens, and as long sequences, as those of other DP ranks"
+    next_check = "tokens and sum of squared sequence lengths per DP rank and step; the sampler's shards"
+    suggested_fix = "have the sampler deal microbatches over DP ranks by cost, not by count"
+    part = "workload"
+    label = "uneven work"
+    treatment = Treatment.BALANCE_DATA
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        hit = ranks_with_more_data(evidence)
+        profile = evidence.profile
+        if profile is None or not hit.any():
+            return
+        members = np.flatnonzero(hit)
+        excess, optimizer = float(np.expm1(profile.ranks.level[members].min())), _optimizer_excess(evidence, hit)
+        figures = (
+            Figure("compute beyond that of other DP ranks, on all stages", excess, SMALLEST_FACTOR, Unit.SHARE),
+            *chance_figures(profile.ranks, hit),
+            Figure("optimizer beyond that of other DP ranks", optimizer, 0.0, Unit.SHARE),
+        )
+        share = np.where(hit, data_factor(evidence), 1.0)
+        even = share.mean(axis=1, keepdims=True) / share  # the total amount of data stays
+        change = Scale(evidence.table, even[None, None, None, None])
+        series = profile.rank_by_step[:, members].mean(axis=1)
+        yield Candidate(
+            self.kind,
+            Place(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in members)),
+            f"{'takes' if len(members) == 1 else 'take'} at least {excess:.0%} longer than other DP ranks, on all"
+            f" {evidence.stages} stages; the optimizers take {optimizer:.0%} longer, so it is not the machines",
+            figures,
+            confidence_from(figures[:2]),
+            change,
+            series,
+            time_of_episodes(evidence, profile.ranks, int(members[0]), series),
+        )
+
+
+def _optimizer_excess(evidence: Evidence, hit: Bools) -> float:
+    return float(np.median(optimizer_factor(evidence)[:, :, hit])) - 1

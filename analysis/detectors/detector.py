@@ -1,0 +1,137 @@
+"""The interface of a detector: one kind of finding, its signature, its words, its remedy, its fixes.
+
+In: the evidence of a job. Out: `Candidate`s, each with its figures and the change that undoes it. A detector looks only
+for a signature; the diagnosis asks the replay afterwards whether a candidate costs anything.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import ClassVar
+
+from msgspec import Struct
+
+from tracekit.analysis.attribution.patterns import TimePattern
+from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.report.finding import Figure, Finding, Place
+from tracekit.report.verdict import LossKind
+from tracekit.trace.model import OpKind
+
+
+class Candidate(Struct, frozen=True, eq=False):
+    """A signature that shows at one place of a job, without a price.
+
+    `effect`: what it does, as a phrase with its size in it ("computes 80 % slower than its peers"). `change`: the job
+    without it, None if the trace is at fault and not the job. `series`: its strength over the steps, 1 = none, [steps],
+    if it has one; `time`: when it acts, by default as `series` shows. `title`, `next_check`, `suggested_fix`: override
+    those of the detector if the job gives more detail. `bound`: the price is an upper bound. `every_step`: it shows in
+    nearly all steps, though its kind acts by chance.
+    """
+
+    kind: str
+    where: Place
+    effect: str
+    evidence: tuple[Figure, ...]
+    confidence: float
+    change: Change | None
+    series: Floats | None = None
+    time: TimePattern | None = None
+    title: str | None = None
+    next_check: str | None = None
+    suggested_fix: str | None = None
+    bound: bool = False
+    every_step: bool = False
+
+
+class Repair(Struct, frozen=True):
+    """The fix of a finding that can simply go away, priced by the replay without it.
+
+    `kind`: the name of the fix. `title`: its goal. `reached`: the assumption behind its price, that the goal is
+    reached; empty if that goes without saying. `assumes`: an assumption that every output shows. `excludes`: as for
+    `Fix`.
+    """
+
+    kind: str
+    title: str
+    reached: str = ""
+    assumes: str | None = None
+    excludes: str | None = None
+
+
+#: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
+SMALLEST_COST_SHARE = 0.02
+
+
+class Treatment(Enum):
+    """How findings are repaired that have to be repaired together, or in one of several ways."""
+
+    REPLACE_MACHINES = "replace machines, or give them less work"
+    BALANCE_DATA = "deal microbatches anew"
+    MOVE_LAYERS = "split the layers anew"
+
+
+class Detector(ABC):
+    """One kind of finding.
+
+    `kind`: its name in JSON, unique. `title`: its name for people. `signature`: how it shows. `refuted_by`: an
+    observation that would refute it. `next_check`: where to look next. `suggested_fix`: what to do, with names to fill
+    in (`remedies.py`).
+
+    `loss`: the kind of loss that it causes; with `stragglers_where_few`, a few workers that it stops are stragglers.
+    `part`: the part of a rank that it slows down, None if it concerns no rank. `label`: readers see this instead of the
+    kind of loss where this finding leads. `lost_to`: the end of "12 ms of every step ...". `planned`: ops of planned
+    work of the training loop that it consists of, which is no straggler, though S counts it. `by_chance`: it hits
+    single ops, so no step is certain to have it. `explains_delays`: launch delays that go with it are accounted for.
+
+    `repair` or `treatment`: how to fix it; `fixes` for a fix of its own.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+    signature: ClassVar[str] = ""
+    refuted_by: ClassVar[str] = ""
+    next_check: ClassVar[str] = ""
+    suggested_fix: ClassVar[str] = ""
+    loss: ClassVar[LossKind] = LossKind.STRAGGLER
+    stragglers_where_few: ClassVar[bool] = False
+    part: ClassVar[str | None] = None
+    label: ClassVar[str | None] = None
+    lost_to: ClassVar[str | None] = None
+    planned: ClassVar[OpKind | None] = None
+    by_chance: ClassVar[bool] = False
+    explains_delays: ClassVar[bool] = True
+    repair: ClassVar[Repair | None] = None
+    treatment: ClassVar[Treatment | None] = None
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:  # noqa: ARG002
+        """Yield every place of a pipeline where the signature shows."""
+        return iter(())
+
+    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:  # noqa: ARG002
+        """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
+        return candidates
+
+    def fixes(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:  # noqa: ARG002
+        """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states."""
+        if self.repair is not None:
+            yield Plan(
+                kind=self.repair.kind,
+                title=self.repair.title,
+                where=found.where,
+                change=found.change,
+                step_times=found.without_s,
+                bound=found.bound,
+                details={} if self.repair.assumes is None else {"assumes": self.repair.assumes},
+                cause=found,
+                reached=self.repair.assumes or self.repair.reached,
+                excludes=self.repair.excludes,
+            )
+
+    def loss_at(self, place: Place) -> LossKind:
+        """Return the kind of loss that a finding at this place causes."""
+        return LossKind.STRAGGLER if self.stragglers_where_few and place.workers else self.loss

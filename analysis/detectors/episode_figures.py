@@ -1,0 +1,49 @@
+"""Figures and time pattern of an episode of slowness: how certain it is, and when it happened.
+
+In: `Episodes`. Out: `Figure`s and a `TimePattern`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.attribution.patterns import TimePattern, TimeShape
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.significance import Episodes
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.report.finding import Figure, Unit
+
+NOISE = "what noise alone does to it"
+
+
+def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
+    """How unlikely these episodes are by chance, and how large the noise of the run is."""
+    members = np.flatnonzero(hit.ravel())
+    return (
+        Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
+        Figure(NOISE, float(np.expm1(episodes.error[members].max())), 0.0, Unit.SHARE),
+    )
+
+
+def time_of_episodes(evidence: Evidence, episodes: Episodes, member: int, series: Floats) -> TimePattern:
+    """When a member is slow, as a time pattern."""
+    steps = evidence.replay.graph.steps
+    on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
+    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[on])
+    if episodes.rises[member]:
+        shape, slow = TimeShape.DRIFTING, ()
+    elif on.all():
+        shape, slow = TimeShape.PERSISTENT, ()
+    elif period:
+        shape = TimeShape.PERIODIC
+    elif since:
+        shape, slow = TimeShape.CHANGED, ()
+    return TimePattern(
+        shape=shape,
+        statistic=float(episodes.nats[member]),
+        needed=episodes.needed,
+        since_step=int(steps[since]) if since and not period else None,
+        period=period or None,
+        slow_steps=slow,
+        per_step=tuple(float(value) for value in series),
+    )

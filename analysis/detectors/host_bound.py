@@ -1,0 +1,49 @@
+"""Hosts that cannot launch work as fast as the GPUs do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.slow_host_code import slow_host_code
+from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.report.verdict import LossKind
+
+#: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
+HOST_BOUND_SHARE = 0.04
+
+
+class HostBound(Detector):
+    """Launch delays and host work between ops: Python or kernel launches cannot keep up with the GPUs.
+
+    Paper: as for late data; above 5 %, the job's replay is not trusted. tracekit names it if it takes at least 4 % of
+    the step, not counting waits for data and what single workers take longer than their peers.
+    """
+
+    kind = "host-bound-launch"
+    title = "The host cannot keep up: launch delays and host work between ops"
+    signature = "launch delays and host work between ops that together make up a large share of the step"
+    refuted_by = "CUDA graphs or larger microbatches leave the gaps as they are"
+    next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"
+    suggested_fix = (
+        "launch less: CUDA graphs or torch.compile(mode='reduce-overhead'), no .item() or logging within the step; pin"
+        " the launching threads to cores"
+    )
+    part = "host"
+    loss = LossKind.HOST
+    explains_delays = False  # its whole signature is launch delays, and waits that the graph lacks look the same
+    repair = Repair(
+        "hide-launch-delays", "Remove launch delays and host work between ops", assumes="all launch delays go"
+    )
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        change = evidence.host_code.none_but_beyond(slow_host_code(evidence))
+        share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+        if share < HOST_BOUND_SHARE:
+            return
+        figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
+        effect = f"launch delays and host work between ops take {share:.0%} of the step"
+        yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)

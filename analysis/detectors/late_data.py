@@ -1,0 +1,95 @@
+"""Steps that wait for their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.changes import Scale, ScaleDelays, Together
+from tracekit.analysis.evidence.data_waits import late_ranks
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.numeric.robust import safe
+from tracekit.base.text import seconds
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.report.verdict import LossKind
+
+#: Data of a stage is late if it is in this share of the steps with late data.
+MOST_STEPS_SHARE = 0.5
+
+
+class LateData(Detector):
+    """A step waits for its data.
+
+    Paper: excludes launch delays from the replay, and discards jobs in which they exceed 5 % of the step. tracekit
+    keeps them per op: delays of the first forwards, and of the first gathering of parameters, are data loading, priced
+    by a replay without them. If the loading itself was recorded, its duration is the wait, and a delay after it has
+    another cause.
+    """
+
+    kind = "late-data-loading"
+    title = "Steps wait for their data"
+    signature = "long data loading, or a launch delay before the first ops where loading was not recorded"
+    refuted_by = "the delay stays when the loader's workers and prefetch depth are doubled"
+    next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
+    suggested_fix = (
+        "raise num_workers and prefetch_factor of the data loader on {ranks} until steps no longer wait for it; if that"
+        " does not help, see to the storage that it reads from"
+    )
+    part = "data-loading"
+    loss = LossKind.INPUT
+    repair = Repair("prefetch-data", "Prefetch data, so that no forward waits for it")
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        found = evidence.data_waits
+        if not any(wait.late.any() for wait in found.waits):
+            return
+        where = _where_late(evidence)
+        here = _cells_of(evidence, where)[:, None, None]
+        late = [wait.late & here for wait in found.waits]
+        waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, found.waits, strict=True)]
+        worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
+        figures = (Figure(self._figure(evidence), float(worst.mean()), found.least_s, Unit.SECONDS),)
+        scale = Scale if found.recorded else ScaleDelays
+        change = Together(
+            tuple(
+                scale(wait.ops, np.where(waits_s > 0, found.usual_s / safe(waits_s), 1.0))
+                for wait, waits_s in zip(found.waits, waited, strict=True)
+            )
+        )
+        series = 1 + worst / evidence.unchanged_s
+        mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
+        by_rank = np.logical_or.reduce([late_here.any(axis=(0, 1)) for late_here in late])
+        few = by_rank.shape[1] > 1 and 2 * by_rank.sum() <= by_rank.any(axis=1).sum() * by_rank.shape[1]
+        changing = ", on changing ranks" if few and where == Place() else ""
+        effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
+
+    def _figure(self, evidence: Evidence) -> str:
+        return "delay before the first ops" if evidence.data_loads.empty else "data loading of the worst DP rank"
+
+
+def _cells_of(evidence: Evidence, where: Place) -> Bools:
+    """The workers of a place, [stages, dp_ranks]."""
+    if where.workers:
+        return evidence.cells_of(where.workers)
+    dp_ranks = np.isin(evidence.dp_ranks, where.dp_ranks or evidence.dp_ranks)
+    return np.broadcast_to(dp_ranks, (evidence.stages, len(dp_ranks)))
+
+
+def _where_late(evidence: Evidence) -> Place:
+    """The DP ranks whose data is late, or the workers if that of only some of their stages is."""
+    waits = evidence.data_waits.waits
+    late = np.logical_or.reduce([wait.late.any(axis=1) for wait in waits])
+    hit = late.any(axis=(0, 2))
+    late_s = np.sum([np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in waits], axis=0)
+    ranks = late_ranks(late_s.max(axis=0))
+    mostly = (late[:, hit].mean(axis=1) >= MOST_STEPS_SHARE) & ranks
+    fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
+    if evidence.data_waits.recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
+        return Place(workers=evidence.workers_where(mostly))
+    some = not ranks.all() or len(ranks) == 1
+    return Place(dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if some else ())

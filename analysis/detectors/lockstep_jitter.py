@@ -1,0 +1,57 @@
+"""Ranks of a worker that wait for each other in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.lockstep_ranks import late_ranks
+from tracekit.analysis.evidence.changes import step_times_with
+from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
+
+
+class LockstepJitter(Detector):
+    """The ranks of a worker take turns in waiting for each other; none waits more than the others.
+
+    Paper: not seen, because only one rank of a worker is recorded. Each collective waits for the rank that is last this
+    time, so noise that evens out over a step still costs time. Nobody is to blame, and no saving is reported.
+    """
+
+    kind = "lockstep-jitter"
+    title = "The ranks of a worker wait for each other in turn"
+    signature = "ranks wait inside their ops for the last one, which is another one each time"
+    refuted_by = "a longer recording in which one rank is the last one more often than chance explains"
+    next_check = "what else runs on the cores and GPUs of these nodes; how long the ops between collectives are"
+    suggested_fix = (
+        "pin the processes to cores and lock the GPU clocks (nvidia-smi -lgc); merge small ops between collectives"
+    )
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        lockstep = evidence.lockstep
+        if lockstep is None:
+            return
+        slow = [lockstep.slow(SMALLEST_FACTOR), *late_ranks(evidence).values()]
+        even = np.logical_not(np.logical_or.reduce(slow).any(axis=(1, 2)))
+        if not even.any():
+            return
+        change = lockstep.alike(even)
+        lost_s = evidence.unchanged_s - float(step_times_with(evidence.replay, (change,)).mean())
+        if lost_s < SMALLEST_BLAMELESS_SHARE * evidence.unchanged_s:
+            return
+        here = even[lockstep.worker]
+        share = float(lockstep.waited_s[here].mean(axis=1).sum() / max(lockstep.duration_s[here].sum(), 1e-9))
+        figures = (
+            Figure(
+                "waiting in turn, over the step", lost_s / evidence.unchanged_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE
+            ),
+        )
+        effect = (
+            f"ranks of a worker wait for each other for {share:.0%} of their ops; none is last more often than chance"
+            " explains"
+        )
+        yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change, bound=True)

@@ -1,0 +1,187 @@
+"""Python's garbage collector stops workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
+from tracekit.analysis.evidence.changes import Change, Scale, Together
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.text import seconds
+from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
+from tracekit.report.verdict import LossKind
+from tracekit.trace.model import OpKind
+
+FEWEST_PAUSES = 2
+#: Intervals, in steps, at which to collect garbage; the first one that costs less than this share of the step is
+#: proposed.
+GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+LARGEST_GC_SHARE = 0.005
+#: What stops a worker does so in every step if it does in this share of them.
+EVERY_STEP_SHARE = 0.9
+
+
+def _collections(share: float, where: Place) -> str:
+    """What collections of garbage do, at the worst worker for this share of the step."""
+    if where.workers:
+        return f"Python's garbage collection takes {share:.0%} of the step"
+    return f"ranks collect garbage, the worst for {share:.0%} of the step, and wait for each other"
+
+
+def _in_every_step(evidence: Evidence, stops: Floats, where: Place) -> bool:
+    """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
+    cells = [(worker.pp_rank, evidence.dp_index[worker.dp_rank]) for worker in where.workers]
+    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
+
+
+class PythonGc(Detector):
+    """Python's garbage collector stops a worker between its ops or during a forward.
+
+    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
+    get longer over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
+    that spare backwards too often for chance (see `evidence.pauses`).
+    """
+
+    kind = "python-gc"
+    title = "Python garbage collection stops workers"
+    signature = (
+        "recorded collections; or single long forwards, on other workers each time, whose backwards are not long"
+    )
+    refuted_by = "pauses also in backwards, or at the same microbatch on all workers"
+    next_check = "gc.callbacks with a timer, or gc.freeze() and gc.disable() for a hundred steps: do the pauses go?"
+    suggested_fix = "call gc.disable() on all ranks, then gc.collect() on all of them in the same step, every N steps"
+    part = "python-gc"
+    loss = LossKind.STALLS
+    stragglers_where_few = True
+    by_chance = True
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        changes: list[Change] = []
+        figures: list[Figure] = []
+        effects: list[str] = []
+        stops = stops_s(evidence, evidence.collections)
+        where = Place()
+        if longest_share(evidence, stops) >= SMALLEST_STOP_SHARE:
+            changes.append(Scale(evidence.collections, np.array(0.0)))
+            share = Figure(
+                "recorded collections of garbage, over the step",
+                longest_share(evidence, stops),
+                SMALLEST_STOP_SHARE,
+                Unit.SHARE,
+            )
+            figures.append(share)
+            where = Place(workers=stopped_workers(evidence, stops))
+            effects.append(_collections(share.value, where))
+        pause = pauses_in_forwards(evidence)
+        if pause is not None:
+            long = pause > 0
+            factor = np.ones_like(pause)
+            factor[long] = 1 - pause[long] / evidence.table.grid[long]
+            changes.append(Scale(evidence.table, factor))
+            paused = long[FORWARD].any(axis=(1, 2, 3))
+            figures += [
+                Figure("paused forwards", int(long[FORWARD].sum()), FEWEST_PAUSES),
+                Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
+            ]
+            effects.append(
+                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
+                " which points to Python's garbage collector"
+            )
+            if not stops.any():
+                only = evidence.workers_where(paused) if paused.sum() == 1 else ()
+                where = Place(workers=only or stopped_workers(evidence, pause[FORWARD].sum(axis=(1, 2))))
+        if changes:
+            series = None if pause is None else _usual_pause(evidence, pause)
+            yield Candidate(
+                self.kind,
+                where,
+                "; ".join(effects),
+                tuple(figures),
+                confidence_from(tuple(figures[:1])),
+                Together(tuple(changes)),
+                series,
+                every_step=_in_every_step(evidence, stops, where),
+            )
+
+    def fixes(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:
+        """Collect garbage on all ranks in the same steps, at an interval that costs little."""
+        yield _planned(evidence, found)
+
+
+def pauses_in_forwards(evidence: Evidence) -> Floats | None:
+    """Seconds of each pause in a forward, in the shape of the table; None if not caused by the garbage collector."""
+    pauses = evidence.pauses
+    if pauses is None or not pauses.spare_backwards:
+        return None
+    seen = evidence.pauses_inside_computes
+    if seen is not None and seen < pauses.forwards / 2:  # something else paused them
+        return None
+    pause = np.where(evidence.steps_with_stops[:, None], 0.0, pauses.seconds)
+    pause[BACKWARD] = 0.0
+    return pause if pause.any() else None
+
+
+def _usual_pause(evidence: Evidence, pause: Floats) -> Floats:
+    """The usual pause of each step over the step, so that a leak shows as a drift, whatever the number of pauses."""
+    count = (pause[FORWARD] > 0).sum(axis=(0, 1, 2, 4))
+    total = pause.sum(axis=(0, 1, 2, 3, 5))
+    usual: Floats = np.where(count > 0, total / np.maximum(count, 1), total.sum() / count.sum())
+    return 1 + usual / evidence.unchanged_s
+
+
+def _planned(evidence: Evidence, cause: Finding) -> Plan:
+    """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
+    pause_s = float(_pauses(evidence).mean())
+    step_s = evidence.attribution.recorded_s
+    every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
+    without = evidence.unchanged if cause.without_s is None else cause.without_s
+    sweep = [
+        {"every_steps": count, "new_step_s": step_s - evidence.unchanged_s + float(without.mean()) + pause_s / count}
+        for count in GC_INTERVALS
+    ]
+    title = (
+        f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
+    )
+    place = Names.of(evidence).place(cause.where)
+    if place is not None and cause.every_step:
+        title = (
+            f"Take out what collects garbage in every step on {place.words}"
+            " (gc.collect() in the loop or a callback: py-spy dump); if it is Python itself, collect on all ranks"
+            f" together every {every} steps"
+        )
+    return Plan(
+        "planned-gc",
+        title,
+        Place(),
+        cause.change,
+        step_times=cause.without_s,
+        extra_s=pause_s / every,
+        details={
+            "pause_s": pause_s,
+            "every_steps": every,
+            "sweep": sweep,
+            "assumes": "collections as long as now",
+        },
+        cause=cause,
+    )
+
+
+def _pauses(evidence: Evidence) -> Floats:
+    """Seconds of each garbage collection, recorded as an op or found as a pause of a forward."""
+    between = np.empty(0) if evidence.collections.empty else evidence.collections.gather(evidence.replay.durations.cost)
+    inside = pauses_in_forwards(evidence)
+    within = np.empty(0) if inside is None else inside
+    every: Floats = np.concatenate([between[between > 0], within[within > 0]])
+    lockstep = evidence.lockstep
+    if not len(every) and lockstep is not None and lockstep.work_s is not None:  # only other ranks of workers collect
+        of_ranks = lockstep.work_of((OpKind.GC,))
+        every = of_ranks[of_ranks > 0]
+    return every

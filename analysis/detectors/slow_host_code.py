@@ -1,0 +1,84 @@
+"""Host code of a worker that takes longer than that of its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
+from tracekit.analysis.numeric.arrays import Bools
+from tracekit.base.text import seconds
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
+
+#: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
+SMALLEST_HOST_SHARE = 0.02
+#: If at least this share of it is in one place of the step, all of it counts as being there.
+ALL_OF_IT = 0.9
+
+
+class SlowHostCode(Detector):
+    """The training thread of a worker takes longer between its ops than those of its peers.
+
+    Paper: ignores launch delays. tracekit compares what the script does between the ops of a worker (launch delays,
+    host work, the time between a forward and its backward) with its peers, beyond their noise and beyond what a worker
+    that computes slower takes longer there too, and reports the place in the step.
+    """
+
+    kind = "slow-host-code"
+    title = "Host code of a worker takes longer than its peers'"
+    signature = "one worker is late at the same place of each step, with nothing recorded before that it waited for"
+    refuted_by = "a CPU profile of the rank shows the same time at that place as one of its peers"
+    next_check = (
+        "a CPU profile of the rank's training thread at that place (py-spy record): user code, logging, evaluation,"
+        " data preparation; run queue and steal of its cores"
+    )
+    suggested_fix = (
+        "record the training thread of {ranks} (py-spy record), and move what runs only there off that thread:"
+        " logging, evaluation, data preparation"
+    )
+    part = "host"
+    repair = Repair("speed-up-host-code", "Make the host code as fast as that of its peers", SPEED_OF_PEERS)
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        code, slow = evidence.host_code, slow_host_code(evidence)
+        if not slow.any():
+            return
+        hit = np.asarray(slow.any(axis=1))
+        by_place = code.beyond_s(slow).reshape(len(code.places), -1)
+        worst = int(by_place.sum(axis=0).argmax())
+        longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
+        most = "" if by_place[place, worst] > ALL_OF_IT * longer_s else "mostly "
+        stage, dp_index = divmod(worst, hit.shape[1])
+        # Its level, not its scatter: chance has already been ruled out.
+        by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / evidence.unchanged_s, 1.0)
+        episodes = code.episodes
+        figures = (
+            Figure(
+                "longer than its peers, over the step", longer_s / evidence.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE
+            ),
+            Figure(
+                "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
+            ),
+        )
+        yield Candidate(
+            self.kind,
+            Place(workers=evidence.workers_where(hit)),
+            f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}",
+            figures,
+            confidence_from(figures),
+            code.as_peers(slow),
+            by_step,
+        )
+
+
+def slow_host_code(evidence: Evidence) -> Bools:
+    """Which workers' host code takes longer than their peers', and when, [stages, steps, dp_ranks].
+
+    Stops of a process make it launch late, too: one problem, one cause. Where the kernel counted them, steps with stops
+    are left out; otherwise, launch delays are those without the stops seen in computes.
+    """
+    return np.asarray(evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~(evidence.process_stops_s > 0))

@@ -1,0 +1,39 @@
+"""A group of DP ranks that computes slower than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
+from tracekit.analysis.detectors.slow_computes import of_group
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.groups import slow_groups
+from tracekit.report.finding import Place
+
+
+class SlowRankGroup(Detector):
+    """Several DP ranks compute slower than the others by one factor: older GPUs, a lower power cap, a warmer rack.
+
+    Paper: no signature. tracekit groups slow DP ranks that are adjacent or half of all DP ranks, are slow on all
+    stages, in the same steps, by factors that differ by less than a quarter of their excess and what chance adds, and
+    make up a quarter of the DP ranks (or, with a pipeline, have slow optimizers too). Independent faults agree in
+    neither factor nor time.
+    """
+
+    kind = "slow-rank-group"
+    title = "A group of DP ranks computes slower than the others"
+    signature = "forwards and backwards of several DP ranks take longer by one factor, on all stages, in the same steps"
+    refuted_by = "the factors differ within the group, or follow the tokens of its microbatches"
+    next_check = "what the group has in common: GPU model, power cap, driver, rack, inlet temperature"
+    suggested_fix = (
+        "compare GPU model, power cap and driver of {ranks} with the others (nvidia-smi -q): make them alike, or give"
+        " {it} fewer microbatches"
+    )
+    part = "compute"
+    treatment = Treatment.REPLACE_MACHINES
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        for group in slow_groups(evidence)[0]:
+            if group.dp_ranks:
+                yield of_group(self.kind, evidence, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")

@@ -1,0 +1,177 @@
+"""Why a job is slow: every cause whose signature shows and that costs time.
+
+In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Finding`s, costliest first. Several may be true at the same time
+and hide behind each other. So each candidate is priced by two replays: with only this cause gone (what fixing it
+first saves), and with all others gone (what it still costs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from msgspec import structs
+
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
+from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate
+from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
+from tracekit.analysis.detectors.registry import detector_of, detectors
+from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.workers import undecided
+from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.report.finding import Figure, Finding, Place, as_confidence
+from tracekit.trace.canonical import Trace
+
+#: A time pattern holds only if its steps have at least this share of what the cause costs.
+SMALLEST_SHARE_IN_TIME = 0.5
+
+
+def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Finding, ...]:
+    """The causes of the job's slowness, costliest first; one of kind `healthy` or `unexplained` if there is none."""
+    return causes_of(Evidence.of(trace, replay, attribution))
+
+
+def causes_of(evidence: Evidence) -> tuple[Finding, ...]:
+    """As `find_causes`, from evidence already gathered."""
+    candidates: Sequence[Candidate] = [
+        candidate for detector in detectors() for candidate in detector.in_pipeline(evidence)
+    ]
+    for detector in detectors():
+        candidates = detector.review(evidence, candidates)
+    least_s = SMALLEST_COST_SHARE * evidence.unchanged_s
+    named = [
+        cause
+        for cause in _priced(evidence, candidates)
+        if cause.change is None or max(cause.saved_s, cause.alone_s) >= least_s
+    ]
+    # Causes that save time in the job as it is come before those that save time only once others are gone.
+    named.sort(key=lambda cause: (-cause.saved_s if cause.saved_s >= least_s else 0.0, -cause.alone_s))
+    if not any(cause.change for cause in named):
+        named.append(_nothing_found(evidence))
+    return tuple(named)
+
+
+def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Finding]:
+    """Price each candidate."""
+    costly = [candidate for candidate in candidates if candidate.change is not None]
+    changes = [candidate.change for candidate in costly if candidate.change is not None]
+    floor_s = float(evidence.step_times(changes).mean()) if len(changes) > 1 else 0.0
+    causes = []
+    for candidate in candidates:
+        saved_s = alone_s = 0.0
+        without = None
+        if candidate.change is not None:
+            without = evidence.step_times((candidate.change,))
+            saved_s = evidence.unchanged_s - float(without.mean())
+            others = [change for change in changes if change is not candidate.change]
+            alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
+        cause = replace(_cause(evidence, candidate), saved_s=saved_s, alone_s=alone_s, without_s=without)
+        cause = replace(cause, time=_when_it_costs(evidence, cause))
+        causes.append(replace(cause, saved_when_acting_s=_saved_when_acting_s(evidence, cause)))
+    return causes
+
+
+def _when_it_costs(evidence: Evidence, cause: Finding) -> TimePattern | None:
+    """The time of a cause; None if most of what it costs lies in other steps, as where a few are only the longest."""
+    acts = acting(evidence, cause)
+    if acts is None or cause.without_s is None:
+        return cause.time
+    saved_s = (evidence.unchanged - cause.without_s).clip(min=0)
+    return cause.time if saved_s[acts].sum() >= SMALLEST_SHARE_IN_TIME * saved_s.sum() else None
+
+
+def _saved_when_acting_s(evidence: Evidence, cause: Finding) -> float | None:
+    """Seconds saved per step in which the cause acts; None if it acts in all steps."""
+    acts = acting(evidence, cause)
+    if acts is None or cause.without_s is None:
+        return None
+    return float((evidence.unchanged - cause.without_s)[acts].mean())
+
+
+def acting(evidence: Evidence, cause: Finding) -> Bools | None:
+    """The steps in which a cause acts, [steps]; None if that is all of them, or if it has no time pattern."""
+    if cause.time is None:
+        return None
+    steps = np.asarray(evidence.replay.graph.steps)
+    since = cause.time.since_step
+    acts: Bools = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
+    return None if not acts.any() or acts.all() else acts
+
+
+def _cause(evidence: Evidence, candidate: Candidate) -> Finding:
+    detector = detector_of(candidate.kind)
+    steps = [int(step) for step in evidence.replay.graph.steps]
+    return Finding(
+        kind=candidate.kind,
+        where=candidate.where,
+        title=candidate.title or detector.title,
+        signature=detector.signature,
+        effect=candidate.effect,
+        evidence=candidate.evidence,
+        confidence=as_confidence(candidate.confidence),
+        saved_s=0.0,
+        alone_s=0.0,
+        refuted_by=detector.refuted_by,
+        next_check=candidate.next_check or detector.next_check,
+        suggested_fix=remedy_for(
+            candidate.suggested_fix or detector.suggested_fix,
+            Names.of(evidence),
+            candidate.where,
+            on_cpus=evidence.trace.on_cpus,
+        ),
+        time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
+        bound=candidate.bound,
+        every_step=candidate.every_step,
+        by_chance=detector.by_chance and not candidate.every_step,
+        change=candidate.change,
+    )
+
+
+def _time_of(series: Floats, steps: list[int]) -> TimePattern:
+    """When a cause of this strength acts; one that becomes weaker at some step does not act since then."""
+    pattern = pattern_of_series(series, steps)
+    if pattern.since_step is None:
+        return pattern
+    at = steps.index(pattern.since_step)
+    before, after = float(series[:at].mean()), float(series[at:].mean())
+    if after > before:
+        return pattern
+    strong = tuple(steps[position] for position in np.flatnonzero(series > (before + after) / 2).tolist())
+    return structs.replace(pattern, since_step=None, slow_steps=strong)
+
+
+def _undecided(evidence: Evidence) -> str:
+    """Who looks slow, but no more so than chance explains, and what would decide it; "" if nobody does."""
+    found = undecided(evidence)
+    if found is None:
+        return ""
+    return (
+        f"worker {found.worker} computes {found.excess:.0%} slower, where noise alone makes {found.noise:.0%}: about"
+        f" {found.steps} steps would tell"
+    )
+
+
+def _nothing_found(evidence: Evidence) -> Finding:
+    """Return the finding to report if there is no other: healthy or unexplained."""
+    attribution, more = evidence.attribution, _undecided(evidence)
+    unexplained = attribution.straggling or evidence.noise.headline
+    effect = f"ops that last longer than their ideal cost {max(attribution.waste, 0.0):.1%} of the step"
+    if unexplained:
+        effect = f"stragglers cost {attribution.waste:.1%} of the step and show none of the known signatures"
+    candidate = Candidate(
+        kind=Unexplained.kind if unexplained else Healthy.kind,
+        where=Place(),
+        effect=effect,
+        evidence=(Figure("S", attribution.slowdown, 1.1),),
+        confidence=0.0 if unexplained else 1.0,
+        change=None,
+        next_check=more or None,
+    )
+    lost_s = attribution.original_s - attribution.ideal_s if unexplained else 0.0
+    found = _cause(evidence, candidate)
+    return replace(found, saved_s=lost_s, alone_s=lost_s, confidence=candidate.confidence)

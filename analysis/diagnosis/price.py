@@ -1,0 +1,255 @@
+"""What each fix would save: every fix is a change to the job's costs, replayed.
+
+In: a `Trace`, its `JobReplay`, `Attribution` and `Finding`s. Out: `Fix`es, best first. Savings smaller than their error
+are not reported, and none are if unexplained launch delays make up more than 5 % of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
+from tracekit.analysis.detectors.detector import Treatment
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.diagnosis.find import acting
+from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.fixes.balance import balance_plans
+from tracekit.analysis.fixes.general import general_plans
+from tracekit.analysis.fixes.layers import layer_plans
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.fixes.workers import worker_plans
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.base.text import seconds
+from tracekit.report.finding import Finding, Place
+from tracekit.report.fix import Fix
+from tracekit.trace.canonical import Trace
+
+#: Leave out fixes that save less than this share of the step.
+SMALLEST_SAVING_SHARE = 0.01
+#: A combination has at most this many fixes.
+LONGEST_COMBINATION = 4
+#: Count the saving's scatter over the steps with this many standard errors.
+CONFIDENCE_ERRORS = 1.96
+#: Why a fix of a cause that hides behind another one has no price of its own.
+HIDDEN = "saves nothing until the other causes are gone, see the combination"
+#: ... and of a cause that hides behind none.
+IN_VAIN = "it gives back next to nothing here"
+#: The fix that does several others together.
+COMBINATION = "combination"
+
+
+def price_fixes(
+    trace: Trace,
+    replay: JobReplay,
+    attribution: Attribution,
+    causes: Sequence[Finding],
+    *,
+    layers: tuple[int, ...] | None = None,
+) -> tuple[Fix, ...]:
+    """The fixes that would save time: those for a cause, then what any job can try, each by what it saves; last the
+    combination.
+
+    `layers`: transformer layers per stage; by default those of the trace's metadata. If neither is known, fixes give
+    the amount of work to move and no split. Raises SelectionError if their number differs from that of the stages.
+    """
+    return fixes_of(Evidence.of(trace, replay, attribution), causes, layers=layers)
+
+
+def fixes_of(
+    evidence: Evidence, causes: Sequence[Finding], *, layers: tuple[int, ...] | None = None
+) -> tuple[Fix, ...]:
+    """As `price_fixes`, from evidence already gathered."""
+    pricer = _Pricer(evidence, _withheld(evidence, causes))
+    treated = {
+        treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
+        for treatment in Treatment
+    }
+    machines = treated[Treatment.REPLACE_MACHINES]
+    plans = [
+        *(plan for cause in causes if cause.change for plan in detector_of(cause.kind).fixes(evidence, cause)),
+        *balance_plans(evidence, treated[Treatment.BALANCE_DATA]),
+        *worker_plans(evidence, machines),
+        *layer_plans(evidence, treated[Treatment.MOVE_LAYERS], machines, layers),
+        *general_plans(evidence),
+    ]
+    fixes = [pricer.price(plan) for plan in plans]
+    least_s = SMALLEST_SAVING_SHARE * evidence.attribution.recorded_s
+    paying = [fix for fix in fixes if fix.saved_s >= least_s]
+    # Causes hide behind each other: a fix of one alone may save nothing, but all of them together a lot.
+    removing = [fix for fix in fixes if _removes_a_cause(fix)]
+    why = HIDDEN if len({(fix.cause, fix.where) for fix in removing}) > 1 else IN_VAIN
+    hidden = [replace(fix, withheld=why) for fix in removing if fix.saved_s < least_s]
+    paying.sort(key=lambda fix: -fix.saved_s)
+    combination = _combination(
+        pricer, [fix for fix in paying if fix.cause is not None and not fix.bound and fix.change is not None], hidden
+    )
+    paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None))
+    return (*paying, *hidden, *combination)
+
+
+def _removes_a_cause(fix: Fix) -> bool:
+    """True for a fix that makes a named cause go away rather than work around it."""
+    return fix.cause is not None and fix.change is not None and not fix.bound and not fix.around
+
+
+def _withheld(evidence: Evidence, causes: Sequence[Finding]) -> str | None:
+    """Why no saving can be reported; launch delays that a cause explains do not count against the replay."""
+    left = evidence.delay_share_without([cause.change for cause in causes if cause.change is not None])
+    if left > LARGEST_DISCREPANCY:
+        return (
+            f"launch delays that no cause explains make up {left:.1%} of the step (at most"
+            f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
+        )
+    slower = -evidence.attribution.discrepancy
+    if slower > LARGEST_DISCREPANCY:
+        return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
+    return None
+
+
+class _Pricer(Struct, frozen=True, eq=False):
+    """Turns plans into fixes."""
+
+    evidence: Evidence
+    withheld: str | None
+
+    def price(self, plan: Plan) -> Fix:
+        """Replay the plan, unless its step times are known."""
+        changed = plan.step_times
+        if changed is None:
+            assert plan.change is not None, "a plan has a change or step times"
+            changed = self.evidence.step_times((plan.change,))
+        changed = changed + plan.extra_s
+        attribution = self.evidence.attribution
+        saving = self.evidence.unchanged - changed
+        saved_s = float(saving.mean())
+        scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
+        error_s = attribution.trust.replay_error * attribution.recorded_s + CONFIDENCE_ERRORS * scatter
+        reason, bound, details = self.withheld, plan.bound, plan.details
+        if reason is None and saved_s < error_s:
+            seen = None if plan.cause is None else self._seen(plan.cause, saving)
+            if seen is None:
+                reason = f"the saving of {seconds(saved_s)} is below its error of {seconds(error_s)}"
+            else:
+                bound, details = True, {"assumes": f"as often as in this trace ({seen} steps)", **details}
+        return Fix(
+            kind=plan.kind,
+            title=plan.title,
+            where=plan.where,
+            new_step_s=self.evidence.recorded_s - saved_s,
+            saved_s=saved_s,
+            saved_gpu_hours_per_day=saved_s / self.evidence.recorded_s * attribution.world_size * 24,
+            error_s=error_s,
+            bound=bound,
+            withheld=reason,
+            details=details,
+            change=plan.change,
+            cause=None if plan.cause is None else plan.cause.kind,
+            confidence=None if plan.cause is None else plan.cause.confidence,
+            reached=plan.reached,
+            around=plan.around,
+            excludes=plan.excludes,
+            extra_s=plan.extra_s,
+        )
+
+    def _seen(self, cause: Finding, saving: Floats) -> int | None:
+        """The number of steps in which a cause acts, if too small to estimate its frequency; None if its size is also
+        unknown.
+
+        Its cost in those steps, and the total loss in this trace, are known.
+        """
+        acts = acting(self.evidence, cause)
+        if acts is None or acts.sum() < 2:
+            return None
+        each = saving[acts]
+        error_s = float(each.std(ddof=1)) / np.sqrt(len(each)) * CONFIDENCE_ERRORS
+        least_s = error_s + self.evidence.attribution.trust.replay_error * self.evidence.attribution.recorded_s
+        return int(acts.sum()) if float(each.mean()) > least_s else None
+
+
+def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -> Iterator[Fix]:
+    """The best of: the fix that helps most, or those of all named causes; then whatever else helps most on top of that.
+
+    `hidden`: fixes of causes that save nothing alone.
+    """
+    causes_gone = _compatible([fix for fix in (*fixes, *hidden) if _removes_a_cause(fix)])
+    starts = [start for start in (list(fixes[:1]), causes_gone) if start]
+    grown = [_grown(pricer, start, fixes) for start in starts]
+    if not grown:
+        return
+    taken, best_times = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
+    sequence, done_s = [], 0.0
+    for count, fix in enumerate(taken, 1):
+        saved_s = pricer.evidence.unchanged_s - float(_times(pricer.evidence, taken[:count]).mean())
+        sequence.append(_step_of(fix, saved_s - done_s))
+        done_s = saved_s
+    if len(taken) > 1:
+        plan = Plan(
+            COMBINATION,
+            " + ".join(fix.title for fix in taken),
+            Place(),
+            None,
+            step_times=best_times,
+            details={
+                "sequence": sequence,
+                "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
+                "assumes": _all_assumed(taken),
+            },
+        )
+        # As certain as its least certain part.
+        sure = [fix.confidence for fix in taken if fix.confidence is not None]
+        yield replace(pricer.price(plan), confidence=min(sure, default=None))
+
+
+def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
+    """`start` plus the fixes that help most on top of it, one by one, and the resulting step times, [steps]."""
+    taken, times = list(start), _times(pricer.evidence, start)
+    while len(taken) < max(LONGEST_COMBINATION, len(start)):
+        options = [(fix, _times(pricer.evidence, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
+        if not options:
+            break
+        fix, then = min(options, key=lambda option: float(option[1].mean()))
+        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.evidence.unchanged_s / 2:
+            break
+        taken.append(fix)
+        times = then
+    return taken, times
+
+
+def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
+    """The fixes without those that exclude an earlier one."""
+    taken: list[Fix] = []
+    for fix in fixes:
+        if not any(_exclude(fix, other) and fix.kind != other.kind for other in taken):
+            taken.append(fix)
+    return taken
+
+
+def _all_assumed(fixes: Sequence[Fix]) -> str | None:
+    """The assumptions of all these fixes, each once."""
+    assumed = dict.fromkeys(fix.assumes for fix in fixes if fix.assumes is not None)
+    return "; ".join(assumed) or None
+
+
+def _times(evidence: Evidence, fixes: Sequence[Fix]) -> Floats:
+    changes: list[Change] = [fix.change for fix in fixes if fix.change is not None]
+    return np.asarray(evidence.step_times(changes) + sum(fix.extra_s for fix in fixes))
+
+
+def _allowed(fix: Fix, taken: Sequence[Fix]) -> bool:
+    return not any(fix.kind == other.kind or _exclude(fix, other) for other in taken)
+
+
+def _exclude(fix: Fix, other: Fix) -> bool:
+    """Return whether a combination has at most one of these fixes."""
+    return fix.excludes is not None and fix.excludes == other.excludes
+
+
+def _step_of(fix: Fix, gain_s: float) -> dict[str, Any]:
+    return {"kind": str(fix.kind), "title": fix.title, "alone_saved_s": fix.saved_s, "marginal_saved_s": gain_s}

@@ -1,0 +1,233 @@
+"""Findings: what is wrong, where, since when, how certain, on what evidence, and at what cost.
+
+In: what detectors find. Out: `Finding`, one row of the table that `whatif` prints and that `--json` contains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import log
+from typing import Any
+
+from msgspec import Struct
+
+from tracekit.analysis.attribution.patterns import TimePattern
+from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.text import MOST_CONFIDENT, hidden, seconds
+from tracekit.trace.model import Worker
+
+#: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
+#: explanation of a loss that large.
+SMALLEST_BLAMELESS_SHARE = 0.05
+
+
+class Link(Struct, frozen=True, order=True):
+    """The connection of a stage to the next one on one DP rank; the last stage's is to the first."""
+
+    dp_rank: int
+    pp_rank: int
+    next_pp_rank: int
+
+    @property
+    def ends(self) -> tuple[Worker, Worker]:
+        """The workers that it joins."""
+        return Worker(self.dp_rank, self.pp_rank), Worker(self.dp_rank, self.next_pp_rank)
+
+    def __str__(self) -> str:
+        return f"dp {self.dp_rank}, stage {self.pp_rank} to {self.next_pp_rank}"
+
+
+class Place(Struct, frozen=True):
+    """The place of a cause. An empty field makes no statement; if all are empty, the cause is in the whole job.
+
+    `ranks`: global ranks, if a cause is on only some of a worker's ranks.
+    """
+
+    workers: tuple[Worker, ...] = ()
+    ranks: tuple[int, ...] = ()
+    pp_ranks: tuple[int, ...] = ()
+    dp_ranks: tuple[int, ...] = ()
+    links: tuple[Link, ...] = ()
+    host: str | None = None
+    steps: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "workers": [{"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in self.workers],
+            "ranks": list(self.ranks),
+            "pp_ranks": list(self.pp_ranks),
+            "dp_ranks": list(self.dp_ranks),
+            "links": [
+                {"dp_rank": link.dp_rank, "pp_rank": link.pp_rank, "next_pp_rank": link.next_pp_rank}
+                for link in self.links
+            ],
+            "host": self.host,
+            "steps": list(self.steps),
+        }
+
+    def __str__(self) -> str:
+        parts = []
+        if self.host:
+            parts.append(self.host)
+        if self.workers:
+            parts.append(("worker " if len(self.workers) == 1 else "workers ") + _listed(self.workers))
+        if self.ranks:
+            parts.append(("rank " if len(self.ranks) == 1 else "ranks ") + _listed(self.ranks))
+        if self.links:
+            parts.append("; ".join(str(link) for link in self.links))
+        if self.pp_ranks:
+            parts.append("stage " + _listed(self.pp_ranks))
+        if self.dp_ranks:
+            parts.append("dp " + _listed(self.dp_ranks))
+        if self.steps:
+            parts.append("steps " + _listed(self.steps))
+        return ", ".join(parts) or "whole job"
+
+
+def _listed(items: tuple[Any, ...]) -> str:
+    shown = " ".join(str(item) for item in items[:6])
+    return shown if len(items) <= 6 else f"{shown} and {len(items) - 6} more"
+
+
+class Unit(StrEnum):
+    """The unit of an evidence figure, which decides how it is displayed."""
+
+    COUNT = ""
+    SHARE = "share"
+    FACTOR = "times"
+    SECONDS = "s"
+    NATS = "nats"  # log-likelihood ratio
+
+
+class Figure(Struct, frozen=True):
+    """A figure that supports a cause, with the threshold that it exceeds; a threshold of 0 means that it is only
+    informative.
+    """
+
+    name: str
+    value: float
+    needed: float
+    unit: Unit = Unit.COUNT
+
+    @property
+    def words(self) -> str:
+        """The figure in words: `compute beyond that of its peers: 80% (4% needed)`."""
+        needed = f" ({self._said(self.needed)} needed)" if self.needed else ""
+        return f"{self.name}: {self._said(self.value)}{needed}"
+
+    def _said(self, value: float) -> str:
+        match self.unit:
+            case Unit.SHARE:
+                return f"{value:.0%}" if abs(value) >= 0.1 or value == round(value, 2) else f"{value:.1%}"
+            case Unit.FACTOR:
+                return f"{value:.3g} times"
+            case Unit.SECONDS:
+                return seconds(value)
+            case Unit.NATS:
+                return f"10^{value / log(10):.0f} times"
+            case Unit.COUNT:
+                return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        fields = {"name": self.name, "value": self.value, "needed": self.needed, "unit": str(self.unit)}
+        return {**fields, "words": self.words}
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """One cause of a job's slowness.
+
+    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind it. `saved_s`: mean step
+    seconds saved if only this cause goes; `alone_s`: mean step seconds that it costs if all other named causes are
+    gone. The two differ if causes hide each other. `confidence`: 0 to 1. `time`: how it develops over the steps, None
+    if that is meaningless. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None if that is all of
+    them. `change`: the job without the cause; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
+    upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
+    certain to have it.
+    """
+
+    kind: str
+    where: Place
+    title: str
+    signature: str
+    effect: str
+    evidence: tuple[Figure, ...]
+    confidence: float
+    saved_s: float
+    alone_s: float
+    refuted_by: str
+    next_check: str
+    suggested_fix: str
+    time: TimePattern | None = None
+    saved_when_acting_s: float | None = None
+    bound: bool = False
+    every_step: bool = False
+    by_chance: bool = False
+    change: Change | None = field(default=None, repr=False, compare=False)
+    without_s: Floats | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def hidden(self) -> bool:
+        """True if the cause costs little until other causes are gone."""
+        return hidden(self.saved_s, self.alone_s)
+
+    @property
+    def cost_s(self) -> float:
+        """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
+        return self.alone_s if self.hidden else self.saved_s
+
+    @property
+    def since_step(self) -> int | None:
+        """First step of a lasting change or of a run of slow steps; None: from the beginning."""
+        if self.time is not None and self.time.since_step is not None:
+            return self.time.since_step
+        return self.where.steps[0] if self.where.steps else None
+
+    @property
+    def when(self) -> str:
+        """When it acts, in words."""
+        if self.time is not None and self.time.period is not None:
+            return f"every {self.time.period} steps"
+        if self.time is not None and self.time.since_step is not None:
+            return f"since step {self.since_step}"
+        steps = self.where.steps or (() if self.time is None else self.time.slow_steps)
+        if steps:
+            return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
+        return "again and again" if self.by_chance else "in every step"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`."""
+        return {
+            "kind": str(self.kind),
+            "title": self.title,
+            "where": self.where.to_dict(),
+            "where_text": str(self.where),
+            "since_step": self.since_step,
+            "when": self.when,
+            "time": self.time.to_dict() if self.time else None,
+            "signature": self.signature,
+            "effect": self.effect,
+            "evidence": [item.to_dict() for item in self.evidence],
+            "confidence": self.confidence,
+            "saved_s": self.saved_s,
+            "alone_s": self.alone_s,
+            "saved_when_acting_s": self.saved_when_acting_s,
+            "refuted_by": self.refuted_by,
+            "next_check": self.next_check,
+            "suggested_fix": self.suggested_fix,
+        }
+
+
+def confidence_from(figures: tuple[Figure, ...]) -> float:
+    """Confidence from the weakest figure: 0.5 at its threshold, 0.75 at twice, 0.97 at five times the threshold."""
+    ratios = [item.value / item.needed for item in figures if item.needed > 0]
+    return 1 - float(0.5 ** min(ratios, default=1.0))
+
+
+def as_confidence(value: float) -> float:
+    """A confidence as JSON and texts give it: whole percent, and never more than 0.99."""
+    return min(round(value, 2), MOST_CONFIDENT)

@@ -1,0 +1,71 @@
+"""Fixes: what to do, how long the step takes afterwards, how certain the price is.
+
+In: the replays of `price`. Out: `Fix`, one row of the table that `whatif` prints and that `--json` contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracekit.analysis.evidence.changes import Change
+from tracekit.report.finding import Place
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One fix and its price.
+
+    `new_step_s`: mean recorded step with the fix, seconds; `saved_s`: mean seconds saved per step, +- `error_s` (replay
+    error and standard error of the saving over the steps). `bound`: True if `saved_s` is an upper bound. `withheld`:
+    why no saving is reported, None if one is; `to_dict` then leaves the figures out. `cause`: the cause that the fix
+    addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try. `details`: the plan as
+    plain data. `reached`: if the title gives a goal and not the way to it, the assumption that it is reached.
+    `around`: it works around its cause, which stays. `excludes`: of all fixes with this name, a combination has one.
+    `extra_s`: seconds that it adds to each step.
+    """
+
+    kind: str
+    title: str
+    where: Place
+    new_step_s: float
+    saved_s: float
+    saved_gpu_hours_per_day: float
+    error_s: float
+    bound: bool = False
+    withheld: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    change: Change | None = field(default=None, repr=False, compare=False)
+    cause: str | None = None
+    confidence: float | None = None
+    reached: str | None = None
+    around: bool = False
+    excludes: str | None = None
+    extra_s: float = 0.0
+
+    @property
+    def assumes(self) -> str | None:
+        """What the price assumes but the trace does not show; None if nothing."""
+        assumed = self.details.get("assumes")
+        return None if assumed is None else str(assumed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`."""
+        promised = self.withheld is None
+        return {
+            "kind": str(self.kind),
+            "title": self.title,
+            "where": self.where.to_dict(),
+            "where_text": str(self.where),
+            "new_step_s": self.new_step_s if promised else None,
+            "saved_s": self.saved_s if promised else None,
+            "saved_gpu_hours_per_day": self.saved_gpu_hours_per_day if promised else None,
+            "error_s": self.error_s,
+            "bound": self.bound,
+            "withheld": self.withheld,
+            "assumes": self.assumes,
+            "cause": None if self.cause is None else str(self.cause),
+            "confidence": self.confidence,
+            "details": dict(self.details),
+        }

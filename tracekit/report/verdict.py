@@ -1,0 +1,81 @@
+"""Verdicts: the kind of loss that costs a job most, and how much.
+
+In: what the diagnosis found. Out: `Verdict`, the first line of every report.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct
+
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.report.finding import Finding
+
+
+class LossKind(StrEnum):
+    """What most of the lost time is spent on."""
+
+    STRAGGLER = "straggler"
+    INPUT = "input-bound"
+    HOST = "host-bound"
+    COMMUNICATION = "communication-bound"
+    STALLS = "stalls"
+    EVALUATION = "evaluation"
+    MINOR = "minor"
+    BALANCED = "balanced"
+    CONTRADICTION = "contradiction"
+
+
+class Loss(Struct, frozen=True, eq=False):
+    """The cost of one kind of loss, seconds of the mean step, and its causes in the order in which to address them.
+
+    `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause.
+    """
+
+    kind: LossKind
+    lost_s: float
+    causes: tuple[Finding, ...]
+    explained_s: float
+
+
+class Verdict(Struct, frozen=True, eq=False):
+    """The kind of loss that costs most, and the total loss.
+
+    `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
+    total loss over the recorded step. `step_lost_s`: what each step loses, [steps], `lost_s` in the mean. `label`: what
+    readers see of the kind, which tells slow ranks from ranks with more work. `sentence`: the verdict in words, without
+    its kind. `confidence`: that of the leading cause, 0 to 1, None if no cause is named. `parts`: what S consists of,
+    with all causes.
+    """
+
+    kind: LossKind
+    label: str
+    headline_s: float
+    lost_s: float
+    share: float
+    step_lost_s: Floats
+    lost_gpu_hours: float
+    lost_gpu_hours_per_day: float
+    sentence: str
+    confidence: float | None
+    losses: tuple[Loss, ...]
+    parts: Parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `whatif --json`."""
+        return {
+            "kind": str(self.kind),
+            "label": self.label,
+            "headline_s": self.headline_s,
+            "lost_s": self.lost_s,
+            "share": self.share,
+            "lost_gpu_hours": self.lost_gpu_hours,
+            "lost_gpu_hours_per_day": self.lost_gpu_hours_per_day,
+            "sentence": self.sentence,
+            "confidence": self.confidence,
+            "losses": [{"kind": str(loss.kind), "lost_s": loss.lost_s} for loss in self.losses],
+            "parts": self.parts.to_dict(),
+        }
