@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
 from benchmarks import many_jobs
 from benchmarks.measure import cpu_s, table, tracekit
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, parse_cause, synthesize
@@ -101,7 +101,7 @@ def _fill(store: Path) -> None:
                 causes=() if cause is None else (parse_cause(cause),),
             )
         )
-        different.append((trace, Job(trace).findings()))
+        different.append((trace, PipelineJob(trace).stored()))
     small = [
         Incoming(trace, f"job-{number:04d}", "synth", found)
         for number in range(JOBS)
@@ -118,7 +118,7 @@ def _fill(store: Path) -> None:
                 causes=(parse_cause("slow-worker:factor=1.5"),),
             )
         )
-        large.append(Incoming(trace, name, "synth", Job(trace).findings()))
+        large.append(Incoming(trace, name, "synth", PipelineJob(trace).stored()))
     Store(store).add(small + large)
 
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.measure import table
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
@@ -85,7 +85,7 @@ def _append(path: Path, report: Connection) -> None:
     from tracekit.trace.canonical import read_parquet
 
     trace = read_parquet(path.with_name("window.parquet"))
-    findings = Job(trace).findings()
+    findings = PipelineJob(trace).stored()
     report.send(0)
     while True:
         report.send(1 + Store(path).append(Incoming(trace, "live", "benchmark", findings)))

@@ -19,14 +19,15 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from tracekit.analysis.gpu.culprit import Culprit, find_culprit, saved_by_rank
+
 from benchmarks.core import REFERENCE
 from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
 from benchmarks.measure import table
-from tracekit.analysis.gpu.culprit import Culprit, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
-from tracekit.job.gpu import load_gpu
+from tracekit.job.load import load_gpu
 
 RANKS, FILE_BYTES = 8, 161_000_000
 #: For the published table only: change the rules at other seeds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import JOBS
 from tracekit.synth import SynthSpec, parse_cause, synthesize
@@ -28,7 +28,7 @@ def fill(store: Path, jobs: int) -> None:
     for number, cause in enumerate(CAUSES, start=1):
         causes = () if cause is None else (parse_cause(cause),)
         trace = synthesize(SynthSpec(LARGE, steps=STEPS, microbatches=MICROBATCHES, seed=number, causes=causes))
-        Store(store).append(Incoming(trace, name(number), "synth", Job(trace).findings()))
+        Store(store).append(Incoming(trace, name(number), "synth", PipelineJob(trace).stored()))
     _copy_rows(store, jobs)
     for further in range(len(CAUSES) + 1, jobs + 1):
         (store / JOBS / str(further)).mkdir()

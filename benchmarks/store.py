@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import measure, table, tracekit
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.store.folder import Folder
 from tracekit.synth import SynthSpec, synthesize
@@ -34,8 +34,8 @@ def section() -> str:
         large = synthesize(SynthSpec(layout=Layout(dp=128, pp=8), steps=10, name="live"))
         small = synthesize(SynthSpec(layout=Layout(dp=2, pp=2), steps=2, name="live"))
         parts = [
-            _appending(folder, Incoming(large, "live", "benchmark", Job(large).findings())),
-            _reading(folder, Incoming(small, "live", "benchmark", Job(small).findings())),
+            _appending(folder, Incoming(large, "live", "benchmark", PipelineJob(large).stored())),
+            _reading(folder, Incoming(small, "live", "benchmark", PipelineJob(small).stored())),
             _importing(folder),
         ]
     return "## The store\n\n" + "\n\n".join(parts)

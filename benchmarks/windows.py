@@ -23,7 +23,7 @@ from benchmarks.measure import table
 from benchmarks.writtenrun import WrittenRun
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.live import watch, windows
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
@@ -70,7 +70,7 @@ def _latency(folder: Path) -> str:
         timed("read", lambda: follower.update(time.monotonic()))
         recording = timed("take", lambda last=last: follower.take(last))
         trace = timed("merge", lambda taken=recording: merge_attempt(taken, name="job", running=True)).trace
-        findings = timed("analyse", lambda merged=trace: Job(merged).findings())
+        findings = timed("analyse", lambda merged=trace: PipelineJob(merged).stored())
         item = Incoming(trace, "job", "x", findings)
         timed("append", lambda item=item: store.append(item))
         ops = trace.ops.height
@@ -173,7 +173,7 @@ def _alarms() -> str:
         job = draw_job(seed, case)
         if job.shape.steps < FEWEST_STEPS:
             continue
-        findings = Job(simulate(job).trace).findings()
+        findings = PipelineJob(simulate(job).trace).stored()
         verdict = findings.verdict() if isinstance(findings, Findings) else None
         if verdict is None or not verdict.judged:
             doubtful += 1

@@ -25,7 +25,7 @@ from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.patterns import pattern_of_series, rising_pairs
 from tracekit.base.errors import FormatError, GraphError, SelectionError, TraceError
 from tracekit.commands.arguments import parse_steps
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Unanalysed
 from tracekit.show.terminal.info import print_trace
 from tracekit.trace.canonical import MOST_MISSING, Trace
@@ -53,8 +53,8 @@ def measured(*arguments: str | Path) -> tuple[int, int, str]:
     return done.returncode, int(done.stderr.splitlines()[-1]), done.stderr
 
 
-def job(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> Job:
-    return Job(Trace.from_frame(ops, layout, name="job", **more))
+def job(ops: pl.DataFrame, layout: Layout = LAYOUT, **more: Any) -> PipelineJob:
+    return PipelineJob(Trace.from_frame(ops, layout, name="job", **more))
 
 
 # ---- steps
@@ -240,7 +240,7 @@ def test_info_and_whatif_take_any_gpus(gpus: object) -> None:
     print_trace(slow_trace(metadata=free), console)
     assert "gpus" in out.getvalue()
     assert "\x1b[31m" not in out.getvalue()
-    analyse(Job(slow_trace((0, 1, 2), metadata=free)))
+    analyse(PipelineJob(slow_trace((0, 1, 2), metadata=free)))
 
 
 def test_no_complete_dp_rank_is_said_with_what_each_lacks(tmp_path: Path) -> None:
@@ -253,5 +253,5 @@ def test_no_complete_dp_rank_is_said_with_what_each_lacks(tmp_path: Path) -> Non
     assert "no DP rank has ops on all 2 stages in any step" in message
     assert "DP rank 0 lacks stage 1 in step 4; DP rank 1 lacks stage 0 in step 4" in message
     assert "record all stages of one, or correct dp_rank, pp_rank and the layout's pp" in message
-    assert isinstance(broken.findings(), Unanalysed)
+    assert isinstance(broken.stored(), Unanalysed)
     json.dumps(message)

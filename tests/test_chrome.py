@@ -13,7 +13,7 @@ import pytest
 
 from tests.handmade import LAYOUT, OPS_PER_STEP, slow_frame, slow_trace
 from tracekit.base.errors import SelectionError
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.chrome import STREAMS
 from tracekit.trace.model import KINDS, OpKind
@@ -21,7 +21,7 @@ from tracekit.trace.model import KINDS, OpKind
 TIMELINES = ("recorded", "original", "ideal")
 
 
-def exported(job: Job, path: Path, **options: Any) -> dict[str, Any]:
+def exported(job: PipelineJob, path: Path, **options: Any) -> dict[str, Any]:
     job.export(path, **options)
     with gzip.open(path, "rt", encoding="utf-8") as file:
         content: dict[str, Any] = json.load(file)
@@ -39,7 +39,7 @@ def process_names(content: dict[str, Any]) -> dict[int, str]:
 @pytest.fixture
 def content(tmp_path: Path) -> dict[str, Any]:
     """The slow job, steps 2 and 5, exported whole."""
-    return exported(Job(slow_trace((2, 5))), tmp_path / "out.json.gz")
+    return exported(PipelineJob(slow_trace((2, 5))), tmp_path / "out.json.gz")
 
 
 def slice_of(content: dict[str, Any], process: str, kind: str, step: int, seq: int) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def test_every_kind_has_a_track() -> None:
 def test_a_worker_left_out_of_the_replay_does_not_shift_the_names(tmp_path: Path) -> None:
     """DP rank 0 lacks stage 1 and is left out; what is drawn under DP rank 1 is DP rank 1's."""
     ops = slow_frame((0, 1)).filter(~((pl.col("dp_rank") == 0) & (pl.col("pp_rank") == 1)))
-    content = exported(Job(Trace.from_frame(ops, LAYOUT, name="partial")), tmp_path / "out.json.gz")
+    content = exported(PipelineJob(Trace.from_frame(ops, LAYOUT, name="partial")), tmp_path / "out.json.gz")
     names = process_names(content)
     assert slices(content)
     for event in slices(content):
@@ -158,11 +158,11 @@ def test_a_worker_left_out_of_the_replay_does_not_shift_the_names(tmp_path: Path
 
 def test_a_hostile_job_name_stays_valid_json(tmp_path: Path) -> None:
     name = '</script>"\\\n\x1b[31m\u2028'
-    assert exported(Job(slow_trace(name=name)), tmp_path / "out.json.gz")["otherData"]["name"] == name
+    assert exported(PipelineJob(slow_trace(name=name)), tmp_path / "out.json.gz")["otherData"]["name"] == name
 
 
 def test_chosen_steps_are_written_and_no_others(tmp_path: Path) -> None:
-    job = Job(slow_trace((2, 5, 9)))
+    job = PipelineJob(slow_trace((2, 5, 9)))
     content = exported(job, tmp_path / "out.json.gz", steps=[5, 7])
     assert {event["args"]["step"] for event in slices(content)} == {5}
     with pytest.raises(SelectionError, match="it has 3 steps from 2 to 9"):
@@ -174,7 +174,7 @@ def test_by_default_a_large_job_shows_its_slowest_steps(tmp_path: Path, monkeypa
     monkeypatch.setattr("tracekit.trace.chrome.MOST_SLICES", 3 * OPS_PER_STEP)
     slow = pl.when(pl.col("step") == 9).then(2.0).otherwise(1.0)
     ops = slow_frame((2, 5, 9)).with_columns(pl.col("start") * slow, pl.col("duration") * slow)
-    job = Job(Trace.from_frame(ops, LAYOUT, name="long"))
+    job = PipelineJob(Trace.from_frame(ops, LAYOUT, name="long"))
     done = job.export(tmp_path / "out.json.gz")
     assert (done.steps, done.steps_in_job, done.slices) == (1, 3, 3 * OPS_PER_STEP)
     assert list(exported(job, tmp_path / "out.json.gz")["otherData"]["step_starts_us"]) == ["9"]

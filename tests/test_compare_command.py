@@ -11,7 +11,7 @@ import pytest
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tracekit.analysis.attribution.compare import verdict, whole
 from tracekit.base.exit_codes import ExitCode
-from tracekit.job.pipeline import load
+from tracekit.job.load import load
 from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, run, slow_frame
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.explanation import explanations
 from tracekit.trace.canonical import Trace
 
@@ -18,7 +18,7 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 
 def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
     """15.5 s as replayed, 11.25 s if rank 1 were as fast as its peer, 4 GPUs: 4.25 / 15.5 = 27.4 % of 96 GPU-hours."""
-    report = Job(Trace.from_frame(slow_frame((0, 1, 2)), LAYOUT, name="job")).whatif()
+    report = PipelineJob(Trace.from_frame(slow_frame((0, 1, 2)), LAYOUT, name="job")).whatif()
     rows = dict(explanations(report, 2.0))
     assert rows["T(recorded)"].startswith("15.50 s, the mean of 3 recorded steps")
     assert rows["T(ideal)"].startswith("13.50 s")
@@ -35,7 +35,7 @@ def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
 def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:
     """0.3 s of waiting for data before 0.31 s of work."""
     programs = [[("data-load", 0.3), FORWARD, BACKWARD]] * 4
-    report = Job(data_parallel_job(programs, steps=8)).whatif()
+    report = PipelineJob(data_parallel_job(programs, steps=8)).whatif()
     rows = dict(explanations(report))
     assert rows["Lost"].endswith("= 300.0 ms a step")
     assert rows["Share"].startswith("lost / the longer of T(recorded) and T(kept) = 300.0 ms / 610.0 ms = 49.2%")

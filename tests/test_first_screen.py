@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tracekit.show.terminal.pipeline import print_report
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.base.text import three_digits
-from tracekit.job.pipeline import Job, load
-from tracekit.report.pipeline import Report
-from tracekit.show.terminal.pipeline import print_report
+from tracekit.job.load import load
+from tracekit.job.pipeline import PipelineJob
+from tracekit.report.pipeline import PipelineReport
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.model import Layout
 
@@ -23,7 +24,7 @@ NAMES = sorted(path.stem for path in SAMPLES.glob("*.parquet"))
 TROUBLES = ("slow-worker:dp=3,pp=1,factor=1.5", "slow-last-stage", "python-gc", "missing-ranks", "clock-offset")
 
 
-def screen(report: Report, width: int = 80, **options: bool) -> list[str]:
+def screen(report: PipelineReport, width: int = 80, **options: bool) -> list[str]:
     out = io.StringIO()
     print_report(report, Console(file=out, width=width), source="job.parquet", gpu_hour=2.5, **options)
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -35,9 +36,9 @@ def rows(lines: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def troubled() -> Report:
+def troubled() -> PipelineReport:
     causes = tuple(map(parse_cause, TROUBLES))
-    return Job(synthesize(SynthSpec(layout=Layout(dp=16, pp=8), steps=12, causes=causes))).report
+    return PipelineJob(synthesize(SynthSpec(layout=Layout(dp=16, pp=8), steps=12, causes=causes))).report
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +49,7 @@ def test_a_sample_is_answered_on_one_screen(name: str) -> None:
     assert not re.search(r"sigma|likelihood|S = |S_w|correlation|T\(", "\n".join(lines))
 
 
-def test_a_job_with_all_troubles_is_answered_on_one_screen(troubled: Report) -> None:
+def test_a_job_with_all_troubles_is_answered_on_one_screen(troubled: PipelineReport) -> None:
     lines = screen(troubled)
     assert len(lines) <= 24
     shown = rows(lines)
@@ -71,7 +72,7 @@ def test_a_healthy_job_is_five_lines_at_most() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_tables_keep_their_columns_and_every_line_fits(troubled: Report, width: int) -> None:
+def test_tables_keep_their_columns_and_every_line_fits(troubled: PipelineReport, width: int) -> None:
     lines = screen(troubled, width, full=True)
     assert all(len(line) <= width for line in lines if "tracekit " not in line)
     text = "\n".join(lines)
@@ -86,7 +87,7 @@ def test_isolated_stalls_are_listed_with_what_they_went_to() -> None:
     steps = [[[FORWARD, BACKWARD]] * 4 for _ in range(24)]
     steps[10] = [[FORWARD, BACKWARD], [("data-load", 0.29), FORWARD, BACKWARD], *[[FORWARD, BACKWARD]] * 2]
     steps[15] = [[FORWARD, BACKWARD], [FORWARD, ("backward-compute", 0.3)], *[[FORWARD, BACKWARD]] * 2]
-    report = Job(of_steps(steps)).report
+    report = PipelineJob(of_steps(steps)).report
     assert report.diagnosis.answer.stalls == ("step 10: +290.0 ms, data", "step 15: +100.0 ms, compute")
     assert any(line.startswith("Stalls") for line in screen(report))
 
@@ -94,8 +95,8 @@ def test_isolated_stalls_are_listed_with_what_they_went_to() -> None:
 def test_slow_steps_that_are_the_rule_are_no_stalls() -> None:
     slow = [[FORWARD, ("backward-compute", 0.3)]] * 4
     every_other = [[[FORWARD, BACKWARD]] * 4 if step % 2 else slow for step in range(24)]
-    assert Job(of_steps(every_other)).report.diagnosis.stalls == ()
-    assert Job(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.diagnosis.stalls == ()
+    assert PipelineJob(of_steps(every_other)).report.diagnosis.stalls == ()
+    assert PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)).report.diagnosis.stalls == ()
 
 
 @pytest.mark.parametrize(

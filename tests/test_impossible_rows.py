@@ -13,7 +13,7 @@ import pytest
 from tests.dashboards.page_text import Pages
 from tests.handmade import run, run_process, slow_trace
 from tracekit.base.errors import StoreError
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.live.metrics import JobStates, StoreMetrics
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages
@@ -77,7 +77,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("good", "bad"):
         trace = slow_trace((0, 1), name=name, step_starts={0: 1.7e9, 1: 1.7e9 + 1}, metadata={"hosts": {"0": "node-a"}})
         Store(path).begin_watch(name, "x")
-        Store(path).append(Incoming(trace, name, "x", Job(trace).findings()))
+        Store(path).append(Incoming(trace, name, "x", PipelineJob(trace).stored()))
     assert len(Store(path).incidents()) == 2
     return path
 

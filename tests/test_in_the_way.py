@@ -20,12 +20,13 @@ import duckdb
 import polars as pl
 import pytest
 
-from benchmarks.hangsim import Job as Job3D
+from benchmarks.hangsim import PipelineJob as Job3D
 from benchmarks.hangsim import dumps, write
 from benchmarks.hangsim import run as run_job
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.base.errors import FormatError, OutputError, StoreError
-from tracekit.job.pipeline import Job, load
+from tracekit.job.load import load
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import TRACE_FILE
 
@@ -101,13 +102,13 @@ THINGS = {
 
 OWN: dict[str, Callable[[Path], object]] = {
     "out.parquet": lambda path: slow_trace().write_parquet(path),
-    "out.json.gz": lambda path: Job(slow_trace()).export(path),
+    "out.json.gz": lambda path: PipelineJob(slow_trace()).export(path),
     "out.md": lambda path: run("whatif", "slow.parquet", "--markdown", path),
     "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
     "tracekit.rules.yml": lambda path: run("alerts", path.parent),
     "out.csv": lambda path: path.write_text("kind,machine,jobs\n"),
-    "by_kind.csv": lambda path: Job(slow_trace()).whatif().write_csv(path.parent),
+    "by_kind.csv": lambda path: PipelineJob(slow_trace()).whatif().write_csv(path.parent),
     "jobs.store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }
 
@@ -187,7 +188,7 @@ def test_standard_output_is_refused(work: Path) -> None:
 
 def test_a_timeline_is_not_exported_over_itself(work: Path) -> None:
     """It would lose the steps that are not asked for. What the report tells to type next has another name."""
-    Job(slow_trace()).export("timeline.json.gz")
+    PipelineJob(slow_trace()).export("timeline.json.gz")
     assert "--out timeline.json.gz" in run("whatif", "slow.parquet").out
     assert "tracekit export timeline.json.gz --steps 0 --out step-0.json.gz" in run("whatif", "timeline.json.gz").out
     before = everything(work)
@@ -238,17 +239,17 @@ FILES: dict[str, Callable[[Path], object]] = {
     "gzip of others": lambda path: path.write_bytes(gzip.compress(b'{"displayTimeUnit": "ms", "traceEvents": []}')),
     "CSV of others": lambda path: path.write_text("kind,slowdown\ngc,1.0\n"),
     "trace": lambda path: slow_trace().write_parquet(path),
-    "table": lambda path: Job(slow_trace()).whatif().write_parquet(path),
-    "timeline": lambda path: Job(slow_trace()).export(path),
-    "CSV table": lambda path: Job(slow_trace()).whatif().by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
+    "table": lambda path: PipelineJob(slow_trace()).whatif().write_parquet(path),
+    "timeline": lambda path: PipelineJob(slow_trace()).export(path),
+    "CSV table": lambda path: PipelineJob(slow_trace()).whatif().by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
     "store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }
 #: What each way of writing may replace, and how the library writes it.
 KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "trace": ("out", lambda path: slow_trace().write_parquet(path)),
-    "table": ("out", lambda path: Job(slow_trace()).whatif().write_parquet(path)),
-    "timeline": ("out", lambda path: Job(slow_trace()).export(path)),
-    "CSV table": ("by_kind.csv", lambda path: Job(slow_trace()).whatif().write_csv(path.parent)),
+    "table": ("out", lambda path: PipelineJob(slow_trace()).whatif().write_parquet(path)),
+    "timeline": ("out", lambda path: PipelineJob(slow_trace()).export(path)),
+    "CSV table": ("by_kind.csv", lambda path: PipelineJob(slow_trace()).whatif().write_csv(path.parent)),
     "store": ("out", lambda path: Store(path).add([Incoming(slow_trace(), "new", "by hand")])),
 }
 
@@ -285,15 +286,15 @@ def test_a_parquet_file_damaged_anywhere_in_its_metadata_is_replaced_or_refused(
 
 
 def test_an_unpacked_timeline_is_still_one(tmp_path: Path) -> None:
-    Job(slow_trace()).export(tmp_path / "out.json")
+    PipelineJob(slow_trace()).export(tmp_path / "out.json")
     (tmp_path / "out.json").write_bytes(gzip.decompress((tmp_path / "out.json").read_bytes()))
-    Job(slow_trace()).export(tmp_path / "out.json")
+    PipelineJob(slow_trace()).export(tmp_path / "out.json")
     assert gzip.decompress((tmp_path / "out.json").read_bytes()).endswith(b"]}\n")
 
 
 def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
     """It says what it is, so that it is not taken for a trace, and can be read as any Parquet file."""
-    report = Job(slow_trace()).whatif()
+    report = PipelineJob(slow_trace()).whatif()
     report.write_parquet(tmp_path / "out.parquet")
     assert pl.read_parquet(tmp_path / "out.parquet").equals(report.by_worker_per_step)
     with pytest.raises(FormatError, match="no tracekit metadata inside"):

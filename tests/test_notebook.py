@@ -15,10 +15,11 @@ from tests.documents.evil import EVIL, write_evil
 from tests.handmade import IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, healthy_frame, slow_trace
 from tests.handmade import LAYOUT as HANDMADE
 from tracekit.base.errors import OutputError, SelectionError
-from tracekit.job.pipeline import Job, load
+from tracekit.job.load import load
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report import plots as report_plot
 from tracekit.report.card import card
-from tracekit.report.pipeline import Report
+from tracekit.report.pipeline import PipelineReport
 from tracekit.report.plots import Plots
 from tracekit.show.documents.page import page
 from tracekit.trace.canonical import Trace
@@ -27,17 +28,17 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 
 
 @pytest.fixture(scope="module")
-def slow() -> Job:
+def slow() -> PipelineJob:
     """Worker (1,0) takes twice as long: the handmade job, its ranks 0 to 3 on two nodes."""
-    return Job(slow_trace((3, 8), metadata={"hosts": {"0": "a", "1": "b", "2": "a", "3": "b"}}))
+    return PipelineJob(slow_trace((3, 8), metadata={"hosts": {"0": "a", "1": "b", "2": "a", "3": "b"}}))
 
 
 @pytest.fixture(scope="module")
-def sample() -> Report:
+def sample() -> PipelineReport:
     return load(SAMPLES / "slow_worker.parquet").report
 
 
-def test_a_job_shows_its_report_and_the_card_is_that_of_the_page(sample: Report) -> None:
+def test_a_job_shows_its_report_and_the_card_is_that_of_the_page(sample: PipelineReport) -> None:
     shown = load(SAMPLES / "slow_worker.parquet")._repr_html_()
     assert shown == sample._repr_html_()
     assert card(sample) in shown
@@ -49,7 +50,7 @@ def test_a_job_shows_its_report_and_the_card_is_that_of_the_page(sample: Report)
 
 
 def test_a_healthy_job_shows_only_the_answer() -> None:
-    shown = Job(Trace.from_frame(healthy_frame((0, 1)), HANDMADE, name="job"))._repr_html_()
+    shown = PipelineJob(Trace.from_frame(healthy_frame((0, 1)), HANDMADE, name="job"))._repr_html_()
     assert "BALANCED" in shown
     assert "<table" not in shown
 
@@ -63,18 +64,18 @@ def test_names_stay_text(tmp_path: Path) -> None:
 def test_a_trace_that_cannot_be_replayed_says_why() -> None:
     trace = slow_trace((3,))
     without = trace.ops.filter(~((trace.ops["pp_rank"] == 1) & (trace.ops["kind"] == "backward-send")))
-    shown = Job(Trace.from_frame(without, HANDMADE, name="<b>job"))._repr_html_()
+    shown = PipelineJob(Trace.from_frame(without, HANDMADE, name="<b>job"))._repr_html_()
     assert "&lt;b&gt;job" in shown
     assert "0 backward-send ops for 2" in shown
 
 
-def test_a_job_and_a_report_are_one_line_in_a_prompt(slow: Job) -> None:
+def test_a_job_and_a_report_are_one_line_in_a_prompt(slow: PipelineJob) -> None:
     assert repr(slow) == "<Job slow job: 4 GPUs, 96 ops>"
     assert repr(slow.report).startswith("<Report on slow job: straggler, rank 1 on b ")
     assert "\n" not in repr(slow.report)
 
 
-def test_the_map_has_exact_s_of_every_worker_and_outlines_the_culprit(slow: Job) -> None:
+def test_the_map_has_exact_s_of_every_worker_and_outlines_the_culprit(slow: PipelineJob) -> None:
     drawn = slow.report.plot.worker_map()
     heat = drawn.data[0]
     values = {
@@ -87,14 +88,14 @@ def test_the_map_has_exact_s_of_every_worker_and_outlines_the_culprit(slow: Job)
     assert len(drawn.layout.shapes) == 1
 
 
-def test_the_steps_are_those_of_the_report(slow: Job) -> None:
+def test_the_steps_are_those_of_the_report(slow: PipelineJob) -> None:
     recorded, original, ideal = slow.report.plot.steps().data
     assert list(recorded.y) == [SLOW_STEP_S] * 2
     assert list(original.y) == pytest.approx([SLOW_STEP_S] * 2)
     assert list(ideal.y) == pytest.approx([IDEAL_STEP_S] * 2)
 
 
-def test_the_timeline_has_every_op_twice_at_its_time_in_the_colour_of_its_slowness(slow: Job) -> None:
+def test_the_timeline_has_every_op_twice_at_its_time_in_the_colour_of_its_slowness(slow: PipelineJob) -> None:
     """24 ops a DP rank, recorded and ideal; the first forward of rank 1 runs from 0.5 to 2.5 s, its peers take 1 s."""
     drawn = slow.report.plot.timeline(8)
     assert [re.sub(r"&#x27;", "'", name) for name in drawn.layout.yaxis.ticktext] == [
@@ -115,7 +116,7 @@ def test_the_timeline_has_every_op_twice_at_its_time_in_the_colour_of_its_slowne
     assert own == pytest.approx(12_000.0)  # two forwards of 2 s, two backwards of 4 s
 
 
-def test_the_critical_path_takes_all_of_the_step(slow: Job) -> None:
+def test_the_critical_path_takes_all_of_the_step(slow: PipelineJob) -> None:
     """Ops only, for the job has no launch delays; a forward of 2 s and two backwards of 4 s on rank 1, the slow one."""
     drawn = slow.report.plot.critical_path(3)
     bars = [(base, x, y) for trace in drawn.data[1:] for base, x, y in zip(trace.base, trace.x, trace.y, strict=True)]
@@ -127,23 +128,23 @@ def test_the_critical_path_takes_all_of_the_step(slow: Job) -> None:
     assert sum(x for _, x, y in bars if y == slow_row) >= 10_000.0
 
 
-def test_without_a_number_the_slowest_step_is_drawn(sample: Report) -> None:
+def test_without_a_number_the_slowest_step_is_drawn(sample: PipelineReport) -> None:
     assert "step 105" in sample.plot.timeline().layout.xaxis.title.text
     assert "step 105" in sample.plot.critical_path(theme="dark").layout.xaxis.title.text
 
 
 @pytest.mark.parametrize("figure", ["worker_map", "timeline", "critical_path"])
-def test_a_step_that_is_not_there_is_said(sample: Report, figure: str) -> None:
+def test_a_step_that_is_not_there_is_said(sample: PipelineReport, figure: str) -> None:
     with pytest.raises(SelectionError, match="step 7 is not in the report; it has 12 steps from 100 to 201"):
         getattr(sample.plot, figure)(7)
 
 
-def test_an_unknown_theme_is_said(sample: Report) -> None:
+def test_an_unknown_theme_is_said(sample: PipelineReport) -> None:
     with pytest.raises(ValueError, match="no theme 'blue'; there are light, dark"):
         sample.plot.steps(theme="blue")
 
 
-def test_without_plotly_the_error_says_what_to_install(sample: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_plotly_the_error_says_what_to_install(sample: PipelineReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_plot, "find_spec", lambda _: None)
     with pytest.raises(OutputError, match=r"pip install 'tracekit\[notebook\]'"):
         sample.plot.steps()
@@ -156,7 +157,7 @@ def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
     from tracekit.trace.model import Layout
 
     spec = SynthSpec(layout=Layout(dp=16, pp=8), steps=3, causes=(parse_cause("slow-worker:dp=9,pp=5,factor=1.8"),))
-    drawn = Job(synthesize(spec)).report.plot.timeline()
+    drawn = PipelineJob(synthesize(spec)).report.plot.timeline()
     assert sum(len(trace.x) for trace in drawn.data if trace.name != "waiting for peers") <= MOST_BARS
     assert any("rank 89" in name for name in drawn.layout.yaxis.ticktext)
 
@@ -164,7 +165,7 @@ def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
 PUBLIC = [getattr(tracekit, name) for name in tracekit.__all__ if not name.startswith("__")]
 
 
-@pytest.mark.parametrize("thing", [*PUBLIC, Report, Plots], ids=lambda thing: thing.__name__)
+@pytest.mark.parametrize("thing", [*PUBLIC, PipelineReport, Plots], ids=lambda thing: thing.__name__)
 def test_help_describes_everything_public(thing: object) -> None:
     """Each class and function, each method and property, and each field by name, with annotations."""
     text = inspect.getdoc(thing)

@@ -26,8 +26,8 @@ from tests.handmade import (
     slow_frame,
 )
 from tracekit.base.errors import SelectionError
-from tracekit.job.pipeline import Job
-from tracekit.report.pipeline import Report
+from tracekit.job.pipeline import PipelineJob
+from tracekit.report.pipeline import PipelineReport
 from tracekit.report.plain_data import JSON_TABLES, REPORT_VERSION
 from tracekit.report.tables import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES
 from tracekit.trace.canonical import Trace
@@ -73,24 +73,24 @@ def check(value: Any, kind: str, sections: Mapping[str, Mapping[str, str]], wher
         assert not isinstance(value, bool) or bool in allowed, where
 
 
-def report(ops: pl.DataFrame, asked: dict[str, tuple[str, ...]] | None = None, **more: Any) -> Report:
-    return Job(Trace.from_frame(ops, LAYOUT, name="job", **more)).whatif(**(asked or {}))
+def report(ops: pl.DataFrame, asked: dict[str, tuple[str, ...]] | None = None, **more: Any) -> PipelineReport:
+    return PipelineJob(Trace.from_frame(ops, LAYOUT, name="job", **more)).whatif(**(asked or {}))
 
 
 @pytest.fixture(scope="module")
-def slow() -> Report:
+def slow() -> PipelineReport:
     hosts = {str(rank): f"node-{rank}" for rank in range(4)}
     asked = {"fix": ("worker=1,0",), "keep": ("worker=1,0",), "by": ("host", "dp_rank,stage")}
     return report(slow_frame((3, 8)), asked, metadata={"hosts": hosts})
 
 
 @pytest.fixture(scope="module")
-def healthy() -> Report:
+def healthy() -> PipelineReport:
     return report(healthy_frame())
 
 
 @pytest.fixture(scope="module")
-def partial() -> Report:
+def partial() -> PipelineReport:
     """Stage 1 of DP rank 1 was never traced, and 5 s pass between the first all-gather and all else: distrusted."""
     gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
     ops = slow_frame((3, 8)).filter(~gone)
@@ -99,11 +99,11 @@ def partial() -> Report:
 
 
 @pytest.fixture(scope="module")
-def stalled() -> Report:
+def stalled() -> PipelineReport:
     """One step of twelve waits for data."""
     steps = [[[FORWARD, BACKWARD]] * 4 for _ in range(12)]
     steps[7] = [[("data-load", 0.3), FORWARD, BACKWARD]] * 4
-    return Job(of_steps(steps)).whatif()
+    return PipelineJob(of_steps(steps)).whatif()
 
 
 @pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])
@@ -112,7 +112,7 @@ def test_json_is_what_the_page_documents(name: str, request: pytest.FixtureReque
     check(content, "The object", documented(), "report")
 
 
-def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: Report) -> None:
+def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: PipelineReport) -> None:
     """Worker (1,0) is rank 1, the only one on its host, so that host, worker and --keep are one question."""
     (costliest, *_) = slow.by_label.filter(labels="host").iter_rows(named=True)
     assert costliest["value"] == "node-1"
@@ -123,7 +123,7 @@ def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: Report) -> 
     assert of_worker == costliest | {"labels": "dp_rank,stage", "value": "1,0"}
 
 
-def test_the_critical_path_adds_up_to_the_step(slow: Report) -> None:
+def test_the_critical_path_adds_up_to_the_step(slow: PipelineReport) -> None:
     """By kind, launch delays included; by worker, without them."""
     columns = ["recorded_s", "original_s", "ideal_s"]
     assert slow.critical_path.select(columns).sum().row(0) == pytest.approx((SLOW_STEP_S, SLOW_STEP_S, IDEAL_STEP_S))
@@ -131,7 +131,9 @@ def test_the_critical_path_adds_up_to_the_step(slow: Report) -> None:
     assert slow.critical_workers.row(0)[:2] == (1, 0)
 
 
-def test_every_list_of_the_page_is_met_with_rows(slow: Report, stalled: Report, partial: Report) -> None:
+def test_every_list_of_the_page_is_met_with_rows(
+    slow: PipelineReport, stalled: PipelineReport, partial: PipelineReport
+) -> None:
     """So that the comparison above compares something."""
     for key, kind in documented()["The object"].items():
         assert not kind.startswith("list of") or slow.to_dict()[key] or stalled.to_dict()[key], key
@@ -144,7 +146,7 @@ def test_the_page_is_of_the_version_in_the_code() -> None:
     assert f"version {REPORT_VERSION}\n(`report_version`)" in SCHEMA_PAGE.read_text(encoding="utf-8")
 
 
-def test_what_is_undefined_is_null(healthy: Report) -> None:
+def test_what_is_undefined_is_null(healthy: PipelineReport) -> None:
     """A healthy job loses nothing, so nothing can be shared out; equal durations have no correlation."""
     content = healthy.to_dict()
     assert content["m_w"] is None
@@ -155,7 +157,7 @@ def test_what_is_undefined_is_null(healthy: Report) -> None:
 
 def test_a_job_that_is_replayed_needs_its_ops_no_more() -> None:
     """They are half the memory of a large job. Its report is the same without them."""
-    job = Job(Trace.from_frame(slow_frame((0, 1)), LAYOUT, name="slow"))
+    job = PipelineJob(Trace.from_frame(slow_frame((0, 1)), LAYOUT, name="slow"))
     expected, replayed, ops = job.whatif(by=["kind"]).to_dict(), job.replayed(), weakref.ref(job.trace.ops)
     del job
     gc.collect()
@@ -163,7 +165,7 @@ def test_a_job_that_is_replayed_needs_its_ops_no_more() -> None:
     assert replayed.whatif(by=["kind"]).to_dict() == expected
 
 
-def test_tables_hold_what_was_worked_out_by_hand(slow: Report) -> None:
+def test_tables_hold_what_was_worked_out_by_hand(slow: PipelineReport) -> None:
     worst = slow.by_worker.row(0, named=True)
     assert worst == {
         "dp_rank": 1,
@@ -185,7 +187,7 @@ def test_tables_hold_what_was_worked_out_by_hand(slow: Report) -> None:
     assert slow.forward_backward_correlation["r"].to_list() == [pytest.approx(1.0), None]
 
 
-def test_tables_per_step_average_to_the_tables_of_the_job(slow: Report) -> None:
+def test_tables_per_step_average_to_the_tables_of_the_job(slow: PipelineReport) -> None:
     """Both steps have the same ideal time, so the mean of the ratios is the ratio of the means."""
     for table, keys in (
         ("by_kind", ["kind"]),
@@ -201,7 +203,7 @@ def test_tables_per_step_average_to_the_tables_of_the_job(slow: Report) -> None:
         assert means["slowdown"].to_list() == pytest.approx(whole["slowdown"].to_list())
 
 
-def test_a_kind_keeps_its_launch_delays_to_itself(partial: Report) -> None:
+def test_a_kind_keeps_its_launch_delays_to_itself(partial: PipelineReport) -> None:
     """5 s lie between gathering the parameters and what follows: the first forward of stage 0 waits, and the first
     forward-recv of stage 1 is posted late."""
     delays = dict(partial.by_kind.select("kind", "launch_delay_slowdown").iter_rows())
@@ -219,19 +221,19 @@ def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(mo
 
 
 @pytest.mark.parametrize("name", TABLES + PER_STEP_TABLES)
-def test_pandas_frames_equal_polars_frames(name: str, slow: Report) -> None:
+def test_pandas_frames_equal_polars_frames(name: str, slow: PipelineReport) -> None:
     frame, ours = slow.pandas(name), slow.table(name)
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.columns) == ours.columns
     assert pl.from_pandas(frame).cast(ours.schema).equals(ours)
 
 
-def test_an_unknown_table_is_answered_with_those_there_are(slow: Report) -> None:
+def test_an_unknown_table_is_answered_with_those_there_are(slow: PipelineReport) -> None:
     with pytest.raises(SelectionError, match="no table 'by_host'; there are by_kind, by_pp_rank"):
         slow.table("by_host")
 
 
-def test_json_and_tables_are_the_same_data(slow: Report) -> None:
+def test_json_and_tables_are_the_same_data(slow: PipelineReport) -> None:
     content = slow.to_dict()
     for name in JSON_TABLES:
         assert content[name] == slow.table(name).to_dicts()

@@ -11,7 +11,7 @@ import pytest
 from tests.dashboards.page_text import Pages
 from tests.handmade import SLOW_STEP_S, run, slow_trace
 from tracekit.base.errors import StoreError
-from tracekit.job.pipeline import load_from_store
+from tracekit.job.load import load_from_store
 from tracekit.store import Incoming, Store
 from tracekit.store.care import migrate
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 from tracekit.base.errors import StoreError
-from tracekit.job.pipeline import Job, load_from_store
+from tracekit.job.load import load_from_store
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, connection, default_store
 from tracekit.store.writer import Writer
@@ -422,7 +423,7 @@ def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
 def test_findings_are_stored_with_the_job_and_go_with_it(store: Store) -> None:
     """The report comes back as it was; a job stored without one has none, and replacing a job replaces it."""
     trace = slow_trace((3, 8))
-    found = Job(trace).findings()
+    found = PipelineJob(trace).stored()
     assert isinstance(found, Findings)
     store.add([Incoming(trace, "one", "file", found), Incoming(trace, "two", "file")])
     assert store.report("one") == found.report
@@ -435,8 +436,8 @@ def test_findings_are_stored_with_the_job_and_go_with_it(store: Store) -> None:
 
 
 def test_what_lists_of_jobs_show_stands_in_columns(store: Store) -> None:
-    job = Job(slow_trace((3, 8)))
-    found = job.findings()
+    job = PipelineJob(slow_trace((3, 8)))
+    found = job.stored()
     store.add([Incoming(job.trace, "one", "file", found)])
     report = job.whatif()
     figures = (

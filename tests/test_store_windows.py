@@ -14,8 +14,9 @@ import pytest
 from tests.handmade import Ran, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
 from tracekit.base.errors import NotStoredError, StoreError
-from tracekit.job.op import OpJob, load_ops_from_store
-from tracekit.job.pipeline import Job
+from tracekit.job.graph import GraphJob
+from tracekit.job.load import load_ops_from_store
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store, connection
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.folder import Folder
@@ -32,7 +33,7 @@ def window(number: int, name: str = "live", *, analysed: bool = False) -> Incomi
     steps = (2 * number, 2 * number + 1)
     starts = {step: 1.7e9 + 3600.0 * number + step for step in steps}
     trace = slow_trace(steps, name=name, step_starts=starts, metadata={"framework": "torch", "hosts": {"0": "node-a"}})
-    return Incoming(trace, name, "collect", Job(trace).findings() if analysed else None)
+    return Incoming(trace, name, "collect", PipelineJob(trace).stored() if analysed else None)
 
 
 def files(store: Store) -> set[str]:
@@ -106,7 +107,7 @@ def test_an_op_trace_is_stored_listed_exported_and_asked_again(tmp_path: Path) -
     asked = ("--json", "--fix", "kind=gc")
     of_file, of_store = run("whatif", tmp_path / "ops.parquet", *asked), run("whatif", "--store", path, *asked)
     assert of_store.out == of_file.out
-    assert json.loads(Store(path).report("two ranks") or "") == OpJob(trace).whatif().to_dict()
+    assert json.loads(Store(path).report("two ranks") or "") == GraphJob(trace).whatif().to_dict()
     row = Store(path).job_list().row(0, named=True)
     # 3.5 s of each of 2 steps on 2 ranks
     assert (row["slowdown"], row["lost_gpu_hours"]) == (pytest.approx(6.5 / 3), pytest.approx(14 / 3600))

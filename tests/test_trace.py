@@ -16,7 +16,7 @@ from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, 
 from tests.properties import examples
 from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.collectors.importers.published import read_published
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
@@ -277,7 +277,10 @@ def test_the_order_of_rows_changes_no_number(seed: int) -> None:
     assert shuffled.ops.sort(KEYS).equals(trace(ops).ops.sort(KEYS))
     assert shuffled.coverage() == trace(ops).coverage()
     assert shuffled.worker_ranks() == trace(ops).worker_ranks()
-    assert Job(shuffled).whatif(fix=["worker=1,0"]).to_dict() == Job(trace(ops)).whatif(fix=["worker=1,0"]).to_dict()
+    assert (
+        PipelineJob(shuffled).whatif(fix=["worker=1,0"]).to_dict()
+        == PipelineJob(trace(ops)).whatif(fix=["worker=1,0"]).to_dict()
+    )
 
 
 # ---- the words

@@ -14,7 +14,7 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
 from tracekit.base.errors import FormatError, TraceError
 from tracekit.cli import commands
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
@@ -168,7 +168,7 @@ def test_starts_that_lost_digits_are_not_trusted(zero: float) -> None:
     whole = sample("healthy")
     starts = {step: zero + start - min(whole.step_starts.values()) for step, start in whole.step_starts.items()}
     ops = on_clock(whole, starts).with_columns(start=pl.col("start").cast(pl.Float32).cast(pl.Float64))
-    trust = Job(trace(ops, whole.layout)).attribution.trust
+    trust = PipelineJob(trace(ops, whole.layout)).attribution.trust
     assert not trust.trustworthy
     assert any("digits of the starts were lost" in reason for reason in trust.reasons)
 
@@ -217,7 +217,7 @@ def test_the_commands_take_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_format_with_a_unit_of_its_own_takes_no_other(tmp_path: Path) -> None:
-    Job(slow_trace()).export(tmp_path / "a.json.gz")
+    PipelineJob(slow_trace()).export(tmp_path / "a.json.gz")
     with pytest.raises(FormatError, match="fixes the unit of its times; leave out --unit"):
         tracekit.load(tmp_path / "a.json.gz", unit="us")
 
@@ -243,7 +243,7 @@ def test_starts_since_1970_analyse_as_relative_ones(name: str) -> None:
     assert absolute.ops.equals(relative.ops)
     assert dict(absolute.step_starts) == starts
     unknown = trace(ops, whole.layout)
-    expected, found = Job(relative).attribution, Job(unknown).attribution
+    expected, found = PipelineJob(relative).attribution, PipelineJob(unknown).attribution
     assert found.slowdown == pytest.approx(expected.slowdown, rel=1e-9)
     assert found.recorded_s == pytest.approx(expected.recorded_s, rel=3e-3)
     assert found.trust.trustworthy == expected.trust.trustworthy
@@ -277,7 +277,7 @@ def test_time_between_steps_counts_on_any_clock_that_runs_on(zero: float) -> Non
     """Steps of 0.31 s, one after the other; before the fourth all ranks stand still for 0.5 s."""
     whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=6)
     starts = {step: zero + 0.31 * step + (0.5 if step >= 3 else 0.0) for step in range(6)}
-    found = Job(trace(on_clock(whole, starts), whole.layout)).whatif()
+    found = PipelineJob(trace(on_clock(whole, starts), whole.layout)).whatif()
     (cause,) = [cause for cause in found.diagnosis.causes if cause.change is not None]
     assert str(cause.kind) == "checkpoint-stalls"
     assert cause.saved_s == pytest.approx(0.5 / 6, abs=1e-6)
@@ -286,7 +286,7 @@ def test_time_between_steps_counts_on_any_clock_that_runs_on(zero: float) -> Non
 @pytest.mark.parametrize("zero", [0.0, 0.8, 40.0])
 def test_a_clock_that_begins_with_the_job_is_no_stall(zero: float) -> None:
     whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=6)
-    found = Job(trace(on_clock(whole, {step: zero + 0.31 * step for step in range(6)}), whole.layout)).whatif()
+    found = PipelineJob(trace(on_clock(whole, {step: zero + 0.31 * step for step in range(6)}), whole.layout)).whatif()
     assert [str(cause.kind) for cause in found.diagnosis.causes] == ["healthy"]
     assert found.diagnosis.verdict.lost_s == 0
     late = slow_frame((5, 6, 7)).with_columns(pl.col("start") + 100.0)  # late data in each step: no clock

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracekit.base.errors import TracekitError
     from tracekit.collectors import span, step
-    from tracekit.job.gpu import GpuJob, load_gpu
-    from tracekit.job.op import OpJob, load_ops, load_ops_from_store
-    from tracekit.job.pipeline import Job, load, load_from_store
+    from tracekit.job.job import Job
+    from tracekit.job.load import load, load_from_store, load_gpu, load_ops, load_ops_from_store
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
     from tracekit.trace.op import OpTrace
@@ -24,28 +23,24 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "TracekitError": "tracekit.base.errors",
-    "GpuJob": "tracekit.job.gpu",
-    "Job": "tracekit.job.pipeline",
-    "load": "tracekit.job.pipeline",
-    "load_from_store": "tracekit.job.pipeline",
-    "load_gpu": "tracekit.job.gpu",
+    "Job": "tracekit.job.job",
+    "load": "tracekit.job.load",
+    "load_from_store": "tracekit.job.load",
+    "load_gpu": "tracekit.job.load",
     "Layout": "tracekit.trace.model",
     "OpKind": "tracekit.trace.model",
-    "OpJob": "tracekit.job.op",
     "OpTrace": "tracekit.trace.op",
     "ProcessGroup": "tracekit.trace.model",
     "Worker": "tracekit.trace.model",
-    "load_ops": "tracekit.job.op",
-    "load_ops_from_store": "tracekit.job.op",
+    "load_ops": "tracekit.job.load",
+    "load_ops_from_store": "tracekit.job.load",
     "Trace": "tracekit.trace.canonical",
     "span": "tracekit.collectors",
     "step": "tracekit.collectors",
 }
 __all__ = [
-    "GpuJob",
     "Job",
     "Layout",
-    "OpJob",
     "OpKind",
     "OpTrace",
     "ProcessGroup",

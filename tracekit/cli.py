@@ -183,9 +183,9 @@ def commands() -> None:
 
 def _analyse(trace: Trace) -> Findings | Unanalysed:
     """Findings that `tracekit collect` stores with a trace."""
-    from tracekit.job.pipeline import Job
+    from tracekit.job.pipeline import PipelineJob
 
-    return Job(trace).findings()
+    return PipelineJob(trace).stored()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Treatment
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
+from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_RANK
 from tracekit.analysis.detectors.slow_computes import ONE_KIND_CHECK, slow_kind, slower, time_of, worker_figures
+from tracekit.analysis.detectors.uneven_kernels import compared
 from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, worker_series, workers_as_fast_as_peers
-from tracekit.report.finding import Place, confidence_from
+from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
+from tracekit.analysis.gpu.behind import Part
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.model import Worker
 
 
@@ -43,6 +48,15 @@ class BadWorker(Detector):
     suggested_fix = SLOW_RANK
     part = "compute"
     treatment = Treatment.REPLACE_MACHINES
+    repair = Repair("replace-workers", "Make the rank as fast as its peers", SPEED_OF_PEERS, excludes=MACHINE)
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        found = compared(evidence)
+        if found is not None and not found.uneven:
+            effect = f"its {evidence.op}s take {found.ratio:.2f} times as long as the same ones of its peers"
+            figure = Figure("time over that of its peers", found.ratio, 0.0, Unit.FACTOR)
+            yield from rank_behind(self.kind, evidence, Part.COMPUTE, effect, figure)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
@@ -113,5 +127,5 @@ def _costly(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Ch
         return float(evidence.step_times((*others, repaired)).mean())
 
     ranked = sorted(workers, key=lambda worker: beyond_peers_s(evidence, worker))
-    least_s = step_s(None) + SMALLEST_COST_SHARE * evidence.unchanged_s
+    least_s = step_s(None) + evidence.smallest_cost_s
     return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers

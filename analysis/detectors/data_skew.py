@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import structs
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Treatment
 from tracekit.analysis.detectors.episode_figures import chance_figures, time_of_episodes
+from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.uneven_kernels import compared
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
+from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.arrays import Bools
+from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 
@@ -36,6 +42,21 @@ class DataSkew(Detector):
     part = "workload"
     label = "uneven work"
     treatment = Treatment.BALANCE_DATA
+    repair = Repair("even-work", "Give the rank the same work as its peers", "the same work as its peers")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        found = compared(evidence)
+        if found is not None and found.uneven:
+            extra = f"{found.own:,} {evidence.op}s ({seconds(found.own_s)})"
+            effect = f"runs {extra} of shapes or counts that not all peers have"
+            for candidate in rank_behind(self.kind, evidence, Part.COMPUTE, effect):
+                yield structs.replace(
+                    candidate,
+                    title="A rank has more work than the others",
+                    next_check=f"which {evidence.op}s only this rank runs, and the shapes of their input",
+                    suggested_fix="give {ranks} the same work as its peers: shapes of its input, layers, experts",
+                )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""

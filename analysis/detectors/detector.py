@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.finding import Figure, Finding, Place
@@ -38,7 +38,7 @@ class Candidate(Struct, frozen=True, eq=False):
     effect: str
     evidence: tuple[Figure, ...]
     confidence: float
-    change: Change | None
+    change: Any
     series: Floats | None = None
     time: TimePattern | None = None
     title: str | None = None
@@ -61,10 +61,6 @@ class Repair(Struct, frozen=True):
     reached: str = ""
     assumes: str | None = None
     excludes: str | None = None
-
-
-#: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
-SMALLEST_COST_SHARE = 0.02
 
 
 class Treatment(Enum):
@@ -112,11 +108,15 @@ class Detector(ABC):
         """Yield every place of a pipeline where the signature shows."""
         return iter(())
 
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:  # noqa: ARG002
+        """Yield every place of an op trace, or of a recording of GPUs, where the signature shows."""
+        return iter(())
+
     def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:  # noqa: ARG002
         """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
         return candidates
 
-    def fixes(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:  # noqa: ARG002
+    def fixes(self, found: Finding) -> Iterator[Plan]:
         """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states."""
         if self.repair is not None:
             yield Plan(
@@ -131,6 +131,11 @@ class Detector(ABC):
                 reached=self.repair.assumes or self.repair.reached,
                 excludes=self.repair.excludes,
             )
+
+    def fixes_in_pipeline(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:  # noqa: ARG002
+        """Yield the fixes of one finding in a pipeline, but for those of its `treatment`; by default, as `fixes`."""
+        if self.treatment is None:
+            yield from self.fixes(found)
 
     def loss_at(self, place: Place) -> LossKind:
         """Return the kind of loss that a finding at this place causes."""

@@ -8,8 +8,9 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
-from tracekit.report.verdict import LossKind
+from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
 
 #: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04
@@ -37,6 +38,29 @@ class HostBound(Detector):
     repair = Repair(
         "hide-launch-delays", "Remove launch delays and host work between ops", assumes="all launch delays go"
     )
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        if evidence.recorded is None or evidence.leading is not self.loss:
+            return
+        idle_s = evidence.recorded.idle_s
+        share = idle_s / evidence.recorded_s
+        gpus = "the GPU is idle for" if len(evidence.ranks) == 1 else "every GPU is idle for at least"
+        yield Candidate(
+            self.kind,
+            Place(),
+            f"{gpus} {share:.0%} of the recording, because its host launches nothing",
+            (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
+            confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
+            OpsChange(gone_s=idle_s),
+            bound=True,
+            title="The GPU is idle: its host launches nothing",
+            next_check="a timeline of the host's threads while the GPU is idle (`tracekit export`); py-spy",
+            suggested_fix=(
+                "find out what the host does while the GPU is idle (py-spy, a timeline of its threads), then launch"
+                " fewer and larger kernels (torch.compile, CUDA graphs) or give the data loader more workers"
+            ),
+        )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""

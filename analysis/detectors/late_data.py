@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.changes import Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.data_waits import late_ranks
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
 from tracekit.base.text import seconds
@@ -41,6 +44,14 @@ class LateData(Detector):
     part = "data-loading"
     loss = LossKind.INPUT
     repair = Repair("prefetch-data", "Prefetch data, so that no forward waits for it")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        behind = evidence.behind(Part.INPUT)
+        if behind is not None:
+            took = spent(evidence, behind)
+            effect = f"waits {seconds(took.mine_s)} for its data loader, its peers {seconds(took.usual_s)}"
+            yield from rank_behind(self.kind, evidence, Part.INPUT, effect)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
@@ -61,6 +63,15 @@ class PythonGc(Detector):
     loss = LossKind.STALLS
     stragglers_where_few = True
     by_chance = True
+    repair = Repair("planned-gc", "Collect garbage on all ranks in the same steps", "none in other steps")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        behind = evidence.behind(Part.GC)
+        if behind is not None:
+            took = spent(evidence, behind)
+            effect = f"Python collects garbage for {seconds(took.mine_s)}, on its peers for {seconds(took.usual_s)}"
+            yield from rank_behind(self.kind, evidence, Part.GC, effect)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
@@ -111,7 +122,7 @@ class PythonGc(Detector):
                 every_step=_in_every_step(evidence, stops, where),
             )
 
-    def fixes(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:
+    def fixes_in_pipeline(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:
         """Collect garbage on all ranks in the same steps, at an interval that costs little."""
         yield _planned(evidence, found)
 
@@ -150,7 +161,7 @@ def _planned(evidence: Evidence, cause: Finding) -> Plan:
     title = (
         f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
     )
-    place = Names.of(evidence).place(cause.where)
+    place = evidence.names.place(cause.where)
     if place is not None and cause.every_step:
         title = (
             f"Take out what collects garbage in every step on {place.words}"

@@ -39,6 +39,10 @@ _DETECTORS = (
     "busy_cores.BusyCores",
     "clock_error.ClockError",
     "too_little_trace.TooLittleTrace",
+    "sync_calls.SyncCalls",
+    "late_start.LateStart",
+    "late_rank.LateRank",
+    "exposed_communication.ExposedCommunication",
     "nothing_found.Unexplained",
     "nothing_found.Healthy",
 )

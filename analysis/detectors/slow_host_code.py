@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
+from tracekit.analysis.gpu.behind import Behind, Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -41,6 +45,17 @@ class SlowHostCode(Detector):
     )
     part = "host"
     repair = Repair("speed-up-host-code", "Make the host code as fast as that of its peers", SPEED_OF_PEERS)
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        behind = evidence.behind(Part.HOST)
+        if behind is not None:
+            took = spent(evidence, behind)
+            effect = (
+                f"its host works {seconds(took.mine_s)} between calls, {seconds(took.usual_s)} on its peers"
+                f"{_most_of_it(evidence, behind)}"
+            )
+            yield from rank_behind(self.kind, evidence, Part.HOST, effect)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
@@ -82,3 +97,20 @@ def slow_host_code(evidence: Evidence) -> Bools:
     are left out; otherwise, launch delays are those without the stops seen in computes.
     """
     return np.asarray(evidence.host_code.slow(SMALLEST_HOST_SHARE) & ~(evidence.process_stops_s > 0))
+
+
+def _most_of_it(evidence: OpEvidence, behind: Behind) -> str:
+    """Return the phase and the operator in which the rank's host takes longest beyond its peers, in words."""
+    host, culprit = evidence.ops.filter(behind.ops), evidence.culprit
+    if culprit is None or not {"operator", "phase"} <= set(host.columns):
+        return ""
+    key = [pl.col("phase").fill_null("?"), pl.col("operator").fill_null("Python, outside operators")]
+    here, others = pl.col("rank") == culprit.rank, max(host["rank"].n_unique() - 1, 1)
+    excess = (
+        host.with_columns(key)
+        .group_by("phase", "operator")
+        .agg(more=pl.col("duration").filter(here).sum() - pl.col("duration").filter(~here).sum() / others)
+        .sort("more", "phase", "operator", descending=[True, False, False])
+    )
+    first = excess.row(0, named=True)
+    return f"; most of it in {first['phase']}: {first['operator']} (+{seconds(first['more'])})"

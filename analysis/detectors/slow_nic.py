@@ -8,12 +8,15 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.network_times import network_time, on_one_host
+from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
 from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import card_as_usual
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
+from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.base.text import ratio
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -52,6 +55,12 @@ class SlowNic(Detector):
         "Repair the network card, so that all that passes it is as fast as elsewhere",
         "the speed of other cards afterwards",
     )
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        if evidence.behind(Part.TRANSFERS) is not None:
+            effect = "its transfers take longer than those of its peers once all ranks are there"
+            yield from rank_behind(self.kind, evidence, Part.TRANSFERS, effect)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""

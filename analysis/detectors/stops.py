@@ -9,7 +9,6 @@ import numpy as np
 
 from tracekit.analysis.attribution.patterns import pattern_of_series
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.significance import SMALLEST_SIGMA, Noise, needed_nats
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Floats
@@ -42,7 +41,7 @@ def said_of_few(evidence: Evidence, workers: tuple[Worker, ...], lost_s: Floats,
     """Sentence about work that a few workers do for all: how often, and how long at most. `lost_s`: seconds of each
     step.
     """
-    place = Names.of(evidence).place(Place(workers=workers))
+    place = evidence.names.place(Place(workers=workers))
     assert place is not None
     pattern = pattern_of_series(1 + lost_s / evidence.unchanged_s, [int(step) for step in evidence.replay.graph.steps])
     count = int((lost_s > 0).sum())

@@ -15,7 +15,7 @@ from tracekit.analysis.attribution.attribution import Attribution, Trust
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import Stall, stalls_of
 from tracekit.analysis.detectors.registry import detector_of
-from tracekit.analysis.diagnosis.answer import Answer, answer_of
+from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.price import fixes_of
@@ -24,6 +24,7 @@ from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
+from tracekit.report.answer import Answer
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
 from tracekit.report.verdict import Verdict
@@ -40,8 +41,8 @@ class Diagnosis(Struct, frozen=True, eq=False):
     trust: Trust
     answer: Answer
     verdict: Verdict
-    time: TimePattern
-    space: SpacePattern
+    time: TimePattern | None
+    space: SpacePattern | None
     stalls: tuple[Stall, ...]
     causes: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
@@ -51,7 +52,10 @@ class Diagnosis(Struct, frozen=True, eq=False):
         return {
             "answer": self.answer.to_dict(),
             "verdict": self.verdict.to_dict(),
-            "patterns": {"time": self.time.to_dict(), "space": self.space.to_dict()},
+            "patterns": {
+                "time": None if self.time is None else self.time.to_dict(),
+                "space": None if self.space is None else self.space.to_dict(),
+            },
             "stalls": [stall.to_dict() for stall in self.stalls],
             "causes": [cause.to_dict() for cause in self.causes],
             "fixes": [fix.to_dict() for fix in self.fixes],

@@ -13,15 +13,14 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
-from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Attribution
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate
+from tracekit.analysis.detectors.detector import Candidate
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.registry import detector_of, detectors
 from tracekit.analysis.detectors.remedies import remedy_for
+from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.naming import Names
-from tracekit.analysis.evidence.workers import undecided
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
@@ -36,14 +35,14 @@ def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tu
     return causes_of(Evidence.of(trace, replay, attribution))
 
 
-def causes_of(evidence: Evidence) -> tuple[Finding, ...]:
+def causes_of(evidence: Subject) -> tuple[Finding, ...]:
     """As `find_causes`, from evidence already gathered."""
     candidates: Sequence[Candidate] = [
-        candidate for detector in detectors() for candidate in detector.in_pipeline(evidence)
+        candidate for detector in detectors() for candidate in evidence.candidates(detector)
     ]
     for detector in detectors():
-        candidates = detector.review(evidence, candidates)
-    least_s = SMALLEST_COST_SHARE * evidence.unchanged_s
+        candidates = evidence.reviewed(detector, candidates)
+    least_s = evidence.smallest_cost_s
     named = [
         cause
         for cause in _priced(evidence, candidates)
@@ -56,7 +55,7 @@ def causes_of(evidence: Evidence) -> tuple[Finding, ...]:
     return tuple(named)
 
 
-def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Finding]:
+def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]:
     """Price each candidate."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
@@ -76,7 +75,7 @@ def _priced(evidence: Evidence, candidates: Sequence[Candidate]) -> list[Finding
     return causes
 
 
-def _when_it_costs(evidence: Evidence, cause: Finding) -> TimePattern | None:
+def _when_it_costs(evidence: Subject, cause: Finding) -> TimePattern | None:
     """The time of a cause; None if most of what it costs lies in other steps, as where a few are only the longest."""
     acts = acting(evidence, cause)
     if acts is None or cause.without_s is None:
@@ -85,7 +84,7 @@ def _when_it_costs(evidence: Evidence, cause: Finding) -> TimePattern | None:
     return cause.time if saved_s[acts].sum() >= SMALLEST_SHARE_IN_TIME * saved_s.sum() else None
 
 
-def _saved_when_acting_s(evidence: Evidence, cause: Finding) -> float | None:
+def _saved_when_acting_s(evidence: Subject, cause: Finding) -> float | None:
     """Seconds saved per step in which the cause acts; None if it acts in all steps."""
     acts = acting(evidence, cause)
     if acts is None or cause.without_s is None:
@@ -93,19 +92,19 @@ def _saved_when_acting_s(evidence: Evidence, cause: Finding) -> float | None:
     return float((evidence.unchanged - cause.without_s)[acts].mean())
 
 
-def acting(evidence: Evidence, cause: Finding) -> Bools | None:
+def acting(evidence: Subject, cause: Finding) -> Bools | None:
     """The steps in which a cause acts, [steps]; None if that is all of them, or if it has no time pattern."""
     if cause.time is None:
         return None
-    steps = np.asarray(evidence.replay.graph.steps)
+    steps = np.asarray(evidence.steps)
     since = cause.time.since_step
     acts: Bools = np.isin(steps, cause.time.slow_steps) if since is None else steps >= since
     return None if not acts.any() or acts.all() else acts
 
 
-def _cause(evidence: Evidence, candidate: Candidate) -> Finding:
+def _cause(evidence: Subject, candidate: Candidate) -> Finding:
     detector = detector_of(candidate.kind)
-    steps = [int(step) for step in evidence.replay.graph.steps]
+    steps = [int(step) for step in evidence.steps]
     return Finding(
         kind=candidate.kind,
         where=candidate.where,
@@ -120,9 +119,9 @@ def _cause(evidence: Evidence, candidate: Candidate) -> Finding:
         next_check=candidate.next_check or detector.next_check,
         suggested_fix=remedy_for(
             candidate.suggested_fix or detector.suggested_fix,
-            Names.of(evidence),
+            evidence.names,
             candidate.where,
-            on_cpus=evidence.trace.on_cpus,
+            on_cpus=evidence.on_cpus,
         ),
         time=candidate.time or (None if candidate.series is None else _time_of(candidate.series, steps)),
         bound=candidate.bound,
@@ -145,33 +144,21 @@ def _time_of(series: Floats, steps: list[int]) -> TimePattern:
     return structs.replace(pattern, since_step=None, slow_steps=strong)
 
 
-def _undecided(evidence: Evidence) -> str:
-    """Who looks slow, but no more so than chance explains, and what would decide it; "" if nobody does."""
-    found = undecided(evidence)
-    if found is None:
-        return ""
-    return (
-        f"worker {found.worker} computes {found.excess:.0%} slower, where noise alone makes {found.noise:.0%}: about"
-        f" {found.steps} steps would tell"
-    )
-
-
-def _nothing_found(evidence: Evidence) -> Finding:
+def _nothing_found(evidence: Subject) -> Finding:
     """Return the finding to report if there is no other: healthy or unexplained."""
-    attribution, more = evidence.attribution, _undecided(evidence)
-    unexplained = attribution.straggling or evidence.noise.headline
-    effect = f"ops that last longer than their ideal cost {max(attribution.waste, 0.0):.1%} of the step"
+    noise, share = evidence.noise, 1 - 1 / evidence.slowdown
+    unexplained = evidence.straggling or noise.headline
+    effect = f"ops that last longer than their ideal cost {max(share, 0.0):.1%} of the {evidence.whole}"
     if unexplained:
-        effect = f"stragglers cost {attribution.waste:.1%} of the step and show none of the known signatures"
+        effect = f"stragglers cost {share:.1%} of the {evidence.whole} and show none of the known signatures"
     candidate = Candidate(
         kind=Unexplained.kind if unexplained else Healthy.kind,
         where=Place(),
         effect=effect,
-        evidence=(Figure("S", attribution.slowdown, 1.1),),
+        evidence=(Figure("S", evidence.slowdown, STRAGGLING_SLOWDOWN),),
         confidence=0.0 if unexplained else 1.0,
         change=None,
-        next_check=more or None,
+        next_check=evidence.undecided() or None,
     )
-    lost_s = attribution.original_s - attribution.ideal_s if unexplained else 0.0
-    found = _cause(evidence, candidate)
-    return replace(found, saved_s=lost_s, alone_s=lost_s, confidence=candidate.confidence)
+    lost_s = noise.lost_s if unexplained else 0.0
+    return replace(_cause(evidence, candidate), saved_s=lost_s, alone_s=lost_s, confidence=candidate.confidence)

@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attri
 from tracekit.analysis.detectors.detector import Treatment
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.evidence.changes import Change
+from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.balance import balance_plans
 from tracekit.analysis.fixes.general import general_plans
@@ -66,21 +66,28 @@ def fixes_of(
     evidence: Evidence, causes: Sequence[Finding], *, layers: tuple[int, ...] | None = None
 ) -> tuple[Fix, ...]:
     """As `price_fixes`, from evidence already gathered."""
-    pricer = _Pricer(evidence, _withheld(evidence, causes))
     treated = {
         treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
         for treatment in Treatment
     }
     machines = treated[Treatment.REPLACE_MACHINES]
     plans = [
-        *(plan for cause in causes if cause.change for plan in detector_of(cause.kind).fixes(evidence, cause)),
         *balance_plans(evidence, treated[Treatment.BALANCE_DATA]),
         *worker_plans(evidence, machines),
         *layer_plans(evidence, treated[Treatment.MOVE_LAYERS], machines, layers),
         *general_plans(evidence),
     ]
-    fixes = [pricer.price(plan) for plan in plans]
-    least_s = SMALLEST_SAVING_SHARE * evidence.attribution.recorded_s
+    return priced(evidence, causes, plans, withheld=_withheld(evidence, causes))
+
+
+def priced(
+    evidence: Subject, causes: Sequence[Finding], more: Sequence[Plan] = (), *, withheld: str | None = None
+) -> tuple[Fix, ...]:
+    """Price the fixes of each finding, and `more` plans. `withheld`: why no saving is reported."""
+    pricer = _Pricer(evidence, withheld)
+    own = [plan for cause in causes if cause.change for plan in evidence.fixes(detector_of(cause.kind), cause)]
+    fixes = [pricer.price(plan) for plan in (*own, *more)]
+    least_s = SMALLEST_SAVING_SHARE * evidence.measured_s
     paying = [fix for fix in fixes if fix.saved_s >= least_s]
     # Causes hide behind each other: a fix of one alone may save nothing, but all of them together a lot.
     removing = [fix for fix in fixes if _removes_a_cause(fix)]
@@ -116,7 +123,7 @@ def _withheld(evidence: Evidence, causes: Sequence[Finding]) -> str | None:
 class _Pricer(Struct, frozen=True, eq=False):
     """Turns plans into fixes."""
 
-    evidence: Evidence
+    evidence: Subject
     withheld: str | None
 
     def price(self, plan: Plan) -> Fix:
@@ -126,11 +133,10 @@ class _Pricer(Struct, frozen=True, eq=False):
             assert plan.change is not None, "a plan has a change or step times"
             changed = self.evidence.step_times((plan.change,))
         changed = changed + plan.extra_s
-        attribution = self.evidence.attribution
         saving = self.evidence.unchanged - changed
         saved_s = float(saving.mean())
         scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
-        error_s = attribution.trust.replay_error * attribution.recorded_s + CONFIDENCE_ERRORS * scatter
+        error_s = self.evidence.replay_error * self.evidence.measured_s + CONFIDENCE_ERRORS * scatter
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)
@@ -144,7 +150,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             where=plan.where,
             new_step_s=self.evidence.recorded_s - saved_s,
             saved_s=saved_s,
-            saved_gpu_hours_per_day=saved_s / self.evidence.recorded_s * attribution.world_size * 24,
+            saved_gpu_hours_per_day=saved_s / self.evidence.recorded_s * self.evidence.gpus * 24,
             error_s=error_s,
             bound=bound,
             withheld=reason,
@@ -169,7 +175,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             return None
         each = saving[acts]
         error_s = float(each.std(ddof=1)) / np.sqrt(len(each)) * CONFIDENCE_ERRORS
-        least_s = error_s + self.evidence.attribution.trust.replay_error * self.evidence.attribution.recorded_s
+        least_s = error_s + self.evidence.replay_error * self.evidence.measured_s
         return int(acts.sum()) if float(each.mean()) > least_s else None
 
 
@@ -237,8 +243,8 @@ def _all_assumed(fixes: Sequence[Fix]) -> str | None:
     return "; ".join(assumed) or None
 
 
-def _times(evidence: Evidence, fixes: Sequence[Fix]) -> Floats:
-    changes: list[Change] = [fix.change for fix in fixes if fix.change is not None]
+def _times(evidence: Subject, fixes: Sequence[Fix]) -> Floats:
+    changes = [fix.change for fix in fixes if fix.change is not None]
     return np.asarray(evidence.step_times(changes) + sum(fix.extra_s for fix in fixes))
 
 

@@ -18,17 +18,14 @@ from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
-from tracekit.base.text import seconds
+from tracekit.base.text import main_clause, seconds
 from tracekit.report.finding import Finding
-from tracekit.report.verdict import Loss, LossKind, Verdict
+from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, Loss, LossKind, Verdict
 
-#: A loss below this share of the step is not a headline.
-SMALLEST_HEADLINE_SHARE = 0.05
 #: A job that spends this share of its step in exposed communication is communication-bound.
 COMMUNICATION_BOUND_SHARE = 0.3
 #: Causes explain S if they cost at least this share of what stragglers cost.
@@ -79,6 +76,7 @@ def verdict_of(evidence: Evidence, causes: Sequence[Finding]) -> Verdict:
         confidence=leading[0].confidence if leading else None,
         losses=tuple(losses),
         parts=parts,
+        of_mean_ops=lost_s == straggling_s(evidence, causes, parts),
     )
 
 
@@ -263,7 +261,7 @@ def _loss_sentence(evidence: Evidence, parts: Parts, loss: Loss, *others: Loss) 
     if not loss.causes:
         return parts.words(step_s) or f"stragglers cost {loss.lost_s / step_s:.0%} of each step"
     first, more = loss.causes[0], len(loss.causes) - 1
-    place, effect = Names.of(evidence).place(first.where), main_clause(first.effect)
+    place, effect = evidence.names.place(first.where), main_clause(first.effect)
     if loss.kind is not LossKind.STRAGGLER:
         on = f" on {place.words}" if place else ""
         went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
@@ -292,11 +290,6 @@ def _others(count: int) -> str:
     return f"{count} other causes" if count > 1 else "another cause"
 
 
-def main_clause(effect: str) -> str:
-    """The effect of a cause without the clauses about noise and other ranks."""
-    return effect.split(";", maxsplit=1)[0]
-
-
 def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s: float) -> _Headline:
     """The headline for causes that each cost little, often because they hide behind each other, but much together.
 
@@ -312,7 +305,7 @@ def _together(evidence: Evidence, losses: Sequence[Loss], lost_s: float, gone_s:
 
 def _described(evidence: Evidence, cause: Finding) -> str:
     """Where a cause is and what it does."""
-    place = Names.of(evidence).place(cause.where)
+    place = evidence.names.place(cause.where)
     return f"{f'{place.words}: ' if place else ''}{main_clause(cause.effect)}"
 
 

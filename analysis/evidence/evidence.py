@@ -5,13 +5,14 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution, Trust
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.breaks import Breaks, find_breaks
 from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
@@ -22,18 +23,26 @@ from tracekit.analysis.evidence.congestion import Congestion, congestion
 from tracekit.analysis.evidence.data_waits import DataWaits
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
+from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace.canonical import RUN_QUEUE, Trace, share_of_samples
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 
+if TYPE_CHECKING:
+    from tracekit.analysis.detectors.detector import Candidate, Detector
+    from tracekit.analysis.fixes.plan import Plan
+    from tracekit.report.finding import Finding, Place
+
+#: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
+SMALLEST_COST_SHARE = 0.02
 #: A GPU throttled in this share of its samples is slow because of it; every GPU is throttled for a moment now and then.
 THROTTLED_SHARE = 0.05
 
@@ -74,6 +83,135 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     def stages(self) -> int:
         """Pipeline stages of the job."""
         return self.replay.graph.layout.pp
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of the job."""
+        return self.attribution.world_size
+
+    @property
+    def steps(self) -> Int32s:
+        """The step numbers."""
+        return self.replay.graph.steps
+
+    @property
+    def whole(self) -> str:
+        """What the times are of: "step" or "recording"."""
+        return "step"
+
+    @property
+    def steps_in_whole(self) -> int:
+        """The number of training steps in one of those."""
+        return 1
+
+    @cached_property
+    def names(self) -> Names:
+        """The names of places in the job."""
+        layout = self.replay.graph.layout
+        alike = layout.tp * layout.cp if self.lockstep is None else 1
+        return Names(self.worker_ranks, self.hosts, self.stages, self.host_of_rank, alike)
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether no GPU takes part in the job."""
+        return self.trace.on_cpus
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Free metadata of the trace."""
+        return self.trace.metadata
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal)."""
+        return self.attribution.slowdown
+
+    @property
+    def straggling(self) -> bool:
+        """Whether S >= 1.1."""
+        return self.attribution.straggling
+
+    def candidates(self, detector: Detector) -> Iterator[Candidate]:
+        """Yield what a detector finds in the job."""
+        return detector.in_pipeline(self)
+
+    def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Return the candidates of all detectors as this one sees them."""
+        return detector.review(self, candidates)
+
+    @property
+    def measured_s(self) -> float:
+        """The mean step as measured, without stalls between steps, seconds."""
+        return self.attribution.recorded_s
+
+    @property
+    def replay_error(self) -> float:
+        """How far the replay with launch delays misses the recording, as a share of it."""
+        return self.attribution.trust.replay_error
+
+    @property
+    def smallest_cost_s(self) -> float:
+        """Findings that cost less, gone alone or with all others gone, are not reported, seconds."""
+        return SMALLEST_COST_SHARE * self.unchanged_s
+
+    def undecided(self) -> str:
+        """Return who looks slow, but no slower than chance explains, and what would decide it; empty if nobody does."""
+        from tracekit.analysis.evidence.workers import undecided  # which reads this evidence
+
+        found = undecided(self)
+        if found is None:
+            return ""
+        return (
+            f"worker {found.worker} computes {found.excess:.0%} slower, where noise alone makes {found.noise:.0%}:"
+            f" about {found.steps} steps would tell"
+        )
+
+    def machines_at_fault(self, where: Place) -> bool:
+        """Return whether the recording shows that the machines of a place are slow, and not what runs on them."""
+        return self.hardware_at_fault(where.workers)
+
+    def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
+        """Yield a detector's fixes of one of its findings."""
+        return detector.fixes_in_pipeline(self, found)
+
+    def seen(self, found: Finding) -> str:
+        """Return the coordinates of a finding, and when it acts, in words that follow its place."""
+        workers = found.where.workers
+        return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {found.when}"
+
+    def fit(self, trust: Trust) -> str:
+        """Return how well the replay fits the recording, or why it is not trusted, in words."""
+        if not trust.trustworthy:
+            return "; ".join(trust.reasons)
+        explained = f"gaps between ops add {trust.discrepancy:.1%}"
+        if trust.discrepancy > LARGEST_DISCREPANCY:
+            explained += f", all but {trust.unexplained:.1%} explained"
+        layout = self.replay.graph.layout
+        ranks, inside = layout.tp * layout.cp, ""
+        if ranks > 1 and self.lockstep is None:
+            inside = f"; one rank in {ranks} recorded, standing for its worker"
+        return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
+
+    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
+        """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
+        for worker in self._workers_at(where):
+            yield self.worker_ranks.get(worker), worker
+        lockstep = self.lockstep
+        if where.ranks and lockstep is not None:
+            worker_of = {
+                rank: worker
+                for worker, ranks in zip(lockstep.workers, lockstep.ranks, strict=True)
+                for rank in ranks or ()
+            }
+            yield from ((rank, worker_of[rank]) for rank in where.ranks)
+
+    def _workers_at(self, where: Place) -> Iterator[Worker]:
+        """Yield the workers of a place; none for the whole job."""
+        yield from where.workers
+        for link in where.links:
+            yield from link.ends
+        for dp_rank in where.dp_ranks:
+            yield from (Worker(dp_rank, stage) for stage in range(self.stages))
 
     def step_times(self, changes: Sequence[Change]) -> Floats:
         """Return the duration of each step after these changes, seconds, [steps]."""

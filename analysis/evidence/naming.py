@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.base.text import short
 from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
@@ -43,13 +42,6 @@ class Names(Struct, frozen=True):
     stages: int
     host_of_rank: Mapping[int, str]
     alike: int = 1
-
-    @classmethod
-    def of(cls, evidence: Evidence) -> Names:
-        """The names of a job."""
-        layout = evidence.replay.graph.layout
-        alike = layout.tp * layout.cp if evidence.lockstep is None else 1
-        return cls(evidence.worker_ranks, evidence.hosts, evidence.stages, evidence.host_of_rank, alike)
 
     def place(self, where: Place) -> Phrase | None:
         """The name of `where`; None for the whole job."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.finding import Finding, Place
 
@@ -31,7 +30,7 @@ class Plan(Struct, frozen=True, eq=False):
     kind: str
     title: str
     where: Place
-    change: Change | None
+    change: Any
     step_times: Floats | None = None
     extra_s: float = 0.0
     bound: bool = False

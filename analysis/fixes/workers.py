@@ -31,7 +31,7 @@ def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
     The price assumes a healthy worker in its place. A plan says "replace" or "drain" only if there is evidence that the
     machine is at fault.
     """
-    names = Names.of(evidence)
+    names = evidence.names
     for cause in slow:
         host = cause.where.host is not None
         hardware = evidence.hardware_at_fault(cause.where.workers)
@@ -65,7 +65,7 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, names = Place(workers=tuple(sorted(chosen))), Names.of(evidence)
+    where, names = Place(workers=tuple(sorted(chosen))), evidence.names
     hardware = evidence.hardware_at_fault(chosen)
     repair = _replace(names, where) if hardware else _like_peers(names, where)
     yield Plan(

@@ -44,8 +44,7 @@ class PaceOfPeers:
     def steps(self) -> Int32s:
         """The number of the training step of each op, -1 for none, [ops]."""
         labels = self.graph.ops.labels
-        none = np.zeros(len(self.graph.ops.peer), np.int32)
-        return labels["profiler_step"].codes if "profiler_step" in labels else none
+        return labels["profiler_step"].codes if "profiler_step" in labels else self.graph.ops.step
 
     @cached_property
     def marked_steps(self) -> Int32s:
@@ -199,14 +198,21 @@ class PaceOfPeers:
 
     def time_with_window(self, rank: int, begin_s: float) -> float:
         """How long the recording takes if the window of a rank begins `begin_s` after the recording, seconds."""
+        return float(self.times([self.with_window(rank, begin_s)])[0])
+
+    def with_window(self, rank: int, begin_s: float) -> Floats:
+        """Return the cost of each op if the window of a rank begins `begin_s` after the recording, seconds, [ops]."""
         cost = self.cost.copy()
         cost[self._of_kind("window") & (self.graph.ops.rank == rank)] = begin_s
-        return float(self.times([cost])[0])
+        return cost
 
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, with launch delays, seconds, [costs]."""
-        times: Floats = self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)
-        return times
+        return np.asarray(self.step_times(costs).mean(axis=1))
+
+    def step_times(self, costs: Sequence[Floats]) -> Floats:
+        """Return the duration of each step at each of these costs, with launch delays, seconds, [costs, steps]."""
+        return self.replay.step_times_each([_At(self.graph, cost) for cost in costs])
 
     @cached_property
     def recorded_s(self) -> float:

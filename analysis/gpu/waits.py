@@ -7,6 +7,7 @@ one before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,12 @@ class Waits:
     sole_delay: Floats
     last: Ints
     by_group: tuple[WaitsOfGroup, ...]
+
+    def each(self) -> Iterator[tuple[float, int, int, str]]:
+        """Yield how long a rank waited, seconds, the rank, the one it waited for, and the group."""
+        for group in self.by_group:
+            for at, by in zip(*np.nonzero(group.waited > 0), strict=True):
+                yield float(group.waited[at, by]), self.ranks[at], self.ranks[by], group.group
 
     @property
     def waited_for(self) -> Floats:

@@ -26,7 +26,7 @@ from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import short
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.spans import StepOps, step_ops
 from tracekit.report.worker_map import WorkerMap
 from tracekit.store import Incident, Store, StoredHang, TraceKind
@@ -97,7 +97,7 @@ class Results:
         self._chosen: tuple[str, int] | None = None
         self._lists: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._jobs: OrderedDict[tuple[Any, ...], Job] = OrderedDict()
+        self._jobs: OrderedDict[tuple[Any, ...], PipelineJob] = OrderedDict()
         self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._steps: OrderedDict[tuple[Any, ...], StepOps] = OrderedDict()
         self._of_catalogue: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -206,11 +206,11 @@ class Results:
         """Step number -> when it started, seconds since the epoch; None where unknown."""
         return self._of(name, ("starts",), RESULTS_KEPT, self._kept, self._read_step_starts)
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> PipelineJob:
         """The job with its trace, ready to be replayed; the last few stay in memory."""
         return self._of(name, ("job",), JOBS_KEPT, self._jobs, self._read_job)
 
-    def job_of(self, stored: Stored) -> Job:
+    def job_of(self, stored: Stored) -> PipelineJob:
         """The same, of the window that `stored` is of."""
         row = {**self._row(stored.name), "job_id": stored.job_id, "number": stored.window}
         return self._of_row(row | {"imported_at": stored.imported_at}, ("job",), JOBS_KEPT, self._jobs, self._read_job)
@@ -316,11 +316,11 @@ class Results:
         frame = self._read_workers(row)
         return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
 
-    def _read_job(self, row: dict[str, Any]) -> Job:
+    def _read_job(self, row: dict[str, Any]) -> PipelineJob:
         trace = self._store.load(row["name"], row["number"])
         if isinstance(trace, OpTrace):
             raise NotStoredError(f"the job {row['name']!r} {OP_TRACE}")
-        return Job(trace)
+        return PipelineJob(trace)
 
     def _missing(self, name: str) -> NotStoredError:
         """That there is no such job, and which one may be meant."""

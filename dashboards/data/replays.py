@@ -25,7 +25,7 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import WhatifQuery
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2
@@ -177,7 +177,7 @@ class Replays:
         return answered(job, run.stored.report, run.query)
 
 
-def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
+def answered(job: PipelineJob, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job, whose times are not computed again.
 
     Raises SelectionError for a selection without a single op.

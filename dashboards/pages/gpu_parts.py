@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 from dash import html
 from dash.development.base_component import Component
-
 from tracekit.analysis.gpu.remedy import OF_ALL
+
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import rank_times

@@ -11,8 +11,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.diagnosis.verdict import main_clause
-from tracekit.base.text import seconds, short
+from tracekit.base.text import main_clause, seconds, short
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
 from tracekit.dashboards.ui.components import attributes, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer

@@ -15,8 +15,9 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.gpu.remedy import OF_ALL
+
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import cost, seconds, short, sure
 from tracekit.report.nodes import nodes_of
 from tracekit.report.verdict import LossKind

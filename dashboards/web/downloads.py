@@ -13,10 +13,10 @@ from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import choose_window, results
 from tracekit.report.plain_data import JSON_TABLES
-from tracekit.report.tables import DIAGNOSIS_TABLES
+from tracekit.report.report import COMMON_TABLES
 
 #: Tables of a report that are a file of their own.
-TABLES = (*JSON_TABLES, *DIAGNOSIS_TABLES)
+TABLES = (*JSON_TABLES, *COMMON_TABLES)
 _PER_STEP = "by_worker_per_step"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.model import Layout
 
@@ -33,7 +33,7 @@ def rows() -> Iterator[dict[str, object]]:
         for seed, spec in enumerate(specs):
             causes = (parse_cause(spec),) if spec else ()
             job = synthesize(SynthSpec(layout=Layout(dp=8, pp=4), steps=12, seed=seed, causes=causes))
-            found = Job(job).attribution
+            found = PipelineJob(job).attribution
             known = [r for r in found.correlation.values() if r is not None and not math.isnan(r)]
             worst = found.worker_slowdown.argmax()
             yield {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK
 
 #: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.
@@ -20,7 +20,7 @@ SLOW = replace(
 
 
 def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
-    report = Job(SLOW).whatif()
+    report = PipelineJob(SLOW).whatif()
     answer, verdict = report.diagnosis.answer, report.diagnosis.verdict
     share = verdict.lost_s / 0.61
     assert answer.headline == f"rank 3 on node-1 costs {share:.0%} of each step: computes 100% slower than its peers"
@@ -52,7 +52,7 @@ def test_a_slow_rank_is_named_with_what_it_costs_and_what_to_do() -> None:
     ],
 )
 def test_nobody_looks_for_throttled_gpus_where_none_took_part(metadata: dict[str, Any], does: str) -> None:
-    answer = Job(replace(SLOW, metadata=metadata)).whatif().diagnosis.answer
+    answer = PipelineJob(replace(SLOW, metadata=metadata)).whatif().diagnosis.answer
     assert answer.action is not None
     assert answer.action.startswith(does)
 
@@ -60,7 +60,7 @@ def test_nobody_looks_for_throttled_gpus_where_none_took_part(metadata: dict[str
 def test_a_rank_that_collects_in_every_step_does_so_on_request() -> None:
     """Python collects by itself every so many objects; gc.disable() does not stop a call of gc.collect()."""
     programs = [[FORWARD, BACKWARD]] * 3 + [[FORWARD, BACKWARD, ("gc", 0.2)]]
-    answer = Job(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
+    answer = PipelineJob(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
     assert answer.action is not None
     assert answer.action.startswith("Take out what collects garbage in every step on rank 3 (gc.collect() ")
     assert answer.who is not None
@@ -68,7 +68,7 @@ def test_a_rank_that_collects_in_every_step_does_so_on_request() -> None:
 
 
 def test_a_balanced_job_has_no_culprit() -> None:
-    answer = Job(data_parallel_job([[FORWARD, BACKWARD]] * 4)).whatif().diagnosis.answer
+    answer = PipelineJob(data_parallel_job([[FORWARD, BACKWARD]] * 4)).whatif().diagnosis.answer
     assert (answer.cost, answer.who, answer.why, answer.check, answer.fix) == (None, None, None, None, None)
     assert answer.culprits == ()
     assert answer.headline.startswith("no straggler")
@@ -77,6 +77,6 @@ def test_a_balanced_job_has_no_culprit() -> None:
 def test_causes_beyond_the_first_are_named_in_a_line_each() -> None:
     load, slow = ("data-load", 0.3), [("forward-compute", 0.15), ("backward-compute", 0.25)]
     programs = [[load, FORWARD, BACKWARD]] * 3 + [[load, *slow]]
-    answer = Job(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
+    answer = PipelineJob(data_parallel_job(programs, steps=8)).whatif().diagnosis.answer
     assert answer.headline.startswith("300.0 ms of every 710.0 ms step are spent waiting for data: data comes 300.0 ms")
     assert answer.others == ("rank 3: computes 33% slower than its peers (costs 100.0 ms a step)",)

@@ -17,16 +17,16 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.verdict import main_clause
 from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.job.pipeline import Job
-from tracekit.report.pipeline import Report
+from tracekit.job.pipeline import PipelineJob
+from tracekit.report.pipeline import PipelineReport
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
 
-def report_of(trace: Trace) -> Report:
-    return Job(trace).whatif()
+def report_of(trace: Trace) -> PipelineReport:
+    return PipelineJob(trace).whatif()
 
 
 def verdict_of(trace: Trace) -> Verdict:
@@ -216,7 +216,7 @@ def test_a_rank_slow_in_one_kind_of_compute_is_told_so_and_sent_to_its_code_firs
 def test_what_pauses_cost_beside_a_slow_worker_is_not_the_worker_s():
     """S has both in it. The worker hides behind the pauses, so they come first; it costs what it does without them."""
     slow, pauses = SlowWorker(dp_rank=3, pp_rank=1, factor=1.5), PythonGc()
-    report = Job(synthesize(SynthSpec(Layout(dp=8, pp=4), causes=(slow, pauses)))).whatif()
+    report = PipelineJob(synthesize(SynthSpec(Layout(dp=8, pp=4), causes=(slow, pauses)))).whatif()
     diagnosis = report.diagnosis
     (worker,) = (cause for cause in diagnosis.causes if cause.kind == "bad-worker")
     (stragglers,) = (loss for loss in diagnosis.verdict.losses if loss.kind is LossKind.STRAGGLER)
@@ -234,7 +234,7 @@ def test_what_pauses_cost_beside_a_slow_worker_is_not_the_worker_s():
 
 def test_the_first_line_says_what_the_first_cause_costs_alone_and_what_all_of_them_do():
     slow, card = SlowWorker(dp_rank=1, pp_rank=2, factor=1.5), SlowNic(dp_rank=3, pp_rank=0)
-    job = Job(synthesize(SynthSpec(Layout(dp=4, pp=4), causes=(slow, card))))
+    job = PipelineJob(synthesize(SynthSpec(Layout(dp=4, pp=4), causes=(slow, card))))
     report = job.whatif()
     found, step_s = report.diagnosis, report.attribution.recorded_s
     first, second = found.causes

@@ -10,7 +10,7 @@ import pytest
 
 from tests.dashboards.page_text import Pages, found, lines
 from tracekit.dashboards.ui.sentences import Tone, advice_words, diagnosis_words, headline, host_words
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.synth import (
     BaseCosts,
@@ -48,7 +48,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, causes in CAUSES.items():
         costs = BaseCosts(launch_delay_s=0.006) if name == "untrusted" else BaseCosts()
         trace = synthesize(SynthSpec(**SPEC, causes=causes, costs=costs, name=name))
-        incoming.append(Incoming(trace, name, "x", Job(trace).findings()))
+        incoming.append(Incoming(trace, name, "x", PipelineJob(trace).stored()))
     store.add(incoming)
     return store.path
 

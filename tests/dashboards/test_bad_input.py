@@ -14,7 +14,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.watched import analysed, trace, write_watched
 from tests.handmade import slow_trace
 from tracekit.base.text import short
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
@@ -100,7 +100,7 @@ def test_odd_names_are_text_and_fit_on_a_phone(visit: Visit, odd_names: Serving)
 
 def test_an_empty_store_says_on_every_page_how_to_fill_it(tmp_path: Path, show: Show, visit: Visit) -> None:
     store = Store(tmp_path / "s.store")
-    item = Incoming(slow_trace(), "only", "x", Job(slow_trace()).findings())
+    item = Incoming(slow_trace(), "only", "x", PipelineJob(slow_trace()).stored())
     store.add([item])
     remove(store.path, "only")
     page, base = None, show(store.path).url

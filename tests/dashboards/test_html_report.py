@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.documents.evil import EVIL, SAMPLES, write_evil
 from tests.handmade import run
 from tracekit.base.text import printable, short
-from tracekit.job.pipeline import load
+from tracekit.job.load import load
 
 LARGEST_BYTES = 2_000_000
 

@@ -17,7 +17,7 @@ from tests.dashboards.page_text import Pages
 from tests.handmade import run, slow_trace
 from tracekit.base.text import seconds, with_error
 from tracekit.dashboards.data.whatif_query import WhatifQuery
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.report.verdict import LossKind, Verdict
@@ -147,14 +147,14 @@ def test_an_ideal_worker_and_one_like_its_peers_go_by_different_names(
 
 def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> None:
     trace = slow_trace((0,))
-    found_out = Job(trace).whatif()
+    found_out = PipelineJob(trace).whatif()
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))
     parts = found_out.diagnosis.verdict.parts
     verdict = Verdict(kind, str(kind), 0.0, 0.0, 0.0, nothing, 0.0, 0.0, "S = 0.80 cannot be", None, (), parts)
     odd = replace(found_out, attribution=faster, diagnosis=structs.replace(found_out.diagnosis, verdict=verdict))
     store = Store(tmp_path / "jobs.duckdb")
-    store.add([Incoming(trace, "odd", "x", odd.findings())])
+    store.add([Incoming(trace, "odd", "x", odd.stored())])
     pages = Pages(store.path)
     assert odd.to_dict()["wasted_gpu_hours_per_day"] == 0
     row, figures = fleet_row(pages, "odd"), metrics(store.path, "odd")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 
@@ -22,7 +22,7 @@ def trace(*, slow: bool, name: str = "live") -> Trace:
 
 def analysed(ran: Trace) -> Incoming:
     """A window on its way into the store."""
-    return Incoming(ran, ran.name, "collect", Job(ran).findings())
+    return Incoming(ran, ran.name, "collect", PipelineJob(ran).stored())
 
 
 def write_watched(path: Path) -> Path:

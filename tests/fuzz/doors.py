@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
+from tracekit.show.terminal.pipeline import print_report
 
 from tracekit.base.errors import TracekitError
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.show.terminal.info import print_trace
-from tracekit.show.terminal.pipeline import print_report
 
 
 def ends_well(call: Callable[[], Any]) -> Any:
@@ -26,7 +26,7 @@ def ends_well(call: Callable[[], Any]) -> Any:
         return None
 
 
-def analyse(job: Job, **asked: Any) -> None:
+def analyse(job: PipelineJob, **asked: Any) -> None:
     """Everything the commands do with a job; fails where a number is none or the step takes no time."""
     console = Console(file=io.StringIO(), width=100)
     print_trace(job.trace, console)
@@ -40,6 +40,6 @@ def analyse(job: Job, **asked: Any) -> None:
         assert found.get("withheld") or math.isfinite(found["saved_s"])
     assert not math.isnan(content["trust"]["replay_error"])
     print_report(report, console)
-    kept = report.findings()
+    kept = report.stored()
     kept.figures()
     kept.workers.rows({})

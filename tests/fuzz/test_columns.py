@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_frame
 from tests.properties import examples
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, Layout
@@ -164,7 +164,7 @@ def test_any_columns_end_in_a_report_or_one_error(
 
     def run() -> None:
         layout = base(name)[1] if sizes is None else Layout(**{"dp": 2, "pp": 2, **sizes})
-        analyse(Job(Trace.from_frame(ops, layout, name="job", unit=unit)))
+        analyse(PipelineJob(Trace.from_frame(ops, layout, name="job", unit=unit)))
 
     ends_well(run)
 
@@ -175,4 +175,4 @@ def test_any_columns_end_in_a_report_or_one_error(
 def test_mild_changes_end_in_a_report_or_one_error(name: str, what: list[tuple[Any, ...]]) -> None:
     """Recorded ops that were renumbered are a trace, whatever was lost of them; most reach the causes and fixes."""
     ops = changed(name, [*what, ("renumber",)])
-    ends_well(lambda: analyse(Job(Trace.from_frame(ops, base(name)[1], name="job", unit="s"))))
+    ends_well(lambda: analyse(PipelineJob(Trace.from_frame(ops, base(name)[1], name="job", unit="s"))))

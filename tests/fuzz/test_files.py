@@ -17,7 +17,8 @@ import tracekit
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import slow_trace
 from tests.properties import examples
-from tracekit.job.pipeline import Job, load_from_store
+from tracekit.job.load import load_from_store
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, repair
 
@@ -66,14 +67,14 @@ def damaged(content: bytes, damage: list[tuple[str, float, int]]) -> bytes:
 def whole_store(folder: Path) -> Path:
     path = folder / "whole.store"
     trace = slow_trace((0, 1))
-    Store(path).add([Incoming(trace, "job", "a", Job(trace).findings())])
+    Store(path).add([Incoming(trace, "job", "a", PipelineJob(trace).stored())])
     return path
 
 
 @cache
 def timeline_bytes(folder: Path) -> bytes:
     path = folder / "whole.json.gz"
-    Job(slow_trace((0,), metadata={"hosts": {"0": "a"}}, step_starts={0: 1.7e9})).export(path)
+    PipelineJob(slow_trace((0,), metadata={"hosts": {"0": "a"}}, step_starts={0: 1.7e9})).export(path)
     return path.read_bytes()
 
 

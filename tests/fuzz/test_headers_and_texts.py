@@ -15,7 +15,7 @@ from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
 from tests.properties import examples
 from tracekit.collectors.importers.published import read_layout_file
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import METADATA_KEY, Trace
 
 ODD = st.sampled_from([0, -1, 1, 2.5, 1e12, 10**12, 10**400, float("nan"), float("inf"), "", "a\ud800\x1b[31m\n", None])
@@ -148,13 +148,13 @@ STRATEGIES: dict[str, tuple[st.SearchStrategy[Any], ...]] = {
     ),
 }
 TRACE = slow_trace((0, 1, 2))
-JOB = Job(TRACE)
+JOB = PipelineJob(TRACE)
 
 
 @examples(15)
 @given(*STRATEGIES["test_any_free_metadata_ends_in_a_report_or_one_error"])
 def test_any_free_metadata_ends_in_a_report_or_one_error(free: dict[str, Any]) -> None:
-    ends_well(lambda: analyse(Job(Trace.from_frame(TRACE.ops, LAYOUT, name="job", metadata=free))))
+    ends_well(lambda: analyse(PipelineJob(Trace.from_frame(TRACE.ops, LAYOUT, name="job", metadata=free))))
 
 
 @examples(25)

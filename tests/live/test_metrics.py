@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.handmade import slow_trace
 from tests.test_incidents import LATE, SLOW
 from tests.test_store_windows import window
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.live import metrics
 from tracekit.live.exposition import exposition
 from tracekit.live.metrics import MOST_INCIDENTS, JobStates, StoreMetrics, remembered
@@ -62,7 +62,7 @@ def test_figures_of_a_job_are_those_of_its_newest_window_and_counters_add_up_all
 
 def test_what_is_missing_and_dropped_is_counted(store: Store) -> None:
     trace = slow_trace(metadata={"missing_ranks": [7, 9], "dropped_records": 12})
-    store.append(Incoming(trace, "live", "x", Job(trace).findings()))
+    store.append(Incoming(trace, "live", "x", PipelineJob(trace).stored()))
     assert value(store, "tracekit_job_ranks_missing") == 2
     assert value(store, "tracekit_job_dropped_records_total") == 12
 

@@ -133,3 +133,8 @@ def seconds(value: float) -> str:
     if size >= 1 or size == 0:
         return f"{value:.2f} s"
     return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:.0f} us"
+
+
+def main_clause(effect: str) -> str:
+    """The effect of a cause without the clauses about noise and other ranks."""
+    return effect.split(";", maxsplit=1)[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tracekit.base.errors import SelectionError
 
 if TYPE_CHECKING:
-    from tracekit.analysis.attribution.attribution import Attribution
+    from tracekit.report.report import Report
 
 
 _MOST_STEPS = 1_000_000
@@ -57,7 +57,7 @@ class Condition:
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
-    def holds(self, found: Attribution) -> bool:
+    def holds(self, found: Report) -> bool:
         """Whether the figure satisfies the condition."""
         figures = {
             "slowdown": found.slowdown,

@@ -57,8 +57,8 @@ def attach_command(
     from tracekit.collectors.merge.recording_cost import recording_cost
     from tracekit.collectors.run_directory.host_clocks import read_clocks
     from tracekit.collectors.run_directory.steering import find_job, name_of_job
-    from tracekit.job.pipeline import Job
-    from tracekit.show.terminal.pipeline import print_report
+    from tracekit.job.pipeline import PipelineJob
+    from tracekit.show.terminal.report import print_report
     from tracekit.trace.canonical import TRACE_FILE
 
     if out is not None:
@@ -77,7 +77,7 @@ def attach_command(
             clocks=read_clocks(directory),
             running=True,
         )
-        report = Job(merged.trace).whatif()
+        report = PipelineJob(merged.trace).whatif()
     if out is not None:
         merged.trace.write_parquet(out)
     if as_json:

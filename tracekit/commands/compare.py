@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
 from tracekit.commands.complete import traces_or_job_names
 from tracekit.commands.options import PATH, UNIT, as_arguments, console, load
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import Report
+    from tracekit.report.report import Report
 
 
 @click.command("compare")
@@ -51,29 +50,14 @@ def compare_command(
         return
     from tracekit.show.terminal.comparison import print_comparison
 
-    again = as_arguments(*_named(after, layout, unit, store))
+    again = as_arguments(Path(after) if store is None else None, **_named(after, layout, unit, store))
     print_comparison(found, console(), commands=[f"tracekit whatif {again}"])
 
 
-def _named(
-    name: str, layout: Path | None, unit: str | None, store: Path | None
-) -> tuple[Path | None, Path | None, str | None, Path | None, str | None, None]:
-    """The arguments of `load` for one of the two."""
-    if store is None:
-        return Path(name), layout, unit, None, None, None
-    return None, layout, unit, store, name, None
+def _named(name: str, layout: Path | None, unit: str | None, store: Path | None) -> dict[str, Any]:
+    """Return the arguments of `load` for one of the two, all by name but the trace."""
+    return {"layout": layout, "unit": unit} if store is None else {"store": store, "job": name}
 
 
 def _report(name: str, layout: Path | None, unit: str | None, store: Path | None) -> Report:
-    from tracekit.job.op import OpJob
-    from tracekit.job.pipeline import Job
-
-    named = _named(name, layout, unit, store)
-    job = load(*named)
-    if not isinstance(job, Job):
-        what = "an op trace (docs/op-trace.md)" if isinstance(job, OpJob) else "of torch.profiler (docs/kineto.md)"
-        raise SelectionError(
-            f"{short(name)} is {what}; only pipeline traces are compared, `tracekit whatif {as_arguments(*named)}`"
-            " reads it"
-        )
-    return job.whatif()
+    return load(Path(name) if store is None else None, **_named(name, layout, unit, store)).whatif()

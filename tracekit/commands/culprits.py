@@ -14,14 +14,12 @@ from typing import Any
 
 import click
 
-from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.options import as_arguments, console, load, trace_source
-from tracekit.commands.recognise import only_job
 from tracekit.report.nodes import Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
@@ -93,22 +91,19 @@ def culprits_command(
     Exit codes: 0 all culprits have a node, 5 nobody is to blame, the report cannot be trusted, or a script gets no node
     (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
     """
-    from tracekit.job.load import are_gpu_traces
-
     _check_parts(part)
     with progress() as tell:
         tell("reading the trace")
-        if trace is not None:
-            trace = only_job(trace)
-        if trace is not None and are_gpu_traces((trace,)):
-            if as_arguments(None, layout, unit, store, job, window):
-                raise SelectionError(
-                    f"{trace} is of torch.profiler (docs/kineto.md): --layout, --unit, --store, --job and --window do"
-                    " not apply to it"
-                )
-            found = _of_gpus(trace)
-        else:
-            found = _of_pipeline(trace, layout, unit, store, job, window)
+        named: Any = {"layout": layout, "unit": unit, "store": store, "job": job, "window": window}
+        report = load(trace, **named).whatif()
+    answer = report.answer
+    found = _Found(
+        report.name,
+        report.trust.trustworthy,
+        answer.trust,
+        answer.to_dict()["culprits"],
+        f"tracekit whatif {as_arguments(trace, **named)}".rstrip(),
+    )
     if part:
         chosen = [row for row in found.culprits if row["part"] in part]
         found = replace(found, culprits=chosen)
@@ -123,32 +118,6 @@ def _check_parts(parts: Sequence[str]) -> None:
     known = known_parts()
     if unknown := [name for name in parts if name not in known]:
         raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(known)}")
-
-
-def _of_pipeline(
-    trace: Path | None, layout: Path | None, unit: str | None, store: Path | None, job: str | None, window: int | None
-) -> _Found:
-    from tracekit.job.pipeline import Job
-
-    whatif = f"tracekit whatif {as_arguments(trace, layout, unit, store, job, window)}".rstrip()
-    loaded = load(trace, layout, unit, store, job, window)
-    if not isinstance(loaded, Job):
-        raise SelectionError(
-            f"{short(loaded.trace.name)} is an op trace (docs/op-trace.md); the report on it names no culprit;"
-            f" `{whatif} --by host` says what each host costs"
-        )
-    report = loaded.whatif()
-    answer = report.diagnosis.answer
-    return _Found(report.name, report.trust.trustworthy, answer.trust, answer.to_dict()["culprits"], whatif)
-
-
-def _of_gpus(folder: Path) -> _Found:
-    from tracekit.job.gpu import load_gpu
-
-    report = load_gpu(folder).whatif()
-    trusted = not report.doubts
-    trust = "the replay explains the recording" if trusted else "; ".join(report.doubts)
-    return _Found(report.recording.name, trusted, trust, report.culprits, command("whatif", folder))
 
 
 def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:

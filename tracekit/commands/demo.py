@@ -35,7 +35,7 @@ def demo_command(port: int, browser: bool) -> int:
 
 def _fill(store: Path, tell: Callable[[str], None]) -> None:
     """Simulate the jobs, analyse them, and put them into a store."""
-    from tracekit.job.pipeline import Job
+    from tracekit.job.pipeline import PipelineJob
     from tracekit.store import Incoming, Store
     from tracekit.synth import synthesize
     from tracekit.synth.samples import DEMO
@@ -44,7 +44,7 @@ def _fill(store: Path, tell: Callable[[str], None]) -> None:
     for spec in DEMO:
         tell(f"simulating {spec.name}")
         trace = synthesize(spec)
-        incoming.append(Incoming(trace, trace.name, "tracekit demo", Job(trace).findings()))
+        incoming.append(Incoming(trace, trace.name, "tracekit demo", PipelineJob(trace).stored()))
     Store(store).add(incoming)
 
 

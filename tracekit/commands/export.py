@@ -35,7 +35,6 @@ def export_command(
     Of traces of torch.profiler, --steps are those of the training loop.
     """
     from tracekit.base.atomic_write import check_writable
-    from tracekit.job.pipeline import Job
     from tracekit.trace.canonical import TRACE_FILE
     from tracekit.trace.chrome import TIMELINE_FILE
 
@@ -47,16 +46,11 @@ def export_command(
         raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
     with progress() as tell:
         tell("reading the trace")
-        loaded = load(trace, layout, unit, store, job, window)
+        loaded = load(trace, layout=layout, unit=unit, store=store, job=job, window=window)
         if as_trace:
             tell("writing")
             loaded.trace.write_parquet(out)
             click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
-            return
-        if not isinstance(loaded, Job):
-            tell("replaying and writing")
-            slices = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
-            click.echo(f"Wrote {printable(str(out))}: {slices:,} slices. Open it in https://ui.perfetto.dev")
             return
         tell("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))

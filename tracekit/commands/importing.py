@@ -19,9 +19,7 @@ from tracekit.commands.options import OUT, PATH, UNIT
 from tracekit.commands.recognise import explained, jobs_in
 
 if TYPE_CHECKING:
-    from tracekit.job.gpu import GpuJob
-    from tracekit.job.op import OpJob
-    from tracekit.job.pipeline import Job
+    from tracekit.job.job import Job
     from tracekit.report.findings import Findings, Unanalysed
 
 #: Value of an option if it is given without one.
@@ -50,9 +48,8 @@ def import_command(
     no_analysis: bool,
 ) -> None:
     """Put traces and their reports into a store: all of them, or none if one is bad."""
-    from tracekit.job.gpu import load_gpu
-    from tracekit.job.load import are_gpu_traces, load_any
-    from tracekit.job.pipeline import Job
+    from tracekit.job.load import are_gpu_traces
+    from tracekit.job.load import load as load_job
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
@@ -75,9 +72,8 @@ def import_command(
         for path, *more in jobs:
             tell(f"reading {short(path.name)}")
             with explained(path), hushed_panics():
-                job = load_gpu(path, *more) if more else load_any(path, layout=layout, importer=importer, unit=unit)
-            if not isinstance(job, Job):
-                _ = job.graph  # its ops are validated when the graph is built
+                job = load_job(path, *more, layout=layout, importer=importer, unit=unit)
+            job.validate()
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))
         tell("writing the store")
@@ -87,11 +83,11 @@ def import_command(
     click.echo(f"Next: {command('whatif', '--store', opened.path, '--job', incoming[-1].name)}")
 
 
-def _findings(job: Job | OpJob | GpuJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
+def _findings(job: Job, tell: Callable[[str], None]) -> Findings | Unanalysed:
     """The findings of the analysis, or why there are none, also printed to stderr: the trace is stored in any case."""
     from tracekit.report.findings import Unanalysed
 
-    found = job.findings(progress=tell)
+    found = job.stored(progress=tell)
     if isinstance(found, Unanalysed):
         click.echo(f"tracekit: stored without a report: {printable(found.problem)}", err=True)
     return found

@@ -42,9 +42,9 @@ def info_command(
         return
     with progress() as tell:
         tell("reading the trace")
-        loaded = load(trace, layout, unit, store, job, window).trace
+        loaded = load(trace, layout=layout, unit=unit, store=store, job=job, window=window).trace
     if isinstance(loaded, OpTrace):
-        from tracekit.show.terminal.op import print_op_trace
+        from tracekit.show.terminal.info import print_op_trace
 
         print_op_trace(loaded, console())
     else:

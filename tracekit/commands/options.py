@@ -6,6 +6,7 @@ In: what the user typed. Out: jobs, or a SelectionError for contradictory option
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,7 @@ from tracekit.commands.recognise import explained, only_job
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracekit.job.gpu import GpuJob
-    from tracekit.job.op import OpJob
-    from tracekit.job.pipeline import Job
+    from tracekit.job.job import Job
 
 #: The argument or option is a path.
 PATH = click.Path(path_type=Path)
@@ -82,42 +81,46 @@ def job_source(command: Any) -> Any:
 
 
 def load(
-    trace: Path | None,
-    layout: Path | None,
-    unit: str | None,
-    store: Path | None,
-    name: str | None,
-    window: int | None,
+    *traces: Path | None,
+    layout: Path | None = None,
+    unit: str | None = None,
+    store: Path | None = None,
+    job: str | None = None,
+    window: int | None = None,
     method: str = "tracekit",
-) -> Job | OpJob | GpuJob:
-    """The job that the options name; without any, the newest in the default store, with a note that says so."""
-    from tracekit.job.load import load_any, load_any_from_store
+    kernel_classes: Sequence[str] = (),
+) -> Job:
+    """Return the job that the options name; without any, the newest in the default store, with a note that says so."""
+    from tracekit.job.load import load as load_job
+    from tracekit.job.load import load_from_store
 
-    if trace is not None:
-        if store is not None or name is not None or window is not None:
+    paths = [trace for trace in traces if trace is not None]
+    if paths:
+        if store is not None or job is not None or window is not None:
             raise SelectionError("give a TRACE, or --store and --job, not both")
-        trace = only_job(trace)
-        with explained(trace), hushed_panics():
-            return load_any(trace, layout=layout, unit=unit, method=method)
+        if len(paths) == 1:
+            paths = [only_job(paths[0])]
+        with explained(paths[0]), hushed_panics():
+            return load_job(*paths, layout=layout, unit=unit, method=method, kernel_classes=kernel_classes)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
     if unit is not None:
         raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
-    job = load_any_from_store(name, store=store, window=window, method=method)
-    if name is None:
-        click.echo(f"No job named: taking the newest one in the store, {short(job.trace.name)}", err=True)
-    return job
+    loaded = load_from_store(job, store=store, window=window, method=method)
+    if job is None:
+        click.echo(f"No job named: taking the newest one in the store, {short(loaded.trace.name)}", err=True)
+    return loaded
 
 
 def as_arguments(
-    trace: Path | None,
-    layout: Path | None,
-    unit: str | None,
-    store: Path | None,
-    job: str | None,
-    window: int | None,
+    *traces: Path | None,
+    layout: Path | None = None,
+    unit: str | None = None,
+    store: Path | None = None,
+    job: str | None = None,
+    window: int | None = None,
 ) -> str:
-    """The arguments that name the same job on the command line."""
+    """Return the arguments that name the same job on the command line."""
     named = {"--layout": layout, "--unit": unit, "--store": store, "--job": job, "--window": window}
     given = [
         word
@@ -125,7 +128,7 @@ def as_arguments(
         if value is not None
         for word in (name, value if isinstance(value, Path) else str(value))
     ]
-    return quoted(*([] if trace is None else [trace]), *given)
+    return quoted(*(trace for trace in traces if trace is not None), *given)
 
 
 def console() -> Console:

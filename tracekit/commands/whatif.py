@@ -5,24 +5,17 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from tracekit.base import memory
-from tracekit.base.command_line import quoted
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
-from tracekit.commands.recognise import only_job
-
-if TYPE_CHECKING:
-    from tracekit.job.op import OpJob
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
@@ -95,54 +88,24 @@ def whatif_command(
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
     """
-    from tracekit.job.load import are_gpu_traces
-    from tracekit.job.pipeline import Job
-
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
-    documents = {"--markdown": markdown, "--html": html, "--redact": redact or None}
-    of_pipelines: dict[str, object] = {
-        "--layers": layers,
-        "--ignore-steps": ignore_steps,
-        "--csv": csv_directory,
-        "--parquet": parquet_file,
-        "--fail-on": fail_on,
-        "--gpu-hour": gpu_hour,
-        "--explain": explain or None,
-    }
-    if len(traces) == 1:
-        traces = (only_job(traces[0]),)
-    if traces and are_gpu_traces(traces):
-        of_pipelines |= {"--layout": layout, "--unit": unit, "--store": store, "--job": job}
-        _refuse(of_pipelines, f"{traces[0]} is of torch.profiler (docs/kineto.md)")
-        _check_files(None, markdown, html)
-        return _whatif_of_gpus(
-            traces, fix, keep, by, kernel_classes,
-            as_json=as_json, full=full, markdown=markdown, html=html, redact=redact,
-        )  # fmt: skip
-    if kernel_classes:
-        raise SelectionError("--kernel-class is for traces of torch.profiler")
-    if len(traces) > 1:
-        raise SelectionError(f"{len(traces)} traces: only files of torch.profiler can form one job together")
-    trace = traces[0] if traces else None
     _check_files(parquet_file, markdown, html)
     with progress() as tell:
         tell("reading the trace")
-        loaded = load(trace, layout, unit, store, job, window, method)
-        if not isinstance(loaded, Job):
-            name = short(loaded.trace.name) if trace is None else trace
-            _refuse(of_pipelines | documents, f"{name} is an op trace (docs/op-trace.md)")
-            from tracekit.job.op import OpJob
-
-            assert isinstance(loaded, OpJob)  # GPU traces were handled above
-            return _whatif_of_ops(loaded, fix, keep, by, tell, as_json=as_json)
+        loaded = load(*traces, layout=layout, unit=unit, store=store, job=job, window=window, method=method,
+                      kernel_classes=kernel_classes)  # fmt: skip
+        if parquet_file is not None and not loaded.has_workers:
+            raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         if redact:
-            loaded = Job(loaded.trace.redacted(), loaded.method)
+            loaded = loaded.redacted()
         tell("building the dependency graph")
-        prepared = loaded.replayed()
-        del loaded  # and with it the ops, which nothing reads any more
+        prepared = loaded.lean()
+        named = as_arguments(*traces, layout=layout, unit=unit, store=store, job=job, window=window)
+        source = "JOB" if redact else named
+        del loaded  # and with it the ops of a pipeline, which nothing reads any more
         report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
         if html is not None:
             from tracekit.show.documents.page import page, write_page
@@ -153,7 +116,6 @@ def whatif_command(
         report.write_csv(csv_directory)
     if parquet_file is not None:
         report.write_parquet(parquet_file)
-    source = "JOB" if redact else as_arguments(trace, layout, unit, store, job, window)
     if markdown is not None:
         from tracekit.show.documents.markdown import markdown as as_markdown
 
@@ -161,11 +123,11 @@ def whatif_command(
     if as_json:
         click.echo(report.to_json())
     elif markdown != STDOUT:
-        from tracekit.show.terminal.pipeline import print_report
+        from tracekit.show.terminal.report import print_report
 
         print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
-    return ExitCode.CONDITION if condition is not None and condition.holds(report.attribution) else ExitCode.DONE
+    return ExitCode.CONDITION if condition is not None and condition.holds(report) else ExitCode.DONE
 
 
 def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
@@ -199,70 +161,3 @@ def _write_markdown(path: Path, text: str) -> None:
         click.echo(text, nl=False)
     else:
         write_markdown(path, text)
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise SelectionError if an option was given that only pipeline traces support."""
-    if given := [name for name, value in options.items() if value is not None]:
-        raise SelectionError(f"{given[0]} is for pipeline traces; {why}")
-
-
-def _whatif_of_ops(
-    job: OpJob,
-    fix: tuple[str, ...],
-    keep: tuple[str, ...],
-    by: tuple[str, ...],
-    tell: Callable[[str], None],
-    *,
-    as_json: bool,
-) -> int:
-    """`whatif` for a job of any shape."""
-    from tracekit.show.terminal.op import print_op_report
-
-    tell("building the op graph")
-    report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
-    if as_json:
-        click.echo(report.to_json())
-    else:
-        print_op_report(report, console())
-    return 0
-
-
-def _whatif_of_gpus(
-    traces: tuple[Path, ...],
-    fix: tuple[str, ...],
-    keep: tuple[str, ...],
-    by: tuple[str, ...],
-    kernel_classes: tuple[str, ...],
-    *,
-    as_json: bool,
-    full: bool,
-    markdown: Path | None,
-    html: Path | None,
-    redact: bool,
-) -> int:
-    """`whatif` for traces of torch.profiler."""
-    from tracekit.job.gpu import GpuJob, load_gpu
-    from tracekit.show.terminal.gpu import print_gpu_report
-
-    with progress() as tell:
-        job = load_gpu(*traces, kernel_classes=kernel_classes, progress=tell)
-        if redact:
-            job = GpuJob(job.recording.redacted())
-        report = job.whatif(fix=fix, keep=keep, by=by, progress=tell)
-    source = "FOLDER" if redact else quoted(*traces)
-    if html is not None:
-        from tracekit.show.documents.gpu import gpu_page
-        from tracekit.show.documents.page import write_page
-
-        write_page(html, gpu_page(report))
-    if markdown is not None:
-        from tracekit.show.documents.gpu import gpu_markdown
-
-        _write_markdown(markdown, gpu_markdown(report, source=source))
-    _say_written(markdown, html)
-    if as_json:
-        click.echo(report.to_json())
-    elif markdown != STDOUT:
-        print_gpu_report(report, console(), source=source, asked=by, full=full)
-    return 0

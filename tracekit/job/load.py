@@ -1,59 +1,105 @@
-"""Jobs of any kind, by the type of their trace: pipelines (`Job`), GPU recordings (`GpuJob`), or any shape (`OpJob`).
+"""Jobs of any source: pipeline traces, op traces, recordings of torch.profiler, stores.
 
-In: a file or a store. Out: the job, loaded and ready for questions.
+In: a path. Out: a `Job`, loaded and ready for questions.
 """
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import SelectionError
-from tracekit.job.pipeline import Job, PathLike, load
-from tracekit.trace.op import OpTrace, is_op_trace
+from tracekit.job.job import Job, PathLike
+from tracekit.job.pipeline import PipelineJob
+from tracekit.trace.op import OpTrace, is_op_trace, read_op_trace
 
 if TYPE_CHECKING:
-    from tracekit.job.gpu import GpuJob
-    from tracekit.job.op import OpJob
     from tracekit.store.window import AnyTrace
+    from tracekit.trace.canonical import Trace
+    from tracekit.trace.model import Unit
 
 
-def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> Job | OpJob:
-    """The job of a trace. `method` as in `load`; op traces have only one method."""
-    if not isinstance(trace, OpTrace):
-        return Job(trace, Method(method))
-    from tracekit.job.op import OpJob
-
-    return OpJob(trace)
-
-
-def load_any(
-    path: Path,
-    *,
+def load(
+    *paths: PathLike,
     layout: PathLike | None = None,
     importer: str | None = None,
     unit: str | None = None,
     method: Method | str = Method.TRACEKIT,
-) -> Job | OpJob | GpuJob:
-    """Read a trace of any kind. Parameters and errors as for `load`; SelectionError for options of other traces."""
-    of_gpus = importer is None and are_gpu_traces((path,))
-    if importer is not None or not (of_gpus or is_op_trace(path)):
-        return load(path, layout=layout, importer=importer, unit=unit, method=method)
-    what = "is a torch.profiler trace (docs/kineto.md)" if of_gpus else "is an op trace (docs/op-trace.md)"
-    for option, value in (("--layout", layout), ("--unit", unit)):
+    kernel_classes: Sequence[str] = (),
+) -> Job:
+    """Read a job: canonical Parquet, a published trace with its YAML `layout` file, an op trace, files or a folder of
+    torch.profiler, a store (its newest job), or any format that an importer reads.
+
+    `layout` also gives the sizes of collected segments if the ranks do not.
+
+    `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path. `unit`:
+    of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds, which must be plausible.
+    `method`: "published" analyses by the published rules only. `kernel_classes`: patterns of kernels in torch.profiler
+    traces, each `class=regular expression` or the path of a YAML file with such patterns. Raises FormatError,
+    TraceError or LayoutError, each naming file, place and next step; SelectionError for options of other traces;
+    ValueError for an unknown method.
+    """
+    files = [Path(os.fsdecode(path)) for path in paths]
+    if not files:
+        raise SelectionError("no path given; expected a trace, a folder or a store")
+    if importer is None and are_gpu_traces(files):
+        _refuse("is a torch.profiler trace (docs/kineto.md)", files[0], layout=layout, unit=unit)
+        from tracekit.collectors.importers.kineto.reader import read_kineto
+        from tracekit.job.graph import RecordingJob
+
+        return RecordingJob(read_kineto(files, classes=kernel_classes))
+    if kernel_classes:
+        raise SelectionError("--kernel-class is for traces of torch.profiler")
+    if len(files) > 1:
+        raise SelectionError(f"{len(files)} traces: only files of torch.profiler can form one job together")
+    (file,) = files
+    if importer is None and is_op_trace(file):
+        _refuse("is an op trace (docs/op-trace.md)", file, layout=layout, unit=unit)
+        from tracekit.job.graph import GraphJob
+
+        return GraphJob(read_op_trace(file))
+    from tracekit.store import Store
+
+    if importer is None and layout is None and Store(file).is_store():
+        return load_from_store(store=file, method=method)
+    from tracekit.trace.model import unit_of_time
+
+    known = None if unit is None else unit_of_time(unit)
+    return PipelineJob(_read(file, layout, importer, known), Method(method))
+
+
+def _refuse(what: str, file: Path, **options: object) -> None:
+    """Raise SelectionError for an option that is only for pipeline traces."""
+    for name, value in options.items():
         if value is not None:
-            raise SelectionError(f"{option} is for pipeline traces; {path} {what}: leave out {option}")
-    if of_gpus:
-        from tracekit.job.gpu import load_gpu
+            raise SelectionError(f"--{name} is for pipeline traces; {file} {what}: leave out --{name}")
 
-        return load_gpu(path)
-    from tracekit.job.op import load_ops
 
-    return load_ops(path)
+def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit | None) -> Trace:
+    """The trace in `file`, by whatever reads it."""
+    if importer is None and layout is None and file.suffix == ".parquet":  # avoids importing every importer
+        from tracekit.trace.canonical import read_parquet
+
+        return read_parquet(file, unit=unit)
+    if importer is None and layout is not None and not file.is_dir():
+        from tracekit.collectors.importers.published import read_published
+
+        return read_published(file, layout, unit=unit)
+    from tracekit.collectors.importers.registry import read_any
+
+    return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
+
+
+def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> Job:
+    """Return the job of a trace. `method` as in `load`; op traces have only one method."""
+    if isinstance(trace, OpTrace):
+        from tracekit.job.graph import GraphJob
+
+        return GraphJob(trace)
+    return PipelineJob(trace, Method(method))
 
 
 def are_gpu_traces(paths: Sequence[Path]) -> bool:
@@ -67,20 +113,34 @@ def are_gpu_traces(paths: Sequence[Path]) -> bool:
     return not any(map(is_known, paths))
 
 
-def load_any_from_store(
+def load_from_store(
     name: str | None = None,
     *,
     store: PathLike | None = None,
     window: int | None = None,
     method: Method | str = Method.TRACEKIT,
-) -> Job | OpJob:
-    """Read a window of a job from a store, by default the newest of the newest job. Raises StoreError."""
+) -> Job:
+    """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
+
+    `window`: its number, if the job has several; by default the newest. Raises StoreError, ValueError for an unknown
+    method.
+    """
     from tracekit.store import Store, default_store
 
     opened = Store(Path(store) if store is not None else default_store())
-    wanted = opened.newest() if name is None else name
-    job = job_of(opened.load(wanted, window), method)
-    if isinstance(job, Job):
-        return job
-    stored = json.loads(opened.report(wanted, window) or "{}").get("verdict")
-    return replace(job, verdict=stored["sentence"] if isinstance(stored, dict) else None)
+    return job_of(opened.load(opened.newest() if name is None else name, window), method)
+
+
+def load_gpu(*paths: PathLike, kernel_classes: Sequence[str] = ()) -> Job:
+    """Deprecated: `load` reads traces of torch.profiler."""
+    return load(*paths, kernel_classes=kernel_classes)
+
+
+def load_ops(path: PathLike) -> Job:
+    """Deprecated: `load` reads op traces."""
+    return load(path)
+
+
+def load_ops_from_store(name: str, *, store: PathLike | None = None, window: int | None = None) -> Job:
+    """Deprecated: `load_from_store` reads op traces."""
+    return load_from_store(name, store=store, window=window)

@@ -1,28 +1,20 @@
-"""The library's front door: one job, loaded and ready for questions.
+"""A pipeline for users of the library.
 
-    import tracekit
-    job = tracekit.load("job.parquet")
-    job                         # in a notebook: what slows it down, who, why, what to do
-    job.report.by_worker        # a polars frame
-    job.answer("worker=5,2")    # what if that worker were fine?
-
-In: a file or a store. Out: `Job`, and from it reports, answers and timelines.
+In: a canonical trace. Out: `PipelineJob`, and from it a `PipelineReport`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from tracekit.analysis.replay.method import Method
-from tracekit.base.errors import TraceError
-from tracekit.base.text import printable, short
+from tracekit.base.text import short
+from tracekit.job.job import Exported, Job, PathLike, Progress
 from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
@@ -30,36 +22,14 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.job.replayed import ReplayedJob
-    from tracekit.report.findings import Findings, Unanalysed
-    from tracekit.report.pipeline import Report
+    from tracekit.report.pipeline import PipelineReport
     from tracekit.report.questions import ByLabel, Question
-    from tracekit.trace.model import Unit
-
-PathLike = str | os.PathLike[str]
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """The result of an export: how many of the job's steps, and how many slices."""
-
-    steps: int
-    steps_in_job: int
-    slices: int
 
 
 @dataclass(frozen=True, repr=False)
-class Job:
-    """One job's trace; graph, replay, attribution and report are computed on first use and kept.
-
-        job = tracekit.load("job.parquet")
-        job.report                          # what slows it down, who, why, and what each fix saves
-        job.answer("worker=5,2").saved_s    # seconds a step, were that worker ideal
-        job.attribute_by("host")            # exact S of each host
-        job.export("timeline.json.gz")      # for ui.perfetto.dev
-
-    A notebook shows a job as it shows its report. `trace`: ops (`trace.ops`, a polars frame), layout and metadata.
-    `method`: the rules of the analysis, tracekit's own or exactly the published ones.
+class PipelineJob(Job):
+    """A pipeline. `trace`: its ops (`trace.ops`, a polars frame), layout and metadata. `method`: the rules of the
+    analysis, tracekit's own or exactly the published ones.
     """
 
     trace: Trace
@@ -68,18 +38,15 @@ class Job:
     def __repr__(self) -> str:
         return f"<Job {short(self.trace.name)}: {self.trace.layout.world_size:,} GPUs, {self.trace.ops.height:,} ops>"
 
-    def _repr_html_(self) -> str:
-        try:
-            return self.report._repr_html_()
-        except TraceError as error:
-            from html import escape
+    @property
+    def source(self) -> str:
+        """See `Job.source`."""
+        return "a pipeline trace"
 
-            return f"<p>{escape(repr(self))}<br>{escape(printable(str(error)))}</p>"
-
-    @cached_property
-    def report(self) -> Report:
-        """`whatif()` without custom questions. Raises TraceError if the trace cannot be replayed."""
-        return self.whatif()
+    @property
+    def has_workers(self) -> bool:
+        """See `Job.has_workers`."""
+        return True
 
     @cached_property
     def replay(self) -> JobReplay:
@@ -107,18 +74,12 @@ class Job:
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
         progress: Progress | None = None,
-    ) -> Report:
-        """The whole report: attribution, causes, fixes, and the answers to custom questions.
-
-        `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
-        `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
-        `layers`: transformer layers per stage, by default those in the trace's metadata, else equal ones.
-        Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
-        """
+    ) -> PipelineReport:
+        """See `Job.whatif`."""
         known = None if progress is not None else lambda: self.attribution
-        return self.replayed().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
+        return self.lean().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
 
-    def replayed(self) -> ReplayedJob:
+    def lean(self) -> ReplayedJob:
         """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""
         from tracekit.job.replayed import ReplayedJob, published_view
 
@@ -139,18 +100,13 @@ class Job:
 
         return by_labels(self.replay, *labels)
 
-    def findings(self, progress: Progress | None = None) -> Findings | Unanalysed:
-        """The findings that a store keeps; or the reason why the trace cannot be replayed."""
-        from tracekit.report.findings import Unanalysed
+    def redacted(self) -> PipelineJob:
+        """See `Job.redacted`."""
+        return PipelineJob(self.trace.redacted(), self.method)
 
-        try:
-            return self.whatif(progress=progress).findings()
-        except TraceError as error:
-            return Unanalysed(str(error))
-
-    def without_steps(self, steps: Sequence[int]) -> Job:
+    def without_steps(self, steps: Sequence[int]) -> PipelineJob:
         """The same job as if these steps had not been recorded. Raises SelectionError if nothing is left."""
-        return Job(self.trace.without_steps(steps), self.method)
+        return PipelineJob(self.trace.without_steps(steps), self.method)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """What if the selected ops were ideal? With `keep`: what if only they were as recorded?"""
@@ -201,65 +157,3 @@ class Job:
         fitting = max(1, MOST_SLICES * len(graph.steps) // (3 * graph.ops))
         slowest = self.replay.recorded_step_times().argsort()[::-1][:fitting]
         return [int(step) for step in graph.steps[sorted(slowest)]]
-
-
-def load(
-    path: PathLike,
-    *,
-    layout: PathLike | None = None,
-    importer: str | None = None,
-    unit: str | None = None,
-    method: Method | str = Method.TRACEKIT,
-) -> Job:
-    """Read a trace: canonical Parquet, a published trace with its YAML `layout` file, or any format that an importer
-    reads.
-
-    `layout` also gives the sizes of collected segments if the ranks do not.
-
-    `importer`: its name (`tracekit import --format` lists them), by default the first that recognises the path. `unit`:
-    of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds, which must be plausible.
-    `method`: "published" analyses by the published rules only. Raises FormatError, TraceError or LayoutError, each
-    naming file, place and next step; ValueError for an unknown method.
-    """
-    from tracekit.trace.model import unit_of_time
-
-    known = None if unit is None else unit_of_time(unit)
-    return Job(_read(Path(os.fsdecode(path)), layout, importer, known), Method(method))
-
-
-def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit | None) -> Trace:
-    """The trace in `file`, by whatever reads it."""
-    if importer is None and layout is None and file.suffix == ".parquet":  # avoids importing every importer
-        from tracekit.trace.canonical import read_parquet
-
-        return read_parquet(file, unit=unit)
-    if importer is None and layout is not None and not file.is_dir():
-        from tracekit.collectors.importers.published import read_published
-
-        return read_published(file, layout, unit=unit)
-    from tracekit.collectors.importers.registry import read_any
-
-    return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
-
-
-def load_from_store(
-    name: str | None = None,
-    *,
-    store: PathLike | None = None,
-    window: int | None = None,
-    method: Method | str = Method.TRACEKIT,
-) -> Job:
-    """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
-
-    `window`: its number, if the job has several; by default the newest. Raises StoreError, also for an op trace;
-    ValueError for an unknown method.
-    """
-    from tracekit.base.errors import StoreError
-    from tracekit.store import Store, default_store
-    from tracekit.trace.op import OpTrace
-
-    opened = Store(Path(store) if store is not None else default_store())
-    trace = opened.load(opened.newest() if name is None else name, window)
-    if isinstance(trace, OpTrace):
-        raise StoreError(f"{opened.path}: job {trace.name!r} is an op trace; `load_ops_from_store` reads it")
-    return Job(trace, Method(method))

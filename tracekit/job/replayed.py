@@ -1,7 +1,7 @@
 """A job whose graph is built: everything that a report needs from it.
 
-In: a job's replay, and an outline of its trace. Out: a `Report`. The ops of a trace take as much memory as their
-replay, and nothing reads them again once the replay exists.
+In: a job's replay, and an outline of its trace. Out: a `PipelineReport`. The ops of a trace take as much memory as
+their replay, and nothing reads them again once the replay exists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
-from tracekit.report.pipeline import ClockOffset, ClockReport, PublishedView, Report
+from tracekit.report.pipeline import ClockOffset, ClockReport, PipelineReport, PublishedView
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Worker
 
@@ -51,7 +51,7 @@ class ReplayedJob(Struct, frozen=True):
         layers: tuple[int, ...] | None = None,
         attribution: Callable[[], Attribution] | None = None,
         progress: Progress | None = None,
-    ) -> Report:
+    ) -> PipelineReport:
         """The whole report. As `Job.whatif`; `attribution`: returns the attribution, which may be known already."""
         check_layers(self.trace, layers)
         graph = self.replay.graph
@@ -67,7 +67,7 @@ class ReplayedJob(Struct, frozen=True):
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
         if progress is not None:
             progress("causes and fixes")
-        return Report(
+        return PipelineReport(
             name=self.trace.name,
             layout=self.trace.layout,
             ops=self.ops,

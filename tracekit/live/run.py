@@ -37,7 +37,7 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.live.survived_errors import said, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
@@ -332,7 +332,7 @@ class LiveRun:
     def _findings(self, trace: Trace, title: str) -> Findings | Unanalysed:
         """What the analysis finds. A bug in it costs the findings of this window only."""
         try:
-            findings = Job(trace).findings()
+            findings = PipelineJob(trace).stored()
             if isinstance(findings, Findings):
                 findings.verdict()
         except Exception as error:  # any bug

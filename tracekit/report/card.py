@@ -16,20 +16,24 @@ from tracekit.base.text import printable, short
 from tracekit.figures.theme import DARK, LIGHT, Theme
 from tracekit.report.svg import step_bars, worker_map
 from tracekit.report.verdict import LossKind
-from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
+from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import Report
+    from tracekit.report.pipeline import PipelineReport
+    from tracekit.report.report import Report
+    from tracekit.report.section import Table
 
 _TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure", LossKind.CONTRADICTION: "unsure"}
 
 
 def fragment(report: Report) -> str:
     """The report as a notebook shows it: the answer and, if the job loses time, workers, steps, causes and fixes."""
-    pictures = f"{pair(report)}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
+    lanes = report.pipeline
+    drawn = "".join(map(section, report.sections())) if lanes is None else pair(lanes)
+    pictures = f"{drawn}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
-        f" <span>{plain(job_sizes(report))}</span></header>{card(report)}{pictures}</div>"
+        f" <span>{plain(report.sizes)}</span></header>{card(report)}{pictures}</div>"
     )
 
 
@@ -76,12 +80,18 @@ def answer_card(kind: LossKind, label: str, headline: str, rows: Iterable[tuple[
     )
 
 
-def pair(report: Report) -> str:
+def pair(report: PipelineReport) -> str:
     """The worker map and the steps, side by side where there is room."""
     return (
         f'<div class="pair"><section><h2>Workers</h2><div class="scroll">{worker_map(report)}</div></section>'
         f"<section><h2>Steps</h2>{step_bars(report)}</section></div>"
     )
+
+
+def section(found: Table) -> str:
+    """A table that the source of a job adds."""
+    note = f"<p>{plain(found.note)}</p>" if found.note else ""
+    return f"<section><h2>{plain(found.title)}</h2>{table(found.heads, found.rows)}{note}</section>"
 
 
 def causes(report: Report) -> str:

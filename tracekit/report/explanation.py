@@ -12,7 +12,8 @@ from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
 from tracekit.base.text import error_of, percent_sure, seconds, three_digits
 from tracekit.report.finding import Finding, confidence_from
 from tracekit.report.fix import Fix
-from tracekit.report.pipeline import Report
+from tracekit.report.pipeline import PipelineReport
+from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
 
 _SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
@@ -20,7 +21,8 @@ _SURE_OF = "how sure it is that this cause exists where it is named, not a share
 
 def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tuple[str, str]]:
     """The name of each number on the screen or in formulas, and how it was computed."""
-    yield from _times(report)
+    if (lanes := report.pipeline) is not None:
+        yield from _times(lanes)
     yield from _loss(report, gpu_hour)
     leading = next((cause for loss in report.diagnosis.verdict.losses for cause in loss.causes), None)
     if leading is not None:
@@ -30,10 +32,11 @@ def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tupl
         if fix is not None and fix.withheld is None:
             yield from _price(report, fix)
     yield from _trust(report)
-    yield from _pictures(report)
+    if lanes is not None:
+        yield from _pictures(lanes)
 
 
-def _times(report: Report) -> Iterator[tuple[str, str]]:
+def _times(report: PipelineReport) -> Iterator[tuple[str, str]]:
     found, steps = report.attribution, len(report.attribution.steps)
     yield "T(recorded)", f"{seconds(found.recorded_s)}, the mean of {steps:,} recorded step{'s' if steps > 1 else ''}"
     yield (
@@ -62,11 +65,11 @@ def _times(report: Report) -> Iterator[tuple[str, str]]:
 
 def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     """Cost, and the share in the headline."""
-    found, verdict, gpus = report.attribution, report.diagnosis.verdict, report.layout.world_size
+    verdict, gpus = report.diagnosis.verdict, report.gpus
     if not verdict.lost_s > 0:
         return
     base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
-    if verdict.lost_s == found.original_s - found.ideal_s:
+    if verdict.of_mean_ops:
         how = "T(original) - T(ideal)"
     elif verdict.losses[0].kind is LossKind.COMMUNICATION and not verdict.losses[0].causes:
         how = "T(original) - T(original, communication takes no time)"
@@ -127,7 +130,7 @@ def _of_step(saved_s: float, step_s: float) -> str:
 
 def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     """What the fix saves."""
-    gpus = report.layout.world_size
+    gpus = report.gpus
     step_s = fix.new_step_s + fix.saved_s
     yield (
         "Saves",
@@ -164,7 +167,7 @@ def _trust(report: Report) -> Iterator[tuple[str, str]]:
     )
 
 
-def _pictures(report: Report) -> Iterator[tuple[str, str]]:
+def _pictures(report: PipelineReport) -> Iterator[tuple[str, str]]:
     found = report.attribution
     worst = report.by_worker.row(0, named=True)
     yield (

@@ -13,7 +13,6 @@ from typing import Any
 from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import MOST_CONFIDENT, hidden, seconds
 from tracekit.trace.model import Worker
@@ -145,7 +144,8 @@ class Finding:
     seconds saved if only this cause goes; `alone_s`: mean step seconds that it costs if all other named causes are
     gone. The two differ if causes hide each other. `confidence`: 0 to 1. `time`: how it develops over the steps, None
     if that is meaningless. `saved_when_acting_s`: as `saved_s`, over the steps in which it acts, None if that is all of
-    them. `change`: the job without the cause; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
+    them. `change`: the job without the cause, None if the trace is at fault
+    and not the job; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
     certain to have it.
     """
@@ -167,7 +167,7 @@ class Finding:
     bound: bool = False
     every_step: bool = False
     by_chance: bool = False
-    change: Change | None = field(default=None, repr=False, compare=False)
+    change: Any = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
 
     @property

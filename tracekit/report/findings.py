@@ -16,6 +16,8 @@ import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 
+from tracekit.report.answer import Account
+
 #: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.
 FIGURES = (
     "slowdown",
@@ -62,38 +64,6 @@ class WorkerSlowdowns(Struct, frozen=True):
             },
             schema_overrides={"slowdown": pl.Array(pl.Float32, workers)},
         ).with_columns(pl.col("slowdown").arr.to_list())
-
-
-class Account(Struct, frozen=True):
-    """One cause in sentences, with everything that an alert about it needs.
-
-    `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
-    `who`, `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: where it is, as far as known.
-    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: saved by `fix`; None
-    if no saving is reported.
-    """
-
-    kind: str
-    part: str | None
-    what: str
-    who: str
-    why: str
-    check: str
-    fix: str | None
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    gpu_uuids: tuple[str, ...]
-    cost_s: float
-    share: float
-    confidence: float
-    first_step: int | None
-    saved_gpu_hours_per_day: float | None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Account:
-        """Parse the row of a report."""
-        lists = {name: tuple(row[name]) for name in ("ranks", "hosts", "gpu_uuids")}
-        return cls(**{**row, **lists})
 
 
 class WindowVerdict(Struct, frozen=True):

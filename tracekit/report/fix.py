@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracekit.analysis.evidence.changes import Change
 from tracekit.report.finding import Place
 
 
@@ -36,7 +35,7 @@ class Fix:
     bound: bool = False
     withheld: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
-    change: Change | None = field(default=None, repr=False, compare=False)
+    change: Any = field(default=None, repr=False, compare=False)
     cause: str | None = None
     confidence: float | None = None
     reached: str | None = None

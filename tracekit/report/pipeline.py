@@ -1,31 +1,31 @@
-"""The result of `whatif`: what a job loses, who causes it, why, what to do, and whether to believe it.
+"""The report on a pipeline.
 
-In: an `Attribution` and a `Diagnosis` with the trace's identity and coverage. Out: tables (`report_tables.py`), one
-JSON object (`report_json.py`, docs/report-schema.md), figures (`report_plot.py`), and the report as a notebook shows it
-(`report_html.py`).
+In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the trace. Out: `PipelineReport`.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.base.text import short
+from tracekit.report import words
+from tracekit.report.report import StepTimes
+from tracekit.report.section import Table
 from tracekit.report.tables import ReportTables
 from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout, Worker
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.compare import WorkerSteps
-    from tracekit.report.findings import Findings
+    from tracekit.report.findings import WorkerSlowdowns
     from tracekit.report.plots import Plots
 
 #: Two methods agree if their S differ by at most this share.
@@ -65,27 +65,20 @@ class PublishedView(Struct, frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Report(ReportTables):
-    """Everything that `Job.whatif` found out about one job.
+class PipelineReport(ReportTables):
+    """The report on a pipeline.
 
-        report = tracekit.load("job.parquet").whatif()
-        report                                # in a notebook: answer, worker map, steps, causes, fixes
-        report.diagnosis.answer.headline      # the same in words
-        report.slowdown                       # S, 1.0 for a job without stragglers
         report.by_worker                      # a polars frame; report.pandas("by_worker")
         report.plot.worker_map()              # a Plotly figure
-        report.to_dict()                      # plain data, as docs/report-schema.md documents it
         report.write_csv("tables")            # every table as a file
 
-    `name`, `layout`, `ops`: which job, its parallel sizes, how many ops were analysed. `coverage`: what the trace
+    `layout`, `ops`: its parallel sizes, how many ops were analysed. `coverage`: what the trace
     lacks; `dropped_lanes`: (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack; both are
     left out. `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
     posted, as inferred from the recording. `published`: S by the published method, None if it cannot differ. `replay`:
-    the source of the figures of single steps. The other fields are those of `ReportTables`: `attribution`, `diagnosis`,
-    `ranks`, `hosts`, `questions_asked`, `labels_asked`.
+    the source of the figures of single steps. The other fields are those of `ReportTables` and `Report`.
     """
 
-    name: str
     layout: Layout
     ops: int
     coverage: Coverage
@@ -97,14 +90,6 @@ class Report(ReportTables):
     replay: JobReplay
     published: PublishedView | None = None
 
-    def __repr__(self) -> str:
-        return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
-
-    def _repr_html_(self) -> str:
-        from tracekit.report.card import fragment
-
-        return fragment(self)
-
     @property
     def plot(self) -> Plots:
         """The report as Plotly figures: `worker_map()`, `steps()`, `timeline()`, `critical_path()`."""
@@ -113,30 +98,64 @@ class Report(ReportTables):
         return Plots(self)
 
     @property
+    def pipeline(self) -> PipelineReport:
+        """See `Report.pipeline`."""
+        return self
+
+    @property
+    def sizes(self) -> str:
+        """See `Report.sizes`."""
+        return words.pipeline_sizes(self)
+
+    @property
+    def gpus(self) -> int:
+        """See `Report.gpus`."""
+        return self.layout.world_size
+
+    @property
+    def whole(self) -> str:
+        """See `Report.whole`."""
+        return "step"
+
+    @property
+    def times_s(self) -> dict[str, float]:
+        """See `Report.times_s`."""
+        found = self.attribution
+        return {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s}
+
+    @property
     def slowdown(self) -> float:
         """S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."""
         return self.attribution.slowdown
 
     @property
-    def trust(self) -> Trust:
-        """Whether to believe the report, and why not."""
-        return self.diagnosis.trust
+    def steps_traced(self) -> int:
+        """See `Report.steps_traced`."""
+        return len(self.attribution.steps)
+
+    def step_times(self) -> StepTimes:
+        """See `Report.step_times`."""
+        found = self.attribution
+        return StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal)
 
     @property
-    def rate_assumption(self) -> str:
-        """The assumption behind every figure of GPU-hours a day."""
-        gpus, steps = self.layout.world_size, len(self.attribution.steps)
-        return f"GPU-hours a day: {gpus:,} GPUs running all day as in the {steps:,} traced steps"
+    def workers(self) -> pl.DataFrame:
+        """See `Report.workers`."""
+        return self.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
-        from tracekit.report.plain_data import report_as_dict
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks`."""
+        return words.pipeline_remarks(self)
 
-        return report_as_dict(self)
+    def sections(self, *, full: bool = False) -> Iterator[Table]:  # noqa: ARG002
+        """See `Report.sections`; pipelines are drawn as maps of workers and steps instead."""
+        return iter(())
 
-    def to_json(self) -> str:
-        """`to_dict` as one JSON object."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+    def details(self) -> dict[str, Any]:
+        """See `Report.details`."""
+        from tracekit.report.plain_data import pipeline_details
+
+        return pipeline_details(self)
 
     def worker_steps(self) -> WorkerSteps:
         """Exact S of each worker in each step, in the form that comparisons use."""
@@ -146,14 +165,13 @@ class Report(ReportTables):
         slowdown = (found.by_worker / found.ideal[:, None, None]).astype(np.float32)
         return WorkerSteps(np.asarray(found.steps, np.int64), np.asarray(found.dp_ranks, np.int64), slowdown)
 
-    def findings(self) -> Findings:
-        """The part of this report that the store keeps."""
-        from tracekit.report.findings import Findings, WorkerSlowdowns
+    def worker_slowdowns(self) -> WorkerSlowdowns:
+        """See `Report.worker_slowdowns`."""
+        from tracekit.report.findings import WorkerSlowdowns
 
         found = self.attribution
-        workers = WorkerSlowdowns(
+        return WorkerSlowdowns(
             steps=[int(step) for step in found.steps],
             dp_ranks=[int(dp_rank) for dp_rank in found.dp_ranks],
             slowdown=found.by_worker / found.ideal[:, None, None],
         )
-        return Findings(self.to_json(), workers)

@@ -9,11 +9,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import Report
+    from tracekit.report.pipeline import PipelineReport
+    from tracekit.report.report import Report
     from tracekit.trace.model import Worker
 
-#: Version of the JSON object; increased by one with every change that could break a reader of the version before.
-REPORT_VERSION = 1
 #: Tables that the JSON object carries row by row.
 JSON_TABLES = (
     "by_kind",
@@ -23,23 +22,60 @@ JSON_TABLES = (
     "by_step",
     "critical_path",
     "critical_workers",
-    "by_label",
     "forward_backward_correlation",
-    "questions",
 )
 
 
 def report_as_dict(report: Report) -> dict[str, Any]:
-    """Everything in the report, as JSON data."""
-    found = report.attribution
+    """Return everything in the report as JSON data."""
+    from tracekit.report.report import REPORT_VERSION
+
+    found = report.details()
+    wasted_a_day = report.waste * report.gpus * 24
     content = {
         "report_version": REPORT_VERSION,
         "job": {
             "name": report.name,
-            "layout": report.layout.to_dict(),
-            "steps": len(found.steps),
-            "ops": report.ops,
+            "whole": report.whole,
+            "gpus": report.gpus,
+            "sizes": report.sizes,
+            **found.pop("job"),
         },
+        "trust": {
+            "replay_error": report.trust.replay_error,
+            "discrepancy": report.trust.discrepancy,
+            "unexplained": report.trust.unexplained,
+            "trustworthy": report.trust.trustworthy,
+            "reasons": list(report.trust.reasons),
+            **found.pop("trust"),
+        },
+        "step_time_s": report.times_s,
+        "slowdown": report.slowdown,
+        "waste": report.waste,
+        "straggling": report.straggling,
+        "wasted_gpu_hours": max(found.pop("wasted_gpu_hours"), 0.0),
+        "wasted_gpu_hours_per_day": max(wasted_a_day, 0.0),
+        "assumptions": [report.rate_assumption],
+        "remarks": [{"name": name, "words": words} for name, words in report.remarks()],
+        "sections": [
+            {"title": table.title, "heads": list(table.heads), "rows": [list(row) for row in table.rows]}
+            for table in report.sections(full=True)
+        ],
+        **{name: report.table(name).to_dicts() for name in ("questions", "by_label")},
+        **found,
+        **report.diagnosis.to_dict(),
+    }
+    plain: dict[str, Any] = without_nan(content)
+    return plain
+
+
+def pipeline_details(report: PipelineReport) -> dict[str, Any]:
+    """Return the part of the JSON object that only pipelines have."""
+    found = report.attribution
+    return {
+        "job": {"source": "pipeline", "layout": report.layout.to_dict(), "steps": len(found.steps), "ops": report.ops},
+        "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
+        "wasted_gpu_hours": found.wasted_gpu_hours,
         "method": {
             "name": str(report.method),
             "published_slowdown": None if report.published is None else report.published.slowdown,
@@ -51,26 +87,15 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             "obeyed": report.posting.obeyed,
             "telling": report.posting.telling,
         },
-        "trust": _trust(report),
         "coverage": _coverage(report),
-        "step_time_s": {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s},
-        "slowdown": found.slowdown,
-        "waste": found.waste,
-        "straggling": found.straggling,
-        "wasted_gpu_hours": max(found.wasted_gpu_hours, 0.0),
-        "wasted_gpu_hours_per_day": max(found.wasted_gpu_hours_per_day, 0.0),
-        "assumptions": [report.rate_assumption],
         "m_w": found.m_w.removal,
         "m_s": found.m_s.removal,
         "slowest_workers": [_worker(one) for one in found.slowest_workers],
+        **{name: report.table(name).to_dicts() for name in JSON_TABLES},
     }
-    content |= {name: report.table(name).to_dicts() for name in JSON_TABLES}
-    content |= report.diagnosis.to_dict()
-    plain: dict[str, Any] = without_nan(content)
-    return plain
 
 
-def _clocks(report: Report) -> dict[str, Any]:
+def _clocks(report: PipelineReport) -> dict[str, Any]:
     return {
         "offsets": [
             _worker(row.worker)
@@ -87,20 +112,7 @@ def _clocks(report: Report) -> dict[str, Any]:
     }
 
 
-def _trust(report: Report) -> dict[str, Any]:
-    trust, found = report.trust, report.attribution
-    return {
-        "replay_error": trust.replay_error,
-        "discrepancy": trust.discrepancy,
-        "unexplained": trust.unexplained,
-        "trustworthy": trust.trustworthy,
-        "reasons": list(trust.reasons),
-        "clamped_transfers": found.clamped_transfers,
-        "clamped_delays": found.clamped_delays,
-    }
-
-
-def _coverage(report: Report) -> dict[str, Any]:
+def _coverage(report: PipelineReport) -> dict[str, Any]:
     coverage, found = report.coverage, report.attribution
     return {
         "workers_expected": coverage.workers_expected,

@@ -1,6 +1,6 @@
 """A report as Plotly figures, for notebooks: `report.plot.worker_map()`.
 
-In: a `Report`; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the dashboard
+In: a report; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the dashboard
 shows (`tracekit/figures/`). Plotly is imported when a figure is drawn.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from tracekit.figures.theme import Theme
-    from tracekit.report.pipeline import Report
+    from tracekit.report.pipeline import PipelineReport
 
 #: Rows of the timeline.
 MOST_WORKERS = 24
@@ -45,7 +45,7 @@ class Plots:
     is not in the report.
     """
 
-    report: Report
+    report: PipelineReport
 
     def worker_map(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """S of each worker alone: one cell per worker, its colour shows how much the worker slows the job down.
@@ -57,7 +57,7 @@ class Plots:
 
         found = self._map()
         position = None if step is None else self._position(step)
-        named = {Worker(one.dp_rank, one.pp_rank) for one in self.report.diagnosis.answer.culprits}
+        named = {one.worker for one in self.report.diagnosis.answer.culprits if one.worker is not None}
         cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
         return worker_heatmap(found, position, colours, marked=cells)
 

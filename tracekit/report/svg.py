@@ -1,6 +1,6 @@
 """The worker map and the steps of a report as SVG, coloured by the style sheet around them.
 
-In: a `Report`. Out: markup without a script; tooltips show every figure.
+In: a `PipelineReport`. Out: markup without a script; tooltips show every figure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.report.worker_map import LEVELS
 from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import Report
+    from tracekit.report.pipeline import PipelineReport
 
 #: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
@@ -26,7 +26,7 @@ _CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
 _BAR, _HEIGHT = 8, 96
 
 
-def worker_map(report: Report) -> str:
+def worker_map(report: PipelineReport) -> str:
     """S of every worker alone, DP ranks down, stages across."""
     cells = worker_cells(report.attribution.worker_slowdown, report.attribution.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
@@ -44,7 +44,7 @@ def worker_map(report: Report) -> str:
     )
 
 
-def _cells(report: Report, cells: WorkerCells) -> Iterator[str]:
+def _cells(report: PipelineReport, cells: WorkerCells) -> Iterator[str]:
     for row, values in enumerate(cells.slowdown):
         for column, value in enumerate(values):
             worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
@@ -58,7 +58,7 @@ def _cells(report: Report, cells: WorkerCells) -> Iterator[str]:
             )
 
 
-def _long_name(report: Report, worker: Worker) -> str:
+def _long_name(report: PipelineReport, worker: Worker) -> str:
     return f"{worker_name(report, worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
 
 
@@ -73,7 +73,7 @@ def _ticks(cells: WorkerCells) -> Iterator[str]:
         yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{column * cells.patch[1]}</text>'
 
 
-def step_bars(report: Report) -> str:
+def step_bars(report: PipelineReport) -> str:
     """Recorded time of each step; the slowest ones of the timeline are marked."""
     found = report.attribution
     size = -(-len(found.steps) // _MOST_BARS)

@@ -7,33 +7,21 @@ frames (`tables.pandas("by_worker")`), CSV and Parquet.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import Attribution, waste
-from tracekit.analysis.diagnosis.diagnose import Diagnosis
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.base.atomic_write import Kind, parquet_with, replacing, starting_with
-from tracekit.base.errors import OutputError, SelectionError
-from tracekit.base.safe_csv import safe_csv
+from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.report.plain_data import JSON_TABLES
+from tracekit.report.report import COMMON_TABLES, Report
 from tracekit.trace.model import Worker
 
-if TYPE_CHECKING:
-    import pandas
-
-    from tracekit.report.questions import ByLabel, Question
-
-#: Tables of one row per finding; their JSON holds more than fits into a table.
-DIAGNOSIS_TABLES = ("causes", "fixes")
-TABLES = JSON_TABLES + DIAGNOSIS_TABLES
 PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
 #: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
 TABLE_KEY = "tracekit_table"
@@ -42,7 +30,7 @@ TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ReportTables:
+class ReportTables(Report):
     """What was found, as tables. Frames are built on first use.
 
     `ranks`: the global rank of each worker, `hosts`: the node of each rank, as far as the trace names them.
@@ -50,12 +38,10 @@ class ReportTables:
     `labels_asked`: the answers to custom questions.
     """
 
+    table_names: ClassVar[tuple[str, ...]] = (*JSON_TABLES, *COMMON_TABLES, *PER_STEP_TABLES)
     ranks: Mapping[Worker, int]
     hosts: Mapping[int, str]
     attribution: Attribution
-    diagnosis: Diagnosis
-    questions_asked: tuple[Question, ...] = ()
-    labels_asked: tuple[ByLabel, ...] = ()
 
     @cached_property
     def by_kind(self) -> pl.DataFrame:
@@ -147,26 +133,6 @@ class ReportTables:
         return pl.DataFrame(columns).sort("recorded_s", descending=True, maintain_order=True)
 
     @cached_property
-    def by_label(self) -> pl.DataFrame:
-        """Exact S of each value of the requested labels, costliest first."""
-        return pl.DataFrame(
-            [
-                {
-                    "labels": ",".join(group.labels),
-                    "value": ",".join(map(str, share.values)),
-                    "ops": share.ops,
-                    "slowdown": share.slowdown,
-                    "added_s": share.added_s,
-                    "saved_s": share.removed_s,
-                }
-                for group in self.labels_asked
-                for share in group.shares
-            ],
-            {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
-             "saved_s": pl.Float64},
-        )  # fmt: skip
-
-    @cached_property
     def by_kind_per_step(self) -> pl.DataFrame:
         """S of each op kind in each step."""
         found = self.attribution
@@ -197,82 +163,6 @@ class ReportTables:
         """Correlation of forward and backward durations of the same microbatch per stage; null where undefined."""
         found = self.attribution.correlation
         return pl.DataFrame({"pp_rank": list(found), "r": pl.Series(list(found.values()), dtype=pl.Float64)})
-
-    @cached_property
-    def questions(self) -> pl.DataFrame:
-        """The custom questions and their answers."""
-        schema = {
-            "question": pl.String,
-            "ops": pl.Int64,
-            "step_time_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-        }
-        return pl.DataFrame([{name: getattr(asked, name) for name in schema} for asked in self.questions_asked], schema)
-
-    @cached_property
-    def causes(self) -> pl.DataFrame:
-        """Why the job is slow, costliest first."""
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "since_step": pl.Int64,
-            "when": pl.String,
-            "confidence": pl.Float64,
-            "saved_s": pl.Float64,
-            "alone_s": pl.Float64,
-            "next_check": pl.String,
-            "suggested_fix": pl.String,
-        }
-        return _of_findings(self.diagnosis.causes, schema)
-
-    @cached_property
-    def fixes(self) -> pl.DataFrame:
-        """What each fix would save, best first."""
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "new_step_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-            "error_s": pl.Float64,
-            "bound": pl.Boolean,
-            "withheld": pl.String,
-            "assumes": pl.String,
-            "cause": pl.String,
-            "confidence": pl.Float64,
-        }
-        return _of_findings(self.diagnosis.fixes, schema)
-
-    def table(self, name: str) -> pl.DataFrame:
-        """The table of that name (see TABLES and PER_STEP_TABLES). Raises SelectionError for another name."""
-        if name not in TABLES + PER_STEP_TABLES:
-            raise SelectionError(f"no table {name!r}; there are {', '.join(TABLES + PER_STEP_TABLES)}")
-        frame: pl.DataFrame = getattr(self, name)
-        return frame
-
-    def pandas(self, name: str) -> pandas.DataFrame:
-        """The table of that name as a pandas frame."""
-        return self.table(name).to_pandas()
-
-    def write_csv(self, directory: str | os.PathLike[str]) -> None:
-        """Write every table as a CSV file into `directory`, which is created if needed.
-
-        Text that a spreadsheet would take for a formula gets a leading apostrophe. Raises OutputError. An existing CSV
-        file is replaced only if it has the header of the same table.
-        """
-        folder = Path(directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
-        with ExitStack() as files:  # all of them or, if one fails, none
-            for name in TABLES + PER_STEP_TABLES:
-                table = self.table(name)
-                kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
-                files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write exact S of every worker in every step (step, dp_rank, pp_rank, slowdown).
@@ -314,15 +204,3 @@ class ReportTables:
 def _means(sets: Sequence[Floats]) -> Floats:
     """The mean of each of [sets] of [steps]."""
     return np.stack(sets).mean(axis=1) if len(sets) else np.zeros(0)
-
-
-class _Finding(Protocol):
-    """A cause or a fix."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The finding as JSON data."""
-
-
-def _of_findings(found: Iterable[_Finding], schema: Mapping[str, Any]) -> pl.DataFrame:
-    """One row per finding, with the keys of its JSON that fit into a table."""
-    return pl.DataFrame([{name: row[name] for name in schema} for row in (one.to_dict() for one in found)], schema)

@@ -14,6 +14,9 @@ from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.finding import Finding
 
+#: A loss below this share of the step is not a headline.
+SMALLEST_HEADLINE_SHARE = 0.05
+
 
 class LossKind(StrEnum):
     """What most of the lost time is spent on."""
@@ -48,7 +51,7 @@ class Verdict(Struct, frozen=True, eq=False):
     total loss over the recorded step. `step_lost_s`: what each step loses, [steps], `lost_s` in the mean. `label`: what
     readers see of the kind, which tells slow ranks from ranks with more work. `sentence`: the verdict in words, without
     its kind. `confidence`: that of the leading cause, 0 to 1, None if no cause is named. `parts`: what S consists of,
-    with all causes.
+    with all causes. `of_mean_ops`: the loss is what S counts, compared with mean ops.
     """
 
     kind: LossKind
@@ -63,6 +66,7 @@ class Verdict(Struct, frozen=True, eq=False):
     confidence: float | None
     losses: tuple[Loss, ...]
     parts: Parts
+    of_mean_ops: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `whatif --json`."""

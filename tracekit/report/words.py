@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.detectors.clock_error import SMALLEST_OFFSET_S
-from tracekit.analysis.diagnosis.verdict import main_clause
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.replay.method import Method
-from tracekit.base.text import cost, percent_sure, seconds, short, with_error
+from tracekit.base.text import cost, main_clause, percent_sure, seconds, short, with_error
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import ClockOffset, Report
+    from tracekit.report.pipeline import ClockOffset, PipelineReport
+    from tracekit.report.report import Report
     from tracekit.trace.model import Worker
 
 #: Limits of further causes, clocks and stalls in an answer.
@@ -27,7 +27,7 @@ CAUSE_HEADS = ("Cause", "Where", "When", "Sure", "Costs", "Because", "Check")
 FIX_HEADS = ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")
 
 
-def job_sizes(report: Report) -> str:
+def pipeline_sizes(report: PipelineReport) -> str:
     """What was analysed: layout, GPUs, steps, ops."""
     layout = report.layout
     sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in _other_sizes(report) if size > 1]
@@ -38,12 +38,12 @@ def job_sizes(report: Report) -> str:
     )
 
 
-def _other_sizes(report: Report) -> Iterable[tuple[str, int]]:
+def _other_sizes(report: PipelineReport) -> Iterable[tuple[str, int]]:
     layout = report.layout
     return (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp), ("ep", layout.ep), ("vpp", layout.vpp))
 
 
-def worker_name(report: Report, worker: Worker) -> str:
+def worker_name(report: PipelineReport, worker: Worker) -> str:
     """Rank and node, as far as known: "rank 9 on host-0001"."""
     rank = report.ranks.get(worker)
     if rank is None:
@@ -52,7 +52,7 @@ def worker_name(report: Report, worker: Worker) -> str:
     return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
 
 
-def worker_label(report: Report, worker: Worker) -> str:
+def worker_label(report: PipelineReport, worker: Worker) -> str:
     """Rank without its node: "rank 9"; the worker's coordinates if the trace does not name it."""
     rank = report.ranks.get(worker)
     return worker.coordinates if rank is None else f"rank {rank}"
@@ -83,6 +83,11 @@ def answer_rows(
         more = len(answer.stalls) - _MOST_STALLS
         yield "Stalls", "; ".join(answer.stalls[:_MOST_STALLS]) + (f"; and {more} more" if more > 0 else "")
     yield "Trust", f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
+    yield from report.remarks()
+
+
+def pipeline_remarks(report: PipelineReport) -> Iterator[tuple[str, str]]:
+    """Yield which clocks were off, by which rules the job was analysed, and what is missing from the trace."""
     method = "published: the rules of the OSDI'25 paper, nothing else" if report.method is Method.PUBLISHED else ""
     remarks = {"Clocks": _clocks(report), "Method": method, "Missing": _coverage(report)}
     yield from ((name, words) for name, words in remarks.items() if words)
@@ -121,7 +126,7 @@ def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _clocks(report: Report) -> str:
+def _clocks(report: PipelineReport) -> str:
     """Which clocks were off and were corrected, or that some could not be compared; empty if neither applies."""
     clocks = report.clocks
     off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
@@ -134,7 +139,7 @@ def _clocks(report: Report) -> str:
     return ""
 
 
-def _clock(report: Report, row: ClockOffset) -> str:
+def _clock(report: PipelineReport, row: ClockOffset) -> str:
     """How one clock was off."""
     who = worker_label(report, row.worker)
     if row.jump_step is not None:
@@ -145,7 +150,7 @@ def _clock(report: Report, row: ClockOffset) -> str:
     return f"{who} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
 
 
-def published_instead(report: Report) -> str:
+def published_instead(report: PipelineReport) -> str:
     """What the published rules say if that differs; empty if they agree."""
     published = report.published
     if report.method is Method.PUBLISHED or published is None or not published.differs(report.slowdown):
@@ -153,7 +158,7 @@ def published_instead(report: Report) -> str:
     return f"S = {published.slowdown:.2f}: {'; '.join(published.reasons)}"
 
 
-def _coverage(report: Report) -> str:
+def _coverage(report: PipelineReport) -> str:
     """What is missing from the trace; empty if nothing is."""
     coverage, parts = report.coverage, []
     if coverage.workers_traced < coverage.workers_expected:

@@ -1,6 +1,6 @@
 """Workers for display: the map in cells, pooled and in levels of slowness, and the few workers that matter most.
 
-In: S of each worker, or a `Report`. Out: workers, and `WorkerCells`, DP ranks down, stages across, which terminal and
+In: S of each worker, or a report. Out: workers, and `WorkerCells`, DP ranks down, stages across, which terminal and
 documents draw in the same way.
 """
 
@@ -17,7 +17,7 @@ from tracekit.report.worker_map import LEVELS
 from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import Report
+    from tracekit.report.pipeline import PipelineReport
 
 
 class WorkerCells(Struct, frozen=True):
@@ -45,11 +45,11 @@ def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     )
 
 
-def workers_that_matter(report: Report, most: int) -> list[Worker]:
+def workers_that_matter(report: PipelineReport, most: int) -> list[Worker]:
     """The workers of causes, then the slowest, at most `most`; in order of DP rank and stage."""
     analysed = set(report.attribution.dp_ranks)
     named = report.diagnosis.answer.culprits
-    culprits = [Worker(one.dp_rank, one.pp_rank) for one in named if one.dp_rank in analysed]
+    culprits = [one.worker for one in named if one.worker is not None and one.dp_rank in analysed]
     slowest = report.by_worker.select("dp_rank", "pp_rank").head(most).iter_rows()
     return sorted(list(dict.fromkeys([*culprits, *(Worker(*place) for place in slowest)]))[:most])
 

@@ -18,7 +18,7 @@ from typing import Any
 from tracekit.base.atomic_write import Kind, starting_with, write_text
 from tracekit.base.errors import StoreError
 from tracekit.base.text import MOST_CONFIDENT, printable, ranks_text
-from tracekit.report.findings import Account
+from tracekit.report.answer import Account
 from tracekit.store.incidents import HANG
 
 HANGS = "hangs"

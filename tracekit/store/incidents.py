@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Account, WindowVerdict
+from tracekit.report.answer import Account
+from tracekit.report.findings import SMALLEST_ALARMING_SHARE, WindowVerdict
 
 #: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2

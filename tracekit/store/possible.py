@@ -18,7 +18,7 @@ import polars as pl
 from polars import col
 
 from tracekit.base.text import short
-from tracekit.report.findings import Account
+from tracekit.report.answer import Account
 from tracekit.trace.model import LARGEST_SIZE
 
 if TYPE_CHECKING:

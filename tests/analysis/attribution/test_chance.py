@@ -6,15 +6,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.kinetosim import Job as RecordedJob
+from benchmarks.kinetosim import PipelineJob as RecordedJob
 from benchmarks.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.dashboards.ui.sentences import op_headline
-from tracekit.job.gpu import load_gpu
-from tracekit.job.op import OpJob
-from tracekit.job.pipeline import Job
+from tracekit.job.graph import GraphJob
+from tracekit.job.load import load_gpu
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
@@ -39,7 +39,7 @@ def somebody_is_slow(longer: float, noise: float = 0.0, constant: float = 0.0) -
                 for factor in factors
             ]
         )
-    return Job(of_steps(steps)).whatif().diagnosis.verdict
+    return PipelineJob(of_steps(steps)).whatif().diagnosis.verdict
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005])
@@ -65,7 +65,7 @@ def test_a_small_cause_does_not_hide_what_nothing_explains():
 @pytest.mark.parametrize("layout", [Layout(dp=8, pp=2), Layout(dp=2, pp=4), Layout(dp=8, pp=1)], ids=str)
 def test_the_noise_of_a_healthy_job_explains_its_slowdown(layout, noise):
     trace = synthesize(SynthSpec(layout, microbatches=6, steps=20, noise=noise, seed=1))
-    verdict = Job(trace).whatif().diagnosis.verdict
+    verdict = PipelineJob(trace).whatif().diagnosis.verdict
     assert verdict.kind is LossKind.BALANCED
     assert not verdict.parts.to_tell
     assert verdict.parts.noise_s == pytest.approx(verdict.parts.lost_s, abs=max(verdict.parts.error_s, 0.002))
@@ -107,7 +107,7 @@ def test_an_op_trace_tells_it_too(longer, said, tmp_path):
     trace = OpTrace(ops, "in turn", rules=("streams",))
     trace.write_parquet(tmp_path / "ops.parquet")
     assert said in " ".join(run("whatif", tmp_path / "ops.parquet").out.split()).replace("STRAGGLER S", "STRAGGLER  S")
-    report = OpJob(trace).whatif()
+    report = GraphJob(trace).whatif()
     assert report.parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
     told = report.parts.to_tell
     assert (f"stragglers cost {0.875 * longer / (1 + longer):.0%}" in op_headline(report.to_dict()).sentence) == told

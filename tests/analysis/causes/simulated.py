@@ -10,7 +10,7 @@ from benchmarks.eventsim.causes import Cause
 from benchmarks.eventsim.model import Job, Network, Noise, Posting, Shape
 from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.truth import mean_step_s, without
-from tracekit.report.pipeline import Report
+from tracekit.report.pipeline import PipelineReport
 
 PIPELINE = Shape(dp=2, pp=4, microbatches=8, steps=4)
 FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)
@@ -24,7 +24,7 @@ def job(*causes: Cause, **changes) -> Job:
     return Job(causes=causes, **chosen)
 
 
-def report(of: Job) -> Report:
+def report(of: Job) -> PipelineReport:
     return tracekit.Job(simulate(of).trace).whatif()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker
 
@@ -59,4 +59,4 @@ def test_a_job_with_backwards_alone_is_taken_apart_too():
 
 
 def causes(trace):
-    return Job(trace).whatif().diagnosis.causes
+    return PipelineJob(trace).whatif().diagnosis.causes

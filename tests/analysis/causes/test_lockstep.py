@@ -15,8 +15,8 @@ from benchmarks.eventsim.truth import mean_step_s
 from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.base.errors import TraceError
-from tracekit.job.pipeline import Job
-from tracekit.report.pipeline import Report
+from tracekit.job.pipeline import PipelineJob
+from tracekit.report.pipeline import PipelineReport
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
@@ -35,8 +35,8 @@ def trace(ops: pl.DataFrame, waits: Waits, **metadata: object) -> Trace:
     return Trace.from_frame(ops.with_columns(waited=pl.Series(waited)), layout, name="lockstep", metadata=metadata)
 
 
-def report(ops: pl.DataFrame, waits: Waits, **metadata: object) -> Report:
-    return Job(trace(ops, waits, **metadata)).whatif()
+def report(ops: pl.DataFrame, waits: Waits, **metadata: object) -> PipelineReport:
+    return PipelineJob(trace(ops, waits, **metadata)).whatif()
 
 
 def halves(op: dict[str, float]) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_co
 def test_nothing_is_said_of_ranks_that_nobody_compared_but_that() -> None:
     ops = healthy_frame(range(STEPS))
     layout = replace(LAYOUT, tp=2, world_size=8)
-    found = Job(Trace.from_frame(ops, layout, name="one rank each")).whatif()
+    found = PipelineJob(Trace.from_frame(ops, layout, name="one rank each")).whatif()
     assert [cause.kind for cause in found.diagnosis.causes] == ["healthy"]
     assert "one rank in 2 recorded, standing for its worker" in found.diagnosis.answer.trust
     compared = report(ops, lambda _: (0.0, 0.0))
@@ -170,7 +170,7 @@ def test_a_rank_that_is_late_for_the_others_is_named_with_the_part_that_is_slow(
     ops = pl.DataFrame(rows).with_columns(**{name: pl.lit(value) for name, value in of_all.items()})
     layout = Layout(dp=1, pp=1, tp=2)
     metadata = {"ranks_of_workers": {"0": [0, 1]}}
-    found = Job(Trace.from_frame(ops, layout, name="late", metadata=metadata)).whatif()
+    found = PipelineJob(Trace.from_frame(ops, layout, name="late", metadata=metadata)).whatif()
     (named,) = [one for one in found.diagnosis.causes if one.change is not None and one.where.ranks]
     assert (named.kind, named.where.ranks) == (cause, (1,))
     assert named.saved_s == pytest.approx(0.002)
@@ -195,7 +195,7 @@ def test_a_rank_slow_in_forwards_is_named_however_its_backwards_vary() -> None:
     of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
     ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
     metadata = {"ranks_of_workers": {"0": [0, 1]}}
-    found = Job(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="forwards", metadata=metadata)).whatif()
+    found = PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="forwards", metadata=metadata)).whatif()
     (named,) = [one for one in found.diagnosis.causes if one.where.ranks]
     assert (named.kind, named.where.ranks) == ("slow-rank-of-worker", (1,))
 
@@ -214,7 +214,7 @@ def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_for_it() -> N
     of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
     ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
     metadata = {"ranks_of_workers": {"0": [0, 1]}}
-    found = Job(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="stopped", metadata=metadata)).whatif()
+    found = PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="stopped", metadata=metadata)).whatif()
     (named,) = [one for one in found.diagnosis.causes if one.change is not None]
     assert (named.kind, named.where.ranks) == ("process-pauses", (1,))
     assert named.saved_s == pytest.approx(0.006 * len(stopped) / STEPS)

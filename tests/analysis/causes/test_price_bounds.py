@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.eventsim import Job as Drawn
+from benchmarks.eventsim import PipelineJob as Drawn
 from benchmarks.eventsim import draw_job, simulate, truths
 from benchmarks.eventsim.truth import mean_step_s
 from tests.analysis.causes.corpus import specs
@@ -20,7 +20,7 @@ from tests.analysis.causes.test_off_cpu import sleeps_and_stops
 from tests.analysis.causes.test_rules_host import job as host_job
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tracekit.analysis.detectors.registry import detectors
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Worker
@@ -155,7 +155,7 @@ def test_every_kind_of_cause_has_a_size():
 def test_no_price_exceeds_what_size_and_frequency_allow():
     """In `causes` and in `fixes`; the fix of a cause saves at most what all causes of its kind cost."""
     for trace in drawn_jobs():
-        report = Job(trace).whatif().to_dict()
+        report = PipelineJob(trace).whatif().to_dict()
         allowed: Counter[str] = Counter()
         for cause in report["causes"]:
             if cause["kind"] not in UNPRICED:
@@ -170,7 +170,7 @@ def test_no_price_exceeds_what_size_and_frequency_allow():
 def test_stops_that_nothing_counted_take_no_host_code_with_them(seed):
     """Stops on a worker whose launches are late as well: each costs what the job gains without it."""
     job = drawn_together("P17-stops", "P18", 11_000_000 + seed)
-    costs = {str(cause.kind): cause.saved_s for cause in Job(simulate(job).trace).whatif().diagnosis.causes}
+    costs = {str(cause.kind): cause.saved_s for cause in PipelineJob(simulate(job).trace).whatif().diagnosis.causes}
     assert costs == pytest.approx({str(one.kind): one.saved_s for one in truths(job)}, abs=0.01 * mean_step_s(job))
 
 
@@ -186,7 +186,7 @@ def test_a_few_long_pauses_of_another_rank_take_neither_place_nor_time_from_the_
         ]
 
     trace = of_steps([[program(step, rank) for rank in range(8)] for step in range(200)])
-    (cause,) = [cause for cause in Job(trace).whatif().diagnosis.causes if cause.change is not None]
+    (cause,) = [cause for cause in PipelineJob(trace).whatif().diagnosis.causes if cause.change is not None]
     assert cause.where.workers == (Worker(3, 0),)
     assert cause.when == "again and again"
     assert cause.saved_s == pytest.approx(0.75 * 0.02 + 0.02 * 0.07, rel=0.05)

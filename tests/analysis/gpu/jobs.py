@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
-from tracekit.job.gpu import GpuJob, load_gpu
+from tracekit.job.graph import RecordingJob
+from tracekit.job.load import load_gpu
 
 
-def load_ranks(folder: Path, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> GpuJob:
+def load_ranks(folder: Path, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> RecordingJob:
     """A job of these events by rank."""
     for rank, events in ranks.items():
         write(folder / f"rank{rank}.json", document(events, rank, world=len(ranks)))
@@ -27,6 +28,6 @@ def waiting_events(gemm_us: float, ahead_us: float = 0.0) -> list[dict[str, Any]
     return [{**one, "ts": one["ts"] + ahead_us} for one in events]
 
 
-def waiting_job(folder: Path, ahead_us: float = 0.0) -> GpuJob:
+def waiting_job(folder: Path, ahead_us: float = 0.0) -> RecordingJob:
     """Rank 0 is done with its product after 30 us, rank 1 after 70."""
     return load_ranks(folder, {0: waiting_events(30), 1: waiting_events(70, ahead_us)})

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tracekit.report.gpu import GpuReport
 
 from benchmarks.kinetosim import Job, Recording, Trouble
-from tracekit.job.gpu import load_gpu
-from tracekit.report.gpu import GpuReport
+from tracekit.job.load import load_gpu
 from tracekit.report.verdict import LossKind
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tracekit.analysis.gpu.culprit import GpuCause
 
 from benchmarks.kinetosim import Job, Trouble
 from tests.kineto_files import write
-from tracekit.analysis.gpu.culprit import GpuCause
-from tracekit.job.gpu import load_gpu
+from tracekit.job.load import load_gpu
 
 Document = dict[str, Any]
 JOB = Job(ranks=4, layers=6, bucket=2, host_us=30.0, seed=3, troubles=(Trouble(2, host=1.5),))

@@ -11,7 +11,7 @@ import pytest
 from tests.handmade import slow_trace
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_medians_in_slices_are_those_of_numpy(shape: tuple[int, ...], with_nan: 
 
 
 def test_a_report_is_the_same_with_threads_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = Job(slow_trace()).report.to_json()
+    alone = PipelineJob(slow_trace()).report.to_json()
     monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    assert Job(slow_trace()).report.to_json() == alone
+    assert PipelineJob(slow_trace()).report.to_json() == alone

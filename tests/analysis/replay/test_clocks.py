@@ -15,7 +15,7 @@ from tracekit.analysis.graph.gaps import SHARED
 from tracekit.analysis.replay.clocks import joint
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import Layout, OpKind
@@ -191,7 +191,7 @@ def test_several_wrong_clocks_are_told_apart(slow_worker, offsets):
 def test_wrong_clocks_invent_no_cause(slow_worker):
     """Rank 7 is 131 ms behind, rank 0 100 ms ahead: the slow worker is the only cause beside the clocks."""
     wrong = shifted(shifted(slow_worker, (3, 1), -0.131), (0, 0), 0.1)
-    named = {cause.kind for cause in Job(wrong).whatif().diagnosis.causes}
+    named = {cause.kind for cause in PipelineJob(wrong).whatif().diagnosis.causes}
     assert named == {"bad-worker", "clock-error"}
 
 

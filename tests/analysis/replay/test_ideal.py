@@ -8,7 +8,7 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_s
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 
 
@@ -59,7 +59,7 @@ def test_the_total_of_a_step_counts_not_the_number_of_ops():
 
 
 def test_collected_garbage_is_named_with_its_rank_and_price():
-    report = Job(data_parallel_job([[FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]], steps=8)).whatif()
+    report = PipelineJob(data_parallel_job([[FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]], steps=8)).whatif()
     cause, *others = report.diagnosis.causes
     assert (str(cause.kind), str(cause.where)) == ("python-gc", "worker (1,0)")
     assert cause.saved_s == pytest.approx(0.4)
@@ -72,7 +72,9 @@ def test_collected_garbage_is_named_with_its_rank_and_price():
 def test_a_checkpoint_that_stops_everybody_is_a_stall():
     """1 s every fourth step on both ranks: 0.25 s of the mean step."""
     plain, saves = [FORWARD, BACKWARD], [FORWARD, BACKWARD, ("checkpoint", 1.0)]
-    report = Job(of_steps([[plain, plain]] * 3 + [[saves, saves]] + [[plain, plain]] * 3 + [[saves, saves]])).whatif()
+    report = PipelineJob(
+        of_steps([[plain, plain]] * 3 + [[saves, saves]] + [[plain, plain]] * 3 + [[saves, saves]])
+    ).whatif()
     cause = report.diagnosis.causes[0]
     assert (str(cause.kind), str(cause.where)) == ("checkpoint-stalls", "whole job")
     assert cause.saved_s == pytest.approx(0.25)
@@ -97,7 +99,7 @@ def evaluating(on_rank_0: float, on_rank_1: float) -> Trace:
 )
 def test_an_evaluation_every_few_steps_is_named_as_such(on_rank_0, on_rank_1, where, verdict, saved_s):
     """A quarter of its time is of the mean step; nobody is slow who does it for all."""
-    report = Job(evaluating(on_rank_0, on_rank_1)).whatif()
+    report = PipelineJob(evaluating(on_rank_0, on_rank_1)).whatif()
     (cause,) = report.diagnosis.causes
     assert (str(cause.kind), str(cause.where), cause.when) == ("evaluation", where, "every 4 steps")
     assert cause.saved_s == pytest.approx(saved_s)

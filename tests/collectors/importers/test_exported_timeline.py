@@ -14,7 +14,8 @@ from tests.properties import examples
 from tracekit.base.errors import FormatError, LayoutError, TraceError
 from tracekit.cli import commands
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
-from tracekit.job.pipeline import Job, load
+from tracekit.job.load import load
+from tracekit.job.pipeline import PipelineJob
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -26,7 +27,7 @@ RESOLUTION_S = 2e-12
 def exported(trace: Trace, folder: Path, **options) -> Path:
     """The file `tracekit export` writes of a trace."""
     path = folder / "timeline.json.gz"
-    Job(trace).export(path, **options)
+    PipelineJob(trace).export(path, **options)
     return path
 
 

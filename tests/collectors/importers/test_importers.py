@@ -11,7 +11,7 @@ from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.collectors.run_directory.writing import write_manifest
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.wire_format import Category, Flag, RuntimeOptions
-from tracekit.job.pipeline import load
+from tracekit.job.load import load
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Worker
 

@@ -12,7 +12,7 @@ from tracekit.collectors.importers.kineto import json_events
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses, kernel_classes
 from tracekit.collectors.importers.kineto.reader import read_kineto
 from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
-from tracekit.job.gpu import load_gpu
+from tracekit.job.load import load_gpu
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.model import ProcessGroup
 

@@ -10,7 +10,7 @@ from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
 from tracekit.collectors.runtime.wire_format import Category, Flag
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
 
 MS = 1_000_000
@@ -92,7 +92,7 @@ def test_buckets_that_run_at_the_same_time_are_one_reduction():
     """They share the network; one after the other, the second would seem to start 38 ms before it could."""
     result = data_parallel(buckets(first_end=78, second_end=75))
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 78)]
-    trust = Job(result.trace).attribution.trust
+    trust = PipelineJob(result.trace).attribution.trust
     assert (trust.replay_error, trust.reasons) == (pytest.approx(0), ())
 
 
@@ -115,7 +115,7 @@ def test_layers_that_are_scattered_inside_the_last_backward_are_one_reduction():
 
     result = merged(of_rank(0, 40), of_rank(1, 60))
     assert [ops_of(result, number, OpKind.GRADS_REDUCE_SCATTER) for number in (0, 1)] == [[(40, 64)], [(60, 64)]]
-    assert Job(result.trace).attribution.trust.reasons == ()
+    assert PipelineJob(result.trace).attribution.trust.reasons == ()
 
 
 def test_what_a_backward_waits_for_in_a_reduction_of_its_own_is_counted_once():
@@ -141,7 +141,7 @@ def test_what_a_backward_waits_for_in_a_reduction_of_its_own_is_counted_once():
     assert ops_of(result, 1, OpKind.BACKWARD_COLLECTIVES) == [(50, 52)]
     for number in (0, 1):
         assert ops_of(result, number, OpKind.GRADS_REDUCE_SCATTER) == [(60, 64)]
-    trust = Job(result.trace).attribution.trust
+    trust = PipelineJob(result.trace).attribution.trust
     assert (trust.replay_error, trust.reasons) == (pytest.approx(0), ())
 
 
@@ -179,7 +179,7 @@ def test_gradients_that_context_parallel_ranks_reduce_are_part_of_the_backward()
     result = merged(*(rank(number, rows, mesh=mesh, groups=[GROUP]) for number in range(2)))
     assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(40, 60)]
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == []
-    assert Job(result.trace).attribution.trust.discrepancy == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.trust.discrepancy == pytest.approx(0)
 
 
 def test_the_gradients_of_weights_that_are_put_off_are_ops_of_the_backward():
@@ -214,7 +214,7 @@ def test_what_overlaps_on_one_rank_is_one_reduction_on_all():
     result = merged(*(rank(number, one, mesh=mesh, groups=[GROUP]) for number, one in enumerate(rows)))
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 75)]
     assert ops_of(result, 1, OpKind.ALL_REDUCE) == [(60, 75)]
-    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
 def test_collectives_inside_computes_are_counted_there():
@@ -260,7 +260,7 @@ def test_what_a_compute_waits_for_inside_is_an_op_of_its_own():
     assert ops_of(result, 1, OpKind.FORWARD_COLLECTIVES) == [(45, 50)]
     assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(70, 80)]
     assert result.trace.ops["microbatch"].drop_nulls().to_list() == [0] * 8
-    attribution = Job(result.trace).attribution
+    attribution = PipelineJob(result.trace).attribution
     assert attribution.trust.replay_error == pytest.approx(0)
     # Computes of the ideal take 32.5 + 20 (on average) + 10 ms, the transfer 5 and the optimizer 5.
     assert attribution.slowdown == pytest.approx(85 / 72.5)
@@ -303,7 +303,7 @@ def test_waiting_inside_a_compute_for_some_ranks_is_not_its_time():
     result = hybrid(*(late_step(late, "all_gather_single", flags=Flag.BLOCKING) for late in (0, 20, 0, 0)))
     assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 10)]
     assert ops_of(result, 1, OpKind.FORWARD_COMPUTE) == [(0, 30)]
-    verdict = Job(result.trace).attribution
+    verdict = PipelineJob(result.trace).attribution
     assert verdict.worker_slowdown[1, 0] > verdict.worker_slowdown[0, 0]
     assert verdict.trust.replay_error == pytest.approx(0)
 
@@ -376,7 +376,7 @@ def test_the_norm_of_the_gradients_is_one_op():
     assert ops_of(result, 0, OpKind.OPTIMIZER_CLIP_MAIN_GRAD) == [(36, 41)]
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(30, 35)]
     assert result.ops.nested == {"all_reduce@tp": 2}
-    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
 def test_behind_a_reduction_there_is_no_host_delay():
@@ -392,7 +392,7 @@ def test_behind_a_reduction_there_is_no_host_delay():
     )
     assert ops_of(result, 0, OpKind.HOST_DELAY) == []
     assert result.ops.other["clip"] == {"count": 2, "seconds": pytest.approx(0.008), "host_delays": 0}
-    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
 def test_an_optimizer_begins_behind_its_closure():
@@ -406,7 +406,7 @@ def test_an_optimizer_begins_behind_its_closure():
         ]
     )
     assert ops_of(result, 0, OpKind.OPTIMIZER) == [(52, 60)]
-    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
 def test_what_an_optimizer_does_before_its_closure_is_host_work():
@@ -419,7 +419,7 @@ def test_what_an_optimizer_does_before_its_closure_is_host_work():
     )
     assert ops_of(result, 0, OpKind.HOST_DELAY) == [(0, 12)]
     assert result.ops.other["optimizer before its closure"]["host_delays"] == 2
-    assert Job(result.trace).attribution.discrepancy == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.discrepancy == pytest.approx(0)
 
 
 def test_what_has_no_kind_keeps_its_name():
@@ -513,13 +513,13 @@ def test_what_the_host_of_a_pipeline_does_between_ops_is_host_work():
     result = one_transfer(asked=16, went_on=20)
     assert ops_of(result, 0, OpKind.HOST_DELAY) == [(10, 11), (11, 12), (20, 21)]
     assert ops_of(result, 1, OpKind.HOST_DELAY) == [(15, 16), (16, 17), (22, 23), (33, 34)]
-    trust = Job(result.trace).attribution.trust
+    trust = PipelineJob(result.trace).attribution.trust
     assert (trust.replay_error, trust.discrepancy) == (pytest.approx(0), pytest.approx(0))
 
 
 def test_what_the_host_does_next_waits_for_its_transfers():
     """A transfer begins where the host asked for it, and the work behind its wait behind it, a send's too."""
-    graph = Job(one_transfer(asked=16, went_on=20).trace).replay.graph
+    graph = PipelineJob(one_transfer(asked=16, went_on=20).trace).replay.graph
     assert graph.posting.posting is Posting.RECORDED
     waits = graph.to_networkx()
     send, recv, host = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.HOST_DELAY
@@ -537,7 +537,7 @@ def test_what_the_host_does_next_waits_for_its_transfers():
 
 def test_nobody_waits_for_a_send_that_was_buffered():
     """It was over before its receiver asked for it."""
-    waits = Job(one_transfer(asked=16, went_on=15).trace).replay.graph.to_networkx()
+    waits = PipelineJob(one_transfer(asked=16, went_on=15).trace).replay.graph.to_networkx()
     assert not list(waits.successors((0, 0, OpKind.FORWARD_SEND, 0)))
 
 
@@ -582,7 +582,7 @@ def test_what_the_loop_does_between_steps_is_host_work_of_the_step_behind():
     ]
     result = data_parallel(rows)
     assert ops_of(result, 0, OpKind.HOST_DELAY) == [(0, 5), (5, 9)]
-    assert Job(result.trace).attribution.recorded_s == pytest.approx(0.045)
+    assert PipelineJob(result.trace).attribution.recorded_s == pytest.approx(0.045)
 
 
 def test_between_recorded_steps_it_begins_with_the_last_op_of_the_step_before():
@@ -634,7 +634,7 @@ def test_a_meeting_between_computes_is_an_op_of_all_who_meet():
     assert ops_of(result, 0, OpKind.FORWARD_COLLECTIVES) == [(10, 32)]
     assert ops_of(result, 1, OpKind.FORWARD_COLLECTIVES) == [(30, 32)]
     assert ops_of(result, 0, OpKind.HOST_DELAY) == []
-    attribution = Job(result.trace).attribution
+    attribution = PipelineJob(result.trace).attribution
     assert attribution.trust.replay_error == pytest.approx(0)
     assert attribution.slowdown == pytest.approx(70 / 60)
 
@@ -765,7 +765,7 @@ def test_chunks_gather_what_is_theirs():
     assert result.trace.ops.filter(rank=0, kind=OpKind.PARAMS_ALL_GATHER)["chunk"].to_list() == [0, 1]
     assert ops_of(result, 0, OpKind.BACKWARD_COLLECTIVES) == [(40, 45)]
     assert ops_of(result, 0, OpKind.GRADS_REDUCE_SCATTER) == [(60, 64)]
-    assert Job(result.trace).attribution.trust.replay_error == pytest.approx(0)
+    assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
 def test_ranks_of_a_worker_say_how_long_they_waited_for_each_other():

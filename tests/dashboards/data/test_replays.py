@@ -14,7 +14,7 @@ from tracekit.dashboards.data import replays
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Replays
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 
 LONG_S = 60.0  # far more than a hand-made job takes: an answer ends the wait
 
@@ -48,7 +48,7 @@ class Held(Results):
         self.reading_began = threading.Event()
         self.reads = 0
 
-    def job_of(self, stored: Stored) -> Job:
+    def job_of(self, stored: Stored) -> PipelineJob:
         self.reads += 1
         self.reading_began.set()
         self.go.wait()
@@ -133,7 +133,7 @@ def test_a_job_too_large_for_the_server_is_refused_before_it_is_read(results, st
 
 
 def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) -> None:
-    def full(stored: Stored) -> Job:
+    def full(stored: Stored) -> PipelineJob:
         raise MemoryError
 
     monkeypatch.setattr(results, "job_of", full)
@@ -143,7 +143,7 @@ def test_a_job_that_memory_cannot_hold_is_refused(results, stored, monkeypatch) 
 
 
 def test_a_failure_of_our_own_is_no_stack_trace(results, stored, monkeypatch, caplog) -> None:
-    def broken(stored: Stored) -> Job:
+    def broken(stored: Stored) -> PipelineJob:
         raise KeyError(stored.name)
 
     monkeypatch.setattr(results, "job_of", broken)
@@ -182,7 +182,7 @@ def test_the_last_answers_are_kept_and_older_ones_given_up(results, stored, monk
 
 
 def test_what_the_store_says_is_wrong_is_passed_on(results, stored, monkeypatch) -> None:
-    def gone(stored: Stored) -> Job:
+    def gone(stored: Stored) -> PipelineJob:
         raise StoreError("the shelf is empty")
 
     monkeypatch.setattr(results, "job_of", gone)

@@ -8,9 +8,9 @@ from tests.dashboards.page_text import Pages, found, sent
 from tests.handmade import slow_trace
 from tests.test_gpu_traces import SAMPLE
 from tests.test_op_trace import DP, OPS
-from tracekit.job.gpu import load_gpu
-from tracekit.job.op import OpJob
-from tracekit.job.pipeline import Job
+from tracekit.job.graph import GraphJob
+from tracekit.job.load import load_gpu
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
 
@@ -23,10 +23,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     store = Store(tmp_path_factory.mktemp("ops") / "jobs.store")
     store.add(
         [
-            Incoming(pipeline, "pipeline", "p.parquet", Job(pipeline).findings()),
-            Incoming(ops, "two ranks", "ops.parquet", OpJob(ops).findings()),
+            Incoming(pipeline, "pipeline", "p.parquet", PipelineJob(pipeline).stored()),
+            Incoming(ops, "two ranks", "ops.parquet", GraphJob(ops).stored()),
             Incoming(ops, "bare ops", "ops.parquet"),
-            Incoming(gpus.trace, "gpus", "gpu_slow_input", gpus.findings()),
+            Incoming(gpus.trace, "gpus", "gpu_slow_input", gpus.stored()),
         ]
     )
     return Pages(store.path)

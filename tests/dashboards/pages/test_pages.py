@@ -16,7 +16,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import run, slow_trace
 from tracekit.base.text import cost
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 #: Pixels of a row of the table of all jobs.
@@ -66,7 +66,7 @@ def doubtful(tmp_path: Path, show: Serve) -> Serving:
     """A job that is trustworthy, and one of several causes that is not."""
     store = Store(tmp_path / "s.duckdb")
     trace = slow_trace((0,))
-    found = Job(trace).findings()
+    found = PipelineJob(trace).stored()
     report = json.loads(found.report)
     report["trust"]["trustworthy"] = False
     report["causes"] = [{**report["causes"][0], "kind": kind} for kind in ("slow-worker", "python-gc", "late-data")]

@@ -20,7 +20,7 @@ from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.data.test_spans import early
 from tracekit.base.text import seconds
 from tracekit.dashboards.web.timeline_requests import packed
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.chrome import STREAMS
 
@@ -133,7 +133,7 @@ def test_the_whole_step_begins_where_its_earliest_op_does(
     visit: Visit, show: Callable[[Path], Serving], tmp_path: Path
 ) -> None:
     trace = early(0.25)
-    Store(tmp_path / "s.duckdb").add([Incoming(trace, "early", "x", Job(trace).findings())])
+    Store(tmp_path / "s.duckdb").add([Incoming(trace, "early", "x", PipelineJob(trace).stored())])
     page = visit("/timeline?job=early&step=0", base=show(tmp_path / "s.duckdb").url)
     painted(page)
     whole = window(page)

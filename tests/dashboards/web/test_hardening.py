@@ -14,7 +14,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.app import make_app
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 #: Addresses of each kind, and what is posted to them.
@@ -142,7 +142,7 @@ def test_a_cell_that_a_spreadsheet_would_compute_is_text() -> None:
 
 def test_names_in_downloads_are_text(tmp_path: Path) -> None:
     trace = slow_trace((0,))
-    Store(tmp_path / "s").add([Incoming(trace, "=HYPERLINK(0)", "@source", Job(trace).findings())])
+    Store(tmp_path / "s").add([Incoming(trace, "=HYPERLINK(0)", "@source", PipelineJob(trace).stored())])
     text = make_app(tmp_path / "s").server.test_client().get("/download/jobs.csv").text
     assert "'=HYPERLINK(0)" in text
     assert "'@source" in text

@@ -30,7 +30,7 @@ from tracekit.dashboards.web.app import make_app
 from tracekit.dashboards.web.auth import ProxyHeader, read_auth
 from tracekit.dashboards.web.passwords import Passwords
 from tracekit.dashboards.web.server import AUTH_VARIABLE
-from tracekit.job.pipeline import Job
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Unanalysed
 from tracekit.store import Incoming, Store
 
@@ -229,7 +229,7 @@ class TestMetrics:
     def test_any_job_name_is_a_label(self, tmp_path: Path, show: Show) -> None:
         name = 'a"b\\c\nd{}'
         trace = slow_trace((0,))
-        Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "x", Job(trace).findings())])
+        Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "x", PipelineJob(trace).stored())])
         text = get(f"{show(tmp_path / 's.duckdb').url}/metrics")[1]
         found = {
             sample.labels.get("training_job") for one in text_string_to_metric_families(text) for sample in one.samples
@@ -291,7 +291,7 @@ class TestBrokenAndHostile:
     def test_names_from_outside_are_text_and_never_markup(self, tmp_path: Path, show: Show, visit: Visit) -> None:
         name, host = "<script>alert(1)</script><img src=x onerror=alert(2)>", "<img src=x onerror=alert(3)>"
         trace = slow_trace((0, 1), metadata={"hosts": {str(rank): host for rank in range(4)}})
-        Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "<b>source</b>", Job(trace).findings())])
+        Store(tmp_path / "s.duckdb").add([Incoming(trace, name, "<b>source</b>", PipelineJob(trace).stored())])
         base = show(tmp_path / "s.duckdb").url
         page = visit("/", base=base)
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
@@ -365,7 +365,7 @@ class TestBrokenAndHostile:
         trace = slow_trace((0,))
         pages = Pages(store.path)
         for number, name in enumerate(("first", "second"), start=1):
-            store.add([Incoming(trace, name, "x", Job(trace).findings())])
+            store.add([Incoming(trace, name, "x", PipelineJob(trace).stored())])
             names = [row["name"] for row in pages.job_rows()]
             assert len(names) == number
             assert name in names
@@ -373,7 +373,7 @@ class TestBrokenAndHostile:
     def test_a_store_that_vanishes_or_breaks_is_said_and_comes_back(self, tmp_path: Path, serve: Serve) -> None:
         path = tmp_path / "s.store"
         trace = slow_trace((0,))
-        Store(path).add([Incoming(trace, "first", "x", Job(trace).findings())])
+        Store(path).add([Incoming(trace, "first", "x", PipelineJob(trace).stored())])
         catalogue = path / "catalog.duckdb"
         kept = catalogue.read_bytes()
         base, pages = serve(path).url, Pages(path)
@@ -400,7 +400,7 @@ class TestBrokenAndHostile:
     def test_a_running_import_breaks_no_page(self, tmp_path: Path, serve: Serve) -> None:
         store = tmp_path / "s.duckdb"
         trace = slow_trace((0,))
-        Store(store).add([Incoming(trace, "first", "x", Job(trace).findings())])
+        Store(store).add([Incoming(trace, "first", "x", PipelineJob(trace).stored())])
         base = serve(store).url
         importing = subprocess.Popen([sys.executable, "-c", IMPORTING, str(store)])
         answers = []

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.text import printable, short
-from tracekit.report.pipeline import Report
-from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows, job_sizes
+from tracekit.report.report import Report
+from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
 
 #: The first line of a file: a comment, which Markdown viewers do not show.
 _BEGINNING = "<!-- tracekit whatif -->\n"
@@ -28,7 +28,7 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
     verdict, answer = report.diagnosis.verdict, report.diagnosis.answer
     parts = [
         f"## {escaped(short(report.name))}",
-        escaped(job_sizes(report)),
+        escaped(report.sizes),
         f"**{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
         answer_table(answer_rows(report, gpu_hour)),
         "### Causes",
@@ -39,6 +39,8 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
         else "None that would save 1 % of the step.",
         f"{escaped(report.rate_assumption)}. Steps as recorded, with launch delays.",
     ]
+    for table in report.sections(full=True):
+        parts += [f"### {escaped(table.title)}", markdown_table(table.heads, table.rows)]
     if source is not None:
         parts.append(f"```sh\ntracekit whatif {source} --full\n```")
     return "\n\n".join(parts) + "\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.text import short
 from tracekit.report import card as report_html
-from tracekit.report.pipeline import Report
-from tracekit.report.words import job_sizes
+from tracekit.report.pipeline import PipelineReport
+from tracekit.report.report import Report
 from tracekit.show.documents.elements import head
 from tracekit.show.documents.worst_steps import worst_steps
 
@@ -27,15 +27,22 @@ PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEG
 def page(report: Report, *, gpu_hour: float | None = None) -> str:
     """The whole page. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
+    lanes, tables = report.pipeline, "".join(map(report_html.section, report.sections(full=True)))
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
-        f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(job_sizes(report))}</p></header>"
-        f"{report_html.card(report, gpu_hour=gpu_hour)}{report_html.pair(report)}"
-        f"{report_html.causes(report)}{report_html.fixes(report)}{_TIMELINE}"
-        f"<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer></main>"
-        f'<script type="application/json" id="worst-steps">{data}</script><script>{_script()}</script>'
-        "</body></html>\n"
+        f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
+        f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
+        f"{report_html.causes(report)}{report_html.fixes(report)}{tables}"
+        f"{_FOOTER if lanes is None else _timeline(lanes)}</body></html>\n"
+    )
+
+
+def _timeline(report: PipelineReport) -> str:
+    """The slowest steps, op by op, with the script that draws them; ends the main part of the page."""
+    data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f"{_TIMELINE}<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer>"
+        f'</main><script type="application/json" id="worst-steps">{data}</script><script>{_script()}</script>'
     )
 
 
@@ -45,6 +52,7 @@ def write_page(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+_FOOTER = "<footer>Made by tracekit.</footer></main>"
 _TIMELINE = (
     '<section id="timeline"><h2>Slowest steps</h2><p id="timeline-note" role="status"></p><div class="controls"'
     ' id="timeline-controls"></div><div class="canvas"><canvas id="timeline-canvas" tabindex="0" role="img"'

@@ -1,6 +1,6 @@
 """The slowest steps of a job as spans, few enough for one page.
 
-In: a `Report`. Out: plain data for `page.js`: for each step, the recorded and the ideal spans of the workers that
+In: a report. Out: plain data for `page.js`: for each step, the recorded and the ideal spans of the workers that
 matter most, with those of named causes first.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.whatif.timeline import compared_frame
-from tracekit.report.pipeline import Report
+from tracekit.report.pipeline import PipelineReport
 from tracekit.report.worker_cells import workers_that_matter
 from tracekit.trace.model import KINDS, OpKind, Worker
 
@@ -28,7 +28,7 @@ _CLASS = {
 }
 
 
-def worst_steps(report: Report) -> dict[str, Any]:
+def worst_steps(report: PipelineReport) -> dict[str, Any]:
     """`kinds`: name and class of each; `workers`: rows, with rank and S; `steps`: slowest first, with their spans.
 
     Spans are flat lists of row, kind, start and duration in whole microseconds of the step. `left_out`: number of spans
@@ -63,7 +63,7 @@ def _worker_count(frame: pl.DataFrame) -> int:
     return frame.select("dp_rank", "pp_rank").n_unique()
 
 
-def _rows(report: Report, ops_of_worker: int) -> list[Worker]:
+def _rows(report: PipelineReport, ops_of_worker: int) -> list[Worker]:
     """The workers to show: as many of those that matter most as fit."""
     fitting = max(1, MOST_SPANS // max(len(_REPLAYS) * ops_of_worker, 1))
     return workers_that_matter(report, min(MOST_WORKERS, fitting))
@@ -98,7 +98,7 @@ def _class_of(kind: str) -> int:
     return _COMMUNICATION if known.is_communication else _OTHER
 
 
-def _worker(report: Report, worker: Worker) -> dict[str, Any]:
+def _worker(report: PipelineReport, worker: Worker) -> dict[str, Any]:
     found = report.attribution
     at = found.dp_ranks.index(worker.dp_rank), worker.pp_rank
     return {

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.base.text import cost, seconds, short, sure, three_digits
-from tracekit.report.pipeline import Report
+from tracekit.report.pipeline import PipelineReport
+from tracekit.report.report import Report
 from tracekit.report.words import FIX_HEADS, fix_rows, published_instead, worker_label
 from tracekit.show.terminal.maps import step_bars, worker_map
-from tracekit.show.terminal.tables import new_table, percent, saving_text, side_by_side, slowdown_text
+from tracekit.show.terminal.tables import new_table, percent, saving_text, section_table, side_by_side, slowdown_text
 from tracekit.trace.model import Worker
 
 #: The number of rows in a table that names culprits.
@@ -33,17 +34,20 @@ _POSTED = {
 
 def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
-    console.print(_figures(report))
-    console.print()
-    found_map = worker_map(report.attribution.worker_slowdown, report.attribution.dp_ranks)
-    panels = [_kinds(report), _stages(report), _dp_ranks(report), _workers(report), found_map]
-    console.print(side_by_side(panels, console))
-    console.print(Padding(step_bars(report, console.width), (0, 0, 1, 0)))
+    if (lanes := report.pipeline) is not None:
+        console.print(_figures(lanes))
+        console.print()
+        found_map = worker_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks)
+        panels = [_kinds(lanes), _stages(lanes), _dp_ranks(lanes), _workers(lanes), found_map]
+        console.print(side_by_side(panels, console))
+        console.print(Padding(step_bars(lanes, console.width), (0, 0, 1, 0)))
+    if tables := [section_table(table) for table in report.sections(full=True)]:
+        console.print(side_by_side(tables, console))
     console.print(_causes(report))
     console.print(_fixes(report))
 
 
-def _figures(report: Report) -> RenderableType:
+def _figures(report: PipelineReport) -> RenderableType:
     """The figures of the published method, and what was inferred."""
     found, trust, verdict = report.attribution, report.trust, report.diagnosis.verdict
     grid = Table.grid(padding=(0, 2))
@@ -72,7 +76,7 @@ def _figures(report: Report) -> RenderableType:
     return grid
 
 
-def _posting(report: Report) -> str:
+def _posting(report: PipelineReport) -> str:
     """What bounds the start of a receive, as inferred; empty if it is the published rule."""
     found = report.posting
     if found.posting is Posting.SAME_DIRECTION:
@@ -82,7 +86,7 @@ def _posting(report: Report) -> str:
     return f"posted {_POSTED[found.posting]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
 
 
-def _who(report: Report) -> str:
+def _who(report: PipelineReport) -> str:
     """How much of the loss is due to few workers, and to the last stage; the larger share first."""
     found = report.attribution
     workers = ", ".join(worker_label(report, worker) for worker in found.slowest_workers[:3])
@@ -99,7 +103,7 @@ def _who(report: Report) -> str:
     return f"nobody in particular: idealising the slowest workers or the last stage gives back at most {percent(most)}"
 
 
-def _kinds(report: Report) -> Table:
+def _kinds(report: PipelineReport) -> Table:
     table = new_table("Op kind", "S alone", "if ideal", "on path")
     on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
@@ -108,21 +112,21 @@ def _kinds(report: Report) -> Table:
     return table
 
 
-def _stages(report: Report) -> Table:
+def _stages(report: PipelineReport) -> Table:
     table = new_table("Stage", "S alone", "if ideal")
     for row in _worst(report.by_pp_rank).iter_rows(named=True):
         table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), saving_text(row["saved_s"]))
     return table
 
 
-def _dp_ranks(report: Report) -> Table:
+def _dp_ranks(report: PipelineReport) -> Table:
     table = new_table("DP rank", "S alone")
     for row in _worst(report.by_dp_rank).iter_rows(named=True):
         table.add_row(str(row["dp_rank"]), slowdown_text(row["slowdown"]))
     return table
 
 
-def _workers(report: Report) -> Table:
+def _workers(report: PipelineReport) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
     table = new_table("Rank", *(("host",) if has_hosts else ()), "(dp,pp)", "S alone", "on path")
     on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}

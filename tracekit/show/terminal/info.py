@@ -21,11 +21,14 @@ from tracekit.base.text import printable, seconds, short, three_digits
 from tracekit.show.terminal.tables import new_table
 from tracekit.store import StoredJob
 from tracekit.trace.canonical import Trace, share_of_samples
+from tracekit.trace.op import OpTrace
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
 #: At most so many jobs of a folder are listed.
 _MOST_LISTED = 20
+#: The number of characters to show of a metadata value.
+_LONGEST = 300
 
 
 def print_trace(trace: Trace, console: Console) -> None:
@@ -115,3 +118,24 @@ def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
         shown = (*grid, *(f"{size:,}" for size in sizes))
         table.add_row(Text(short(job.name)), saves, *shown, f"{job.imported_at:%Y-%m-%d %H:%M}")
     console.print(table)
+
+
+def print_op_trace(trace: OpTrace, console: Console) -> None:
+    """Print the content of an op trace: its sizes, where its dependencies come from, ops per kind."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", overflow="fold", max_width=24)
+    grid.add_column(overflow="fold")
+    ops = trace.ops
+    grid.add_row("Job", Text(short(trace.name)))
+    grid.add_row("Kind", "op trace (docs/op-trace.md)")
+    grid.add_row("Rules", Text(printable(", ".join(trace.rules))))
+    grid.add_row("Axes", Text(printable(", ".join(trace.axes)) or "none"))
+    grid.add_row("Groups", f"{len(trace.groups):,}")
+    grid.add_row("Ranks", f"{ops['rank'].n_unique():,}" if "rank" in ops.columns else "none")
+    if "step" in ops.columns:
+        grid.add_row("Steps", f"{ops['step'].n_unique():,}")
+    grid.add_row("Ops", f"{ops.height:,}")
+    for name, value in trace.metadata.items():
+        text = json.dumps(value)
+        grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))
+    console.print(grid)

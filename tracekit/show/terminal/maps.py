@@ -1,6 +1,6 @@
 """Pictures of a job in characters: the map of workers, and the steps.
 
-In: S of workers, or a `Report`. Out: what rich prints.
+In: S of workers, or a `PipelineReport`. Out: what rich prints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.text import Text
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import seconds
 from tracekit.report.finding import Place
-from tracekit.report.pipeline import Report
+from tracekit.report.pipeline import PipelineReport
 from tracekit.report.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.report.worker_map import LEVELS
 
@@ -50,7 +50,7 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     return Group(*lines)
 
 
-def small_map(report: Report, rows: int) -> RenderableType | None:
+def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
     """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike, or
     where the leading cause is no one's.
 
@@ -114,7 +114,7 @@ def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
     return tuple(level_of(value) for value in cells.slowdown[row])
 
 
-def steps_line(report: Report) -> Text:
+def steps_line(report: PipelineReport) -> Text:
     """The recorded times of the steps in one line: bars, and the extremes in words."""
     found = report.attribution
     times, worst = found.recorded, found.steps[int(found.step_slowdown.argmax())]
@@ -126,7 +126,7 @@ def steps_line(report: Report) -> Text:
     return line.append(f" {extremes}, most lost in step {worst}", style="not bold")
 
 
-def step_bars(report: Report, width: int) -> RenderableType:
+def step_bars(report: PipelineReport, width: int) -> RenderableType:
     """Slowdown over the steps as a line of bars, with its extremes in words."""
     found = report.attribution
     slowdown = found.step_slowdown

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tracekit.base.text import printable, seconds
 from tracekit.report.questions import ByLabel, Question
+from tracekit.report.section import Table as Section
 
 #: The subject of the answer to a question, in contrast to the prices of fixes.
 IDEAL_MEANS = (
@@ -61,6 +62,15 @@ def new_table(*headers: str) -> Table:
         justify: Literal["left", "right"] = "left" if text else "right"
         # Rich shrinks the columns that may wrap, down to nothing, if a table is too wide.
         table.add_column(header, justify=justify, no_wrap=number > 0, overflow="fold", min_width=len(header))
+    return table
+
+
+def section_table(section: Section) -> RenderableType:
+    """A table of a report."""
+    table = new_table(*section.heads)
+    for row in section.rows:
+        table.add_row(*(Text(cell) for cell in row))
+    table.caption, table.caption_justify = section.note, "left"
     return table
 
 

@@ -13,11 +13,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.base.text import short
-from tracekit.report.pipeline import Report
+from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
-from tracekit.report.words import MOST_CAUSES, answer_rows, job_sizes
+from tracekit.report.words import MOST_CAUSES, answer_rows
 from tracekit.show.terminal.maps import small_map, steps_line
-from tracekit.show.terminal.tables import by_label, labelled, questions
+from tracekit.show.terminal.tables import by_label, labelled, questions, section_table, side_by_side
 
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {
@@ -53,7 +53,9 @@ def print_report(
     answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
     console.print(answer)
     pictures = list(_pictures(report, lines - len(console.render_lines(answer)))) if losses and not full else []
-    if full or pictures or explain or report.questions_asked or report.labels_asked:
+    lanes = report.pipeline
+    tables = [] if full else [section_table(table) for table in report.sections()]
+    if full or pictures or tables or explain or report.questions_asked or report.labels_asked:
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
@@ -61,9 +63,12 @@ def print_report(
 
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
     if report.questions_asked:
-        console.print(questions(report.questions_asked, report.attribution.original_s))
-    for group in report.labels_asked:
-        console.print(by_label(group))
+        console.print(questions(report.questions_asked, report.times_s["original"], whole=report.whole))
+    if lanes is not None:
+        for group in report.labels_asked:
+            console.print(by_label(group))
+    if tables:
+        console.print(side_by_side(tables, console))
     if full:
         from tracekit.show.terminal.details import print_details
 
@@ -95,20 +100,21 @@ def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[Render
 
 
 def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
-    """The map and the steps, each only if they fit into that many lines."""
-    if lines < _STEPS_LINES:
+    """The map and the steps of a pipeline, each only if they fit into that many lines."""
+    lanes = report.pipeline
+    if lines < _STEPS_LINES or lanes is None:
         return
-    dp_ranks, rows = len(report.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
-    if report.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
-        drawn = small_map(report, min(rows, dp_ranks))
+    dp_ranks, rows = len(lanes.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
+    if lanes.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
+        drawn = small_map(lanes, min(rows, dp_ranks))
         if drawn is not None:
             yield drawn
-    yield steps_line(report)
+    yield steps_line(lanes)
 
 
 def _job(report: Report) -> Text:
     """What was analysed."""
-    return Text.assemble((short(report.name), "bold"), (f"   {job_sizes(report)}", "dim"))
+    return Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
 
 
 def _headline(report: Report) -> Text:
@@ -132,8 +138,9 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> Rendera
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
     """The commands to type next, and what for: a look at the worst step, and the whole report."""
-    found, given = report.attribution, f"{source} " if source else ""  # none: the newest job of the default store
-    if report.diagnosis.verdict.losses:
+    lanes, given = report.pipeline, f"{source} " if source else ""  # none: the newest job of the default store
+    if report.diagnosis.verdict.losses and lanes is not None:
+        found = lanes.attribution
         worst = int(found.steps[int(found.step_slowdown.argmax())])
         out = f"step-{worst}.json.gz" if source.endswith("timeline.json.gz") else "timeline.json.gz"
         yield f"tracekit export {given}--steps {worst} --out {out}", "that step, for ui.perfetto.dev"

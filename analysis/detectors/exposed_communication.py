@@ -1,0 +1,47 @@
+"""Transfers that no compute hides, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
+
+
+class ExposedCommunication(Detector):
+    """Transfers take time that no compute hides, although all ranks are there.
+
+    Paper: no signature; communication at its median is ideal. In pipelines the verdict names it where nothing else
+    costs time; in recordings of GPUs it competes with the other losses.
+    """
+
+    kind = "exposed-communication"
+    title = "Transfers that no compute hides"
+    signature = "the recording gets shorter if transfers take no time once all ranks have arrived"
+    refuted_by = "the same recording with the transfers overlapped takes as long"
+    next_check = "bytes and bus bandwidth of the collectives (NCCL Inspector, nccl-tests); what could run beside them"
+    suggested_fix = "overlap communication with compute, or send less (larger buckets, lower precision)"
+    loss = LossKind.COMMUNICATION
+    repair = Repair(
+        "overlap-communication", "Hide all transfers behind compute", assumes="all transfers hidden behind compute"
+    )
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        if evidence.leading is not self.loss:
+            return
+        exposed_s = evidence.exposed_communication_s
+        figure = Figure(
+            "exposed, over the recording", exposed_s / evidence.recorded_s, SMALLEST_HEADLINE_SHARE, Unit.SHARE
+        )
+        yield Candidate(
+            self.kind,
+            Place(),
+            f"transfers that no compute hides cost {figure.value:.0%} of the recording, with all ranks there",
+            (figure,),
+            confidence_from((figure,)),
+            OpsChange(gone_s=exposed_s),
+            bound=True,
+        )

@@ -1,0 +1,162 @@
+"""The diagnosis of a job of any shape: an op trace, or a recording of GPUs.
+
+In: `OpEvidence`. Out: a `Diagnosis`, as for a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, Trust
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.diagnosis.answer import answer_of
+from tracekit.analysis.diagnosis.diagnose import Diagnosis
+from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.price import priced
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.late_rank import unexplained_waits
+from tracekit.base.text import main_clause, ranks_text
+from tracekit.report.finding import Finding
+from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, Loss, LossKind, Verdict
+
+#: The number of rendezvous with missing members to name.
+_MOST_GAPS = 3
+
+
+def diagnose_ops(evidence: OpEvidence) -> Diagnosis:
+    """Return what the job loses, why, and what each fix would save."""
+    doubts = tuple(_doubts(evidence))
+    trust = Trust(
+        replay_error=evidence.replay_error,
+        discrepancy=evidence.discrepancy,
+        unexplained=evidence.discrepancy,
+        trustworthy=not doubts,
+        reasons=doubts,
+    )
+    causes = causes_of(evidence)
+    fixes = priced(evidence, causes, withheld=doubts[0] if doubts else None)
+    verdict = verdict_of_ops(evidence, causes)
+    return Diagnosis(
+        trust=trust,
+        answer=answer_of(evidence, verdict, causes, fixes, (), trust),
+        verdict=verdict,
+        time=None,
+        space=None,
+        stalls=(),
+        causes=causes,
+        fixes=fixes,
+    )
+
+
+def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
+    """Return the verdict on a job with these causes.
+
+    One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
+    """
+    kind, whole_s = evidence.leading, evidence.recorded_s or 1.0
+    loss = LossKind.STRAGGLER if kind is LossKind.MINOR else kind
+    lost_s = evidence.losses_s.get(loss, 0.0)
+    leading = tuple(
+        cause
+        for cause in causes
+        if cause.change is not None and (cause.where.ranks == ()) == (loss is not LossKind.STRAGGLER)
+    )
+    label = detector_of(leading[0].kind).label if leading and kind is LossKind.STRAGGLER else None
+    return Verdict(
+        kind=kind,
+        label=label or str(kind),
+        headline_s=lost_s,
+        lost_s=lost_s,
+        share=lost_s / whole_s,
+        step_lost_s=np.full(len(evidence.steps), lost_s),
+        lost_gpu_hours=lost_s * len(evidence.steps) * evidence.gpus / 3600,
+        lost_gpu_hours_per_day=lost_s / whole_s * evidence.gpus * 24,
+        sentence=_sentence(evidence, kind, leading),
+        confidence=leading[0].confidence if leading else None,
+        losses=(Loss(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
+        parts=evidence.parts,
+        of_mean_ops=loss is LossKind.STRAGGLER and not leading,
+    )
+
+
+def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]) -> str:
+    """What costs most, and what else nobody can explain, without the kind of loss."""
+    whole = "the recording" if evidence.recorded is not None else "each step"
+    rest = evidence.parts.words(evidence.recorded_s, whole)
+    said = [_costs_most(evidence, kind, leading, whole), rest]
+    return "; ".join(dict.fromkeys(part for part in said if part))
+
+
+def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], whole: str) -> str | None:
+    """What costs most, None if nobody knows."""
+    if kind is LossKind.BALANCED:
+        nobody = "no rank stands out, and " if len(evidence.ranks) > 1 else ""
+        return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
+    if not leading:
+        return (
+            None
+            if evidence.parts.to_tell
+            else f"stragglers cost {evidence.losses_s[kind] / evidence.recorded_s:.0%} of {whole}"
+        )
+    effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
+    if place is None:
+        return effect
+    return f"{place.words} costs {evidence.named_s / evidence.recorded_s:.0%} of {whole}: {effect}"
+
+
+def _doubts(evidence: OpEvidence) -> Iterator[str]:
+    """Yield why the numbers cannot be trusted."""
+    yield from _of_replay(evidence)
+    found = evidence.recorded
+    if found is None:
+        return
+    yield from found.part.doubts
+    named = None if evidence.culprit is None else evidence.culprit.rank
+    yield from unexplained_waits(found.late, found.waits, named, evidence.recorded_s)
+    unseen = [rank for rank in found.part.left_out if rank not in found.late.accounted]
+    if evidence.leading is LossKind.COMMUNICATION:
+        recorded = {*evidence.ranks, *found.part.left_out}
+        unseen += [rank for rank in range(found.recording.world_size or 0) if rank not in recorded]
+    exposed = evidence.exposed_communication_s / (evidence.recorded_s or 1.0)
+    if unseen and exposed >= SMALLEST_HEADLINE_SHARE:
+        yield (
+            f"transfers cost {exposed:.0%} of the recording, and part of that may be waiting for {ranks_text(unseen)},"
+            " of which nothing is known"
+        )
+
+
+def _of_replay(evidence: OpEvidence) -> Iterator[str]:
+    """Yield what the replay does not explain."""
+    slowdown, clamped, any_doubt = evidence.slowdown, evidence.clamped, False
+    if np.isnan(slowdown):
+        any_doubt = True
+        yield "the job without stragglers takes no time, so S is not known"
+    elif slowdown < SMALLEST_SLOWDOWN:
+        any_doubt = True
+        yield (
+            f"S is {slowdown:.2f}: the job without stragglers is slower than the job itself, so these ideal durations"
+            " do not fit it"
+        )
+    if not evidence.replay_error <= LARGEST_DISCREPANCY:
+        any_doubt = True
+        yield f"the replay with launch delays misses the recording by {evidence.replay_error:.1%}"
+    if not abs(evidence.discrepancy) <= LARGEST_DISCREPANCY:
+        any_doubt = True
+        yield (
+            f"launch delays add {evidence.discrepancy:.1%} to the step: time that the stated dependencies leave"
+            " unexplained"
+        )
+    gaps = evidence.graph.ops.gaps
+    if gaps:
+        any_doubt = True
+        named = "; ".join(
+            f"rendezvous {gap.rendezvous} of {gap.group} lacks rank {', '.join(map(str, gap.missing[:8]))}"
+            + (" ..." if len(gap.missing) > 8 else "")
+            for gap in gaps[:_MOST_GAPS]
+        )
+        more = f" and {len(gaps) - _MOST_GAPS} more" if len(gaps) > _MOST_GAPS else ""
+        yield f"members were not recorded, so that nobody waits for them in the replay: {named}{more}"
+    if any_doubt and clamped:
+        yield f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0)"

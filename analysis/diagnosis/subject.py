@@ -1,0 +1,113 @@
+"""What the diagnosis needs to know of a job, whatever its shape.
+
+In: nothing. Out: `Subject`, the interface of `Evidence` (pipelines) and `OpEvidence` (everything else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.report.finding import Finding, Place
+from tracekit.trace.model import Worker
+
+
+class Subject(Protocol):
+    """A job under diagnosis. Seconds are of the mean step; of a recording of GPUs, which is one step, of all of it."""
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of the job."""
+
+    @property
+    def steps(self) -> Int32s:
+        """The step numbers."""
+
+    @property
+    def whole(self) -> str:
+        """What the times are of: "step" or "recording"."""
+
+    @property
+    def steps_in_whole(self) -> int:
+        """The number of training steps in one of those."""
+
+    @property
+    def names(self) -> Names:
+        """The names of places in the job."""
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether no GPU takes part in the job."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Free metadata of the trace."""
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal)."""
+
+    @property
+    def straggling(self) -> bool:
+        """Whether S >= 1.1."""
+
+    @property
+    def noise(self) -> Parts:
+        """What the noise of the run makes of S."""
+
+    @property
+    def unchanged(self) -> Floats:
+        """Step times of the job without changes, with launch delays, seconds, [steps]."""
+
+    @property
+    def unchanged_s(self) -> float:
+        """Their mean, seconds."""
+
+    @property
+    def recorded_s(self) -> float:
+        """The mean recorded step, seconds."""
+
+    def step_times(self, changes: Sequence[Any]) -> Floats:
+        """Return the duration of each step after these changes, seconds, [steps]."""
+
+    def candidates(self, detector: Detector) -> Iterator[Candidate]:
+        """Yield what a detector finds in the job."""
+
+    def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Return the candidates of all detectors as this one sees them."""
+
+    @property
+    def measured_s(self) -> float:
+        """The mean step as measured, without stalls between steps, seconds."""
+
+    @property
+    def replay_error(self) -> float:
+        """How far the replay with launch delays misses the recording, as a share of it."""
+
+    @property
+    def smallest_cost_s(self) -> float:
+        """Findings that cost less, gone alone or with all others gone, are not reported, seconds."""
+
+    def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
+        """Yield a detector's fixes of one of its findings."""
+
+    def seen(self, found: Finding) -> str:
+        """Return where exactly a finding is, and when it acts, in words that follow its place."""
+
+    def fit(self, trust: Trust) -> str:
+        """Return how well the replay fits the recording, or why it is not trusted, in words."""
+
+    def undecided(self) -> str:
+        """Return who looks slow, but no more so than chance explains; empty if nobody does."""
+
+    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
+        """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
+
+    def machines_at_fault(self, where: Place) -> bool:
+        """Return whether the recording shows that the machines of a place are slow, and not what runs on them."""

@@ -1,0 +1,339 @@
+"""The evidence on a job of any shape: an op trace, or a recording of GPUs.
+
+In: an op trace, its graph and its replay. Out: `OpEvidence`, which detectors read (`Detector.in_ops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from msgspec import Struct, structs
+
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.gpu.behind import Behind, Culprit, Part, exposed_communication_s, find_culprit, freed_of_waits
+from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.base.text import seconds
+from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
+from tracekit.trace.op import OpTrace
+
+if TYPE_CHECKING:
+    from tracekit.analysis.detectors.detector import Candidate, Detector
+    from tracekit.analysis.fixes.plan import Plan
+    from tracekit.report.finding import Finding, Place
+    from tracekit.trace.model import Worker
+
+
+class OpsChange(Struct, frozen=True, eq=False):
+    """A change to a job of any shape.
+
+    `freed`: a rank that no longer makes the calls in which it waits for its GPU and its peers do not, None for none.
+    `gone_s`: seconds of each step that go besides, known without a replay.
+    """
+
+    freed: int | None = None
+    gone_s: float = 0.0
+
+    def cost(self, pace: PaceOfPeers) -> Floats:
+        """Return the cost of each op after the change, seconds, [ops]."""
+        return pace.cost
+
+
+class AtPace(OpsChange, frozen=True, eq=False, kw_only=True):
+    """Some ops of a rank are as fast as those of its peers. `ops`: which ones, of any rank, [ops]; None for all."""
+
+    rank: int
+    ops: Bools | None = None
+
+    def cost(self, pace: PaceOfPeers) -> Floats:
+        """See `OpsChange.cost`."""
+        return pace.costs(self.rank, self.ops)
+
+
+class Begins(OpsChange, frozen=True, eq=False, kw_only=True):
+    """The recording of a rank begins `begin_s` seconds after that of the job."""
+
+    rank: int
+    begin_s: float
+
+    def cost(self, pace: PaceOfPeers) -> Floats:
+        """See `OpsChange.cost`."""
+        return pace.with_window(self.rank, self.begin_s)
+
+
+class Times(Struct, frozen=True, eq=False):
+    """Step times, seconds, [steps]: as recorded; replayed with launch delays, without them, and with every op at its
+    ideal; and the ideal job with the noise of the run.
+    """
+
+    recorded: Floats
+    with_delays: Floats
+    original: Floats
+    ideal: Floats
+    noisy: Floats
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal), nan if the ideal job takes no time."""
+        ideal_s = float(self.ideal.mean())
+        return float(self.original.mean()) / ideal_s if ideal_s else float("nan")
+
+
+class OpEvidence(Struct, frozen=True, eq=False, dict=True):
+    """The evidence on one job. `recorded`: what a recording of GPUs shows beside its ops, None for other op traces."""
+
+    trace: OpTrace
+    graph: FoldedGraph
+    replay: GraphReplay
+    times: Times
+    recorded: Recorded | None = None
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs of the job."""
+        known = None if self.recorded is None else self.recorded.recording.world_size
+        return known or len(self.ranks)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The recorded ranks, ascending."""
+        return tuple(int(rank) for rank in self.graph.ops.mesh.ranks)
+
+    @property
+    def steps(self) -> Int32s:
+        """The step numbers; a recording of GPUs is one step."""
+        return self.graph.ops.steps
+
+    @property
+    def whole(self) -> str:
+        """What the times are of: "step" or "recording"."""
+        return "step" if self.recorded is None else "recording"
+
+    @property
+    def steps_in_whole(self) -> int:
+        """The number of training steps in one of those."""
+        return 1 if self.recorded is None else max(self.recorded.marked_steps, 1)
+
+    @cached_property
+    def ops(self) -> pl.DataFrame:
+        """The ops in the order of the graph."""
+        ops = self.trace.ops
+        return ops.sort("step", maintain_order=True) if "step" in ops.columns else ops
+
+    @cached_property
+    def hosts(self) -> Mapping[int, str]:
+        """The host of each rank, as far as known."""
+        if self.recorded is not None:
+            return self.recorded.recording.hosts
+        if not {"rank", "host"} <= set(self.ops.columns):
+            return {}
+        named = self.ops.select("rank", pl.col("host").cast(pl.String)).drop_nulls().unique("rank")
+        return dict(named.sort("rank").iter_rows())
+
+    @property
+    def names(self) -> Names:
+        """The names of places in the job."""
+        return Names(ranks={}, hosts={}, stages=1, host_of_rank=self.hosts)
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether no GPU takes part in the job; nobody knows that of an op trace."""
+        return False
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Free metadata of the trace."""
+        return self.trace.metadata
+
+    @cached_property
+    def pace(self) -> PaceOfPeers:
+        """The ranks of the job, each compared with the others."""
+        return PaceOfPeers(self.graph, self.replay)
+
+    @cached_property
+    def culprit(self) -> Culprit | None:
+        """The rank that the others wait for, None if no rank stands out."""
+        waits = None if self.recorded is None else self.recorded.waits
+        return find_culprit(self.pace, self.ops, waits)
+
+    def behind(self, part: Part) -> Behind | None:
+        """Return how far the rank that stands out is behind its peers in one part of its time, if it is."""
+        found = () if self.culprit is None else self.culprit.behind
+        return next((one for one in found if one.part is part), None)
+
+    @cached_property
+    def exposed_communication_s(self) -> float:
+        """What a recording would save if transfers took no time once all ranks have arrived, seconds."""
+        return 0.0 if self.recorded is None else exposed_communication_s(self.pace, self.ops)
+
+    @cached_property
+    def unchanged(self) -> Floats:
+        """Step times with launch delays, seconds, [steps]."""
+        return np.asarray(self.pace.step_times([self.pace.cost])[0])
+
+    @property
+    def unchanged_s(self) -> float:
+        """Mean step with launch delays, seconds."""
+        return float(self.unchanged.mean())
+
+    @property
+    def recorded_s(self) -> float:
+        """Mean recorded step; of a recording, from its first event to its last; seconds."""
+        return float(self.times.recorded.mean())
+
+    @property
+    def straggling(self) -> bool:
+        """Whether S >= 1.1."""
+        return self.times.slowdown >= STRAGGLING_SLOWDOWN
+
+    @cached_property
+    def noise(self) -> Parts:
+        """What the noise of the run makes of S."""
+        return Parts.of(self.times.original, self.times.ideal, self.times.noisy)
+
+    def step_times(self, changes: Sequence[OpsChange]) -> Floats:
+        """Return the duration of each step after these changes, seconds, [steps]."""
+        freed = [freed_of_waits(self.pace, change.freed) for change in changes if change.freed is not None]
+        pace = next((one for one in freed if one is not None), self.pace)
+        cost = pace.cost.copy()
+        for change in changes:
+            changed = change.cost(pace)
+            touched = changed != pace.cost
+            cost[touched] = changed[touched]
+        return np.asarray(pace.step_times([cost])[0] - sum(change.gone_s for change in changes))
+
+    def candidates(self, detector: Detector) -> Iterator[Candidate]:
+        """Yield what a detector finds in the job."""
+        return detector.in_ops(self)
+
+    def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Return the candidates of all detectors; none reviews those of others in ops."""
+        del detector
+        return candidates
+
+    @property
+    def op(self) -> str:
+        """What an op is called that runs on a GPU: "kernel" in a recording."""
+        return "op" if self.recorded is None else "kernel"
+
+    def window_s(self, rank: int) -> float:
+        """Return how late the recording of a rank begins, seconds."""
+        return float(self.ops.filter(kind="window", rank=rank)["duration"].sum())
+
+    @property
+    def named_s(self) -> float:
+        """What the rank that stands out costs, seconds; 0 if there is none."""
+        return 0.0 if self.culprit is None else self.culprit.saved_s
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What S consists of: the rank that stands out, noise, and the rest. A rank alone is nobody's straggler."""
+        explained_s = self.named_s if len(self.ranks) > 1 or self.recorded is None else self.noise.lost_s
+        return structs.replace(self.noise, explained_s=explained_s)
+
+    @cached_property
+    def losses_s(self) -> Mapping[LossKind, float]:
+        """What each kind of loss costs, seconds. All ranks lose what the busiest GPU is idle."""
+        straggling_s = self.named_s + self.parts.unexplained_s * self.parts.headline
+        if self.recorded is None:  # S counts what stragglers cost; in a recording, S also counts uneven ranks
+            straggling_s = max(straggling_s, self.noise.lost_s * self.straggling)
+        idle_s = 0.0 if self.recorded is None else self.recorded.idle_s
+        return {
+            LossKind.STRAGGLER: straggling_s,
+            LossKind.HOST: idle_s,
+            LossKind.COMMUNICATION: max(self.exposed_communication_s, 0.0),
+        }
+
+    @property
+    def leading(self) -> LossKind:
+        """The kind of loss that costs most: one rank, or what all ranks lose together."""
+        kind = max(self.losses_s, key=lambda one: self.losses_s[one])
+        if self.losses_s[kind] >= SMALLEST_HEADLINE_SHARE * (self.recorded_s or 1.0):
+            return kind
+        return LossKind.BALANCED if self.culprit is None else LossKind.MINOR
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal)."""
+        return self.times.slowdown
+
+    @property
+    def measured_s(self) -> float:
+        """The mean step as measured, seconds."""
+        return self.recorded_s
+
+    @property
+    def replay_error(self) -> float:
+        """How far the replay with launch delays misses the recording, as a share of it."""
+        return abs(float(self.times.with_delays.mean()) - self.recorded_s) / (self.recorded_s or float("nan"))
+
+    @property
+    def discrepancy(self) -> float:
+        """The share of time that launch delays add, T(recorded) / T(original) - 1."""
+        return self.recorded_s / (float(self.times.original.mean()) or float("nan")) - 1
+
+    @property
+    def smallest_cost_s(self) -> float:
+        """Findings that cost less are not reported, seconds; `behind.py` has weighed their parts already."""
+        return 0.0
+
+    def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
+        """Yield a detector's fixes of one of its findings."""
+        return detector.fixes(found)
+
+    def seen(self, found: Finding) -> str:
+        """Return when a finding acts, or how long the others wait for it, in words that follow its place."""
+        if self.recorded is None:
+            return f", {found.when}"
+        return (
+            f": the others wait {seconds(self.culprit.waited_s)} for it in all"
+            if self.culprit and found.where.ranks
+            else ""
+        )
+
+    @property
+    def clamped(self) -> int:
+        """The number of transfers and launch delays that lie far below zero."""
+        durations = self.replay.durations
+        return durations.clamped_transfers + durations.clamped_delays
+
+    def fit(self, trust: Trust) -> str:
+        """Return how much of the job the graph explains, or why it is not trusted, in words."""
+        if not trust.trustworthy:
+            return "; ".join(trust.reasons)
+        if self.recorded is None:
+            return f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
+        left, matches = self.recorded.unexplained, self.recorded.matches
+        longest = seconds(max(left.communication_gap_s, left.compute_gap_s))
+        figures = [
+            f"replay error {trust.replay_error:.2%}",
+            f"unexplained gaps {trust.discrepancy:.1%}, 99 % of them below {longest}",
+            f"{left.inferred:,} of {left.edges:,} dependencies inferred, {left.violations:,} contradicted",
+        ]
+        if len(self.ranks) > 1:
+            figures.append(f"{matches.matched:,} collectives matched, {matches.unmatched:,} kernels not")
+        if without := self.recorded.without_launch:
+            figures.append(f"{without:,} GPU ops launched outside the recording")
+        return "; ".join(figures)
+
+    def undecided(self) -> str:
+        """Return who looks slow, but no more so than chance explains; empty, because that is not looked for."""
+        return ""
+
+    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
+        """Yield the ranks of a place; none for the whole job."""
+        yield from ((rank, None) for rank in where.ranks)
+
+    def machines_at_fault(self, where: Place) -> bool:
+        """Return whether the recording shows that a machine is at fault; recordings have no clocks of GPUs."""
+        del where
+        return False

@@ -1,0 +1,192 @@
+"""The rank that the others wait for, and for what it takes longer than they do.
+
+In: a replay of an op trace, and the waits if collectives were recorded on several ranks. Out: `Culprit`, or None if no
+rank stands out.
+
+A rank is named if all of these agree: others wait for it; the job gets shorter when the rank works at the pace of its
+peers; it gets shorter by more than the noise of the recording explains (`noise.py`); and no other rank would save half
+as much. Two limits are choices: SMALLEST_SHARE is the smallest saving worth somebody's time; _NEXT separates one
+culprit from two. If no rank is slower at anything recorded, a rank may still have come late into the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
+from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.waits import Waits
+from tracekit.analysis.numeric.arrays import Bools
+from tracekit.trace.gpu_activity import KernelClass
+
+#: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
+#: never exactly equal, and a healthy job names nobody.
+SMALLEST_SHARE = 0.01
+#: Coming late costs time once, and nothing is left to fix: name such a rank only if it costs at least this share of the
+#: recording.
+_LATE_SHARE = 0.05
+#: No other rank may save more than this share of what the named one saves.
+_NEXT = 0.5
+#: Replay at most this many ranks at the pace of the others.
+_MOST_RANKS = 64
+#: Report a part if it costs at least this share of the costliest one.
+_WORTH_TELLING = 0.25
+
+
+class Part(StrEnum):
+    """The parts of a rank's time that are compared with those of its peers."""
+
+    COMPUTE = "compute"
+    HOST = "host"  #: between the calls of its host threads
+    INPUT = "input"  #: waiting for its data loader
+    GC = "gc"
+    SYNC_CALLS = "sync-calls"  #: calls in which its host waits for the GPU
+    TRANSFERS = "transfers"  #: once all ranks are there
+
+
+#: The kinds of op that belong to a part, in recordings of GPUs and in op traces that people write; compute is the rest.
+_KINDS: Mapping[Part, frozenset[str]] = {
+    Part.HOST: frozenset({"host", "host-delay"}),
+    Part.INPUT: frozenset({"input", "data-load"}),
+    Part.GC: frozenset({"gc"}),
+    Part.SYNC_CALLS: frozenset({"synchronise"}),
+    Part.TRANSFERS: frozenset({str(KernelClass.COMMUNICATION)}),
+}
+#: Ops of this kind are no work: they stand for the time before a rank's first event.
+_WINDOW = "window"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Behind:
+    """A part of its time in which a rank is behind its peers: seconds that the job would save without it.
+
+    `ops`: the ops of that part, on all ranks, [ops].
+    """
+
+    part: Part
+    saved_s: float
+    ops: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The rank that the others wait for. Seconds of the mean step; of a recording, in all.
+
+    `saved_s`: what the job would save with this rank at the pace of its peers. `sole_delay_s`: how much later it begins
+    collectives than the last but one; `waited_s`: how long all others wait for it; both nan if that is not recorded.
+    `late_s`: how much later than on its peers its recording begins, None if that does not matter.
+    """
+
+    rank: int
+    saved_s: float
+    sole_delay_s: float
+    waited_s: float
+    behind: tuple[Behind, ...]
+    late_s: float | None = None
+
+
+def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits | None) -> Culprit | None:
+    """Return the rank that stands out, if any. `ops`: of the op trace; `waits`: None if they were not recorded."""
+    ranks = tuple(int(rank) for rank in pace.graph.ops.mesh.ranks)
+    if len(ranks) < 2 or (waits is not None and not waits.sole_delay.sum() > 0):
+        return None
+    saved, parts = saved_by_rank(pace, ranks, waits), _parts(ops)
+    rank = max(saved, key=lambda one: saved[one])
+    least = SMALLEST_SHARE * pace.recorded_s
+    others_wait = waits is None or waits.sole_delay[waits.ranks.index(rank)] > 0
+    alone = all(seconds <= _NEXT * saved[rank] for one, seconds in saved.items() if one != rank)
+    if saved[rank] >= least and others_wait and alone and _beyond_noise(pace, rank, parts) >= least:
+        return _culprit(waits, rank, saved[rank], _behind(pace, rank, parts))
+    return None if waits is None else _late_start(pace, ops, waits)
+
+
+def _beyond_noise(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> float:
+    """Return the share of a rank's price that is due to parts beyond noise, seconds.
+
+    Each part is tested separately: kernels that are certainly slower, by next to nothing, say nothing about the host.
+    """
+    proven = causes_that_stand_out(pace, rank, list(parts.values()))
+    if not proven:
+        return 0.0
+    chosen = np.logical_or.reduce(proven)
+    waits = parts.get(Part.SYNC_CALLS)
+    freed = freed_of_waits(pace, rank) if waits is not None and chosen[waits].any() else None
+    return pace.recorded_s - float((freed or pace).times([pace.costs(rank, chosen)])[0])
+
+
+def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> Culprit | None:
+    """Return the rank whose first recorded event is late, and with it the collectives in which others wait."""
+    windows = ops.filter(kind=_WINDOW).sort("rank")["duration"].to_numpy()
+    at = int(windows.argmax())
+    usual = float(np.median(np.delete(windows, at)))
+    saved_s = pace.recorded_s - pace.time_with_window(waits.ranks[at], usual)
+    if saved_s < _LATE_SHARE * pace.recorded_s or not waits.sole_delay[at] > 0 or not stands_out_once(windows, at):
+        return None
+    return _culprit(waits, waits.ranks[at], saved_s, (), float(windows[at] - usual))
+
+
+def _culprit(
+    waits: Waits | None, rank: int, saved_s: float, behind: tuple[Behind, ...], late_s: float | None = None
+) -> Culprit:
+    if waits is None:
+        return Culprit(rank, saved_s, float("nan"), float("nan"), behind, late_s)
+    at = waits.ranks.index(rank)
+    return Culprit(rank, saved_s, float(waits.sole_delay[at]), float(waits.waited_for[:, at].sum()), behind, late_s)
+
+
+def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
+    """Return what the recording would save if transfers took no time once all ranks have arrived, seconds."""
+    communicates = (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
+    return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.cost)])[0])
+
+
+def saved_by_rank(pace: PaceOfPeers, ranks: tuple[int, ...], waits: Waits | None) -> Mapping[int, float]:
+    """Return what the job saves with each rank at the pace of the others, seconds.
+
+    Of many ranks, only those that delay the others most; without recorded waits, those that take longest.
+    """
+    ops = pace.graph.ops
+    busy = np.bincount(np.searchsorted(ops.mesh.ranks, ops.rank), weights=pace.cost, minlength=len(ranks))
+    most = busy if waits is None else waits.sole_delay
+    chosen = [ranks[at] for at in np.argsort(-most, kind="stable")[:_MOST_RANKS].tolist()]
+    times = pace.times([pace.costs(rank) for rank in chosen]).tolist()
+    for number, rank in enumerate(chosen):
+        if (freed := freed_of_waits(pace, rank)) is not None:
+            times[number] = float(freed.times([pace.costs(rank)])[0])
+    return {rank: pace.recorded_s - time for rank, time in zip(chosen, times, strict=True)}
+
+
+def freed_of_waits(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
+    """Return the job without this rank's calls that wait for its GPU beyond those of its peers, if it waits long in
+    them.
+    """
+    if "kind" not in pace.graph.ops.labels:
+        return None
+    return pace.without_extra_waits(rank, SMALLEST_SHARE * pace.recorded_s)
+
+
+def _parts(ops: pl.DataFrame) -> Mapping[Part, Bools]:
+    """Return the ops of each part that the trace has, [ops] each."""
+    kind = ops["kind"].cast(pl.String) if "kind" in ops.columns else pl.repeat("", ops.height, eager=True)
+    found = {part: kind.is_in(list(kinds)).to_numpy() for part, kinds in _KINDS.items()}
+    if "rendezvous" in ops.columns:  # an op that meets others transfers, whatever its kind is called
+        found[Part.TRANSFERS] = found[Part.TRANSFERS] | ops["rendezvous"].is_not_null().to_numpy()
+    rest = ~np.logical_or.reduce(list(found.values())) & (kind != _WINDOW).fill_null(value=True).to_numpy()
+    return {part: chosen for part, chosen in {Part.COMPUTE: rest, **found}.items() if chosen.any()}
+
+
+def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[Behind, ...]:
+    """Return the parts in which a rank is behind its peers, the costliest first."""
+    costs = [pace.costs(rank, chosen) for chosen in parts.values()]
+    saved = pace.recorded_s - pace.times(costs)
+    if Part.SYNC_CALLS in parts and (freed := freed_of_waits(pace, rank)) is not None:
+        at = list(parts).index(Part.SYNC_CALLS)
+        saved[at] = pace.recorded_s - freed.times([costs[at]])[0]
+    found = [Behind(part, seconds, ops) for (part, ops), seconds in zip(parts.items(), saved.tolist(), strict=True)]
+    found.sort(key=lambda one: -one.saved_s)
+    return tuple(one for one in found if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * found[0].saved_s)

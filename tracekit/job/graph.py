@@ -1,0 +1,267 @@
+"""Jobs of any shape for users of the library: op traces, and recordings of GPUs.
+
+In: an op trace, or traces of torch.profiler. Out: `GraphJob` or `RecordingJob`, and from them a `GraphReport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tracekit.analysis.attribution.chance import noisy_step_times_of_ops
+from tracekit.analysis.attribution.critical_path import critical_path
+from tracekit.analysis.diagnosis.of_ops import diagnose_ops
+from tracekit.analysis.evidence.ops import OpEvidence, Times
+from tracekit.analysis.gpu.comparable import Comparable, comparable_part
+from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
+from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.gpu.trust import unexplained
+from tracekit.analysis.gpu.waits import measure_waits
+from tracekit.analysis.graph.fold import FoldedGraph, fold
+from tracekit.analysis.graph.labels import label_values
+from tracekit.analysis.graph.rules.registry import op_graph
+from tracekit.analysis.replay.costs import measure_op_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
+from tracekit.base.errors import SelectionError, TraceError
+from tracekit.base.text import short
+from tracekit.job.job import Exported, Job, PathLike, Progress
+from tracekit.report.graph import GraphReport
+from tracekit.report.questions import ByLabel, Question, answer, by_labels
+from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.op import OpTrace
+
+if TYPE_CHECKING:
+    from tracekit.trace.op_chrome import OpTimeline
+
+#: Labels by which a report attributes by default, if the job has them with more than one value.
+USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
+#: A label with more values than this is attributed only on request.
+MOST_VALUES_UNASKED = 512
+
+
+class OfGraph(Job):
+    """A job whose ops form any graph."""
+
+    @cached_property
+    def graph(self) -> FoldedGraph:
+        """The job's op graph, laid out for replay. Raises TraceError, or GraphError if ops contradict each other."""
+        try:
+            return fold(op_graph(self.ops))
+        except TraceError as error:
+            raise type(error)(f"{short(self.ops.name)}: {error}") from None
+
+    @property
+    def ops(self) -> OpTrace:
+        """The job as an op trace."""
+        raise NotImplementedError
+
+    @cached_property
+    def replay(self) -> GraphReplay:
+        """The job ready to be replayed under any scenario."""
+        return GraphReplay(self.graph, measure_op_durations(self.graph))
+
+    def recorded(self) -> Recorded | None:
+        """Return what a recording of GPUs shows beside its ops; None for other op traces."""
+        return None
+
+    def validate(self) -> None:
+        """See `Job.validate`: the ops are validated when the graph is built."""
+        _ = self.graph
+
+    def whatif(
+        self,
+        *,
+        fix: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        by: Sequence[str] = (),
+        layers: tuple[int, ...] | None = None,
+        progress: Progress | None = None,
+    ) -> GraphReport:
+        """See `Job.whatif`."""
+        if layers is not None:
+            raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
+        tell = progress or (lambda _: None)
+        tell("building the op graph")
+        replay = self.replay
+        questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
+        tell("labels")
+        labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
+        tell("critical path")
+        path = critical_path(replay, RECORDED)
+        tell("looking for causes")
+        evidence = OpEvidence(self.ops, self.graph, replay, self._times(), self.recorded())
+        label = self._critical_label()
+        return GraphReport(
+            name=self.ops.name,
+            diagnosis=diagnose_ops(evidence),
+            questions_asked=tuple(questions),
+            labels_asked=tuple(labels),
+            evidence=evidence,
+            critical_label=label,
+            critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([label]).items()},
+            critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
+            critical_delay_s=path.mean_delay_s,
+            asked=tuple(by),
+        )
+
+    def _times(self) -> Times:
+        """Return the step times of the job. Raises TraceError if its steps take no time."""
+        replay, ops = self.replay, self.graph.ops
+        recorded = replay.recorded_step_times()
+        with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
+        if original.mean() > 0 >= recorded.mean():
+            raise TraceError(
+                f"{short(self.ops.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g}"
+                " s); 'start' counts from the start of the step"
+            )
+        if not min(recorded.mean(), original.mean()) > 0:
+            raise TraceError(f"{short(self.ops.name)}: its steps take no time; expected ops with durations in seconds")
+        return Times(recorded, with_delays, original, ideal, noisy_step_times_of_ops(replay, self.graph))
+
+    def attribute_by(self, *labels: str) -> ByLabel:
+        """See `Job.attribute_by`."""
+        return by_labels(self.replay, *labels)
+
+    def answer(self, selection: str, *, keep: bool = False) -> Question:
+        """See `Job.answer`."""
+        return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
+
+    def _critical_label(self) -> str:
+        """The label of the critical path: classes of comparable ops, or kinds if the classes are numbers."""
+        ops = self.ops.ops
+        numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
+        return "kind" if numbers and "kind" in self.graph.ops.labels else "peer"
+
+    def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
+        """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
+        from tracekit.trace.chrome import MOST_SLICES
+        from tracekit.trace.op_chrome import OpTimeline, write_op_chrome
+
+        ops, kept = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
+        label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
+        if steps is not None:
+            kept = kept & (label is not None and ops[label].is_in(list(steps)).fill_null(value=False).to_numpy())
+            if not kept.any():
+                raise SelectionError(f"{short(self.ops.name)} has none of these steps")
+        if (slices := 3 * int(kept.sum())) > MOST_SLICES:
+            raise SelectionError(
+                f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
+                " --steps"
+            )
+        timelines = [self._timeline("recorded", RECORDED), self._timeline("replayed", ORIGINAL),
+                     self._timeline("ideal", IDEAL)]  # fmt: skip
+        place = np.cumsum(kept) - 1
+        written = write_op_chrome(
+            path,
+            self.ops.name,
+            ops.filter(kept),
+            [
+                OpTimeline(one.name, one.start[kept], one.duration[kept],
+                           place[one.critical_path[kept[one.critical_path]]])
+                for one in timelines
+            ],
+        )  # fmt: skip
+        every = 1 if label is None else ops[label].n_unique()
+        return Exported(every if steps is None or label is None else len(set(steps)), every, written)
+
+    def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
+        """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
+        from tracekit.trace.op_chrome import OpTimeline
+
+        graph, path = self.graph, critical_path(self.replay, scenario)
+        start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
+        if scenario is not RECORDED:
+            for block, timeline in zip(graph.blocks, self.replay.timelines(scenario), strict=True):
+                start[block.op], end[block.op] = timeline.start, timeline.end
+        on_path = np.empty(len(path.row), np.int64)
+        for number, block in enumerate(graph.blocks):
+            here = path.block == number
+            on_path[here] = block.op[path.row[here], path.lane[here]]
+        return OpTimeline(name, start, end - start, on_path)
+
+    def _usual_labels(self) -> list[str]:
+        wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)
+        there = [name for name in dict.fromkeys(wanted) if name in self.graph.label_names]
+        return [name for name in there if 1 < len(label_values(self.graph, name)) <= MOST_VALUES_UNASKED]
+
+
+@dataclass(frozen=True, repr=False)
+class GraphJob(OfGraph):
+    """A job of any shape. `trace`: its ops and what they wait for."""
+
+    trace: OpTrace
+
+    def __repr__(self) -> str:
+        return f"<Job {short(self.trace.name)}: {self.trace.ops.height:,} ops>"
+
+    @property
+    def source(self) -> str:
+        """See `Job.source`."""
+        return "an op trace (docs/op-trace.md)"
+
+    @property
+    def ops(self) -> OpTrace:
+        """See `OfGraph.ops`."""
+        return self.trace
+
+    def redacted(self) -> Job:
+        """See `Job.redacted`; op traces are not redacted."""
+        raise SelectionError(
+            f"--redact is for pipeline traces and torch.profiler; {short(self.trace.name)} is {self.source}"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class RecordingJob(OfGraph):
+    """A job recorded by torch.profiler. What can be compared, graph and replay are computed on first use.
+
+    `recording`: what torch.profiler wrote on each rank, on one time axis.
+    """
+
+    recording: GpuRecording
+
+    def __repr__(self) -> str:
+        ranks = len(self.recording.ranks)
+        return f"<Job {short(self.recording.name)}: {ranks:,} ranks, {self.recording.gpu_ops.height:,} GPU ops>"
+
+    @property
+    def source(self) -> str:
+        """See `Job.source`."""
+        return "of torch.profiler (docs/kineto.md)"
+
+    @property
+    def trace(self) -> OpTrace:  # type: ignore[override]
+        """The recording as ops of GPUs and hosts, which is what a store keeps."""
+        return self.op_trace.trace
+
+    @property
+    def ops(self) -> OpTrace:
+        """See `OfGraph.ops`."""
+        return self.op_trace.trace
+
+    @cached_property
+    def comparable(self) -> Comparable:
+        """The ranks and steps of the recording that can be compared."""
+        return comparable_part(self.recording)
+
+    @cached_property
+    def op_trace(self) -> GpuOpTrace:
+        """The recording as ops of GPUs and hosts."""
+        part = self.comparable
+        return gpu_op_trace(part.recording, part.matches, part.clocks)
+
+    def recorded(self) -> Recorded:
+        """See `OfGraph.recorded`."""
+        part = self.comparable
+        waits, left = measure_waits(part.matches, part.clocks), unexplained(self.graph, self.replay.durations)
+        recorded_s = float(self.replay.recorded_step_times().mean())
+        return Recorded.of(self.recording, part, waits, left, self.op_trace.skew_s, recorded_s)
+
+    def redacted(self) -> RecordingJob:
+        """See `Job.redacted`."""
+        return RecordingJob(self.recording.redacted())

@@ -1,0 +1,320 @@
+"""The report on a job of any shape: an op trace, or a recording of GPUs.
+
+In: `OpEvidence`, its diagnosis, who costs what, the critical path. Out: `GraphReport`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.attribution.compare import WorkerSteps
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.whatif.scenario import Scenario
+from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.base.text import printable, seconds, short
+from tracekit.report.report import Report, StepTimes
+from tracekit.report.section import Table
+
+if TYPE_CHECKING:
+    from tracekit.report.questions import ByLabel
+
+#: Limits of rows: ranks, waits, and classes on the critical path, on a first screen and in all.
+_FEWEST_RANKS, _MOST_RANKS = 8, 16
+_MOST_WAITS = 8
+_MOST_KERNELS = 5
+#: The number of unclassified kernels in JSON.
+_MOST_UNKNOWN = 20
+_WIDEST_KERNEL = 40
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GraphReport(Report):
+    """The report on a job of any shape. `evidence`: its graph and replay.
+
+    `critical_peers` (by the label `critical_label`, peer or kind), `critical_ranks`: mean seconds per step on the
+    critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran. `asked`: labels, or
+    several joined by commas, that a reader asked for.
+    """
+
+    evidence: OpEvidence
+    critical_label: str
+    critical_peers: Mapping[str, float]
+    critical_ranks: Mapping[int, float]
+    critical_delay_s: float
+    asked: tuple[str, ...] = ()
+
+    @property
+    def recorded(self) -> Recorded | None:
+        """What a recording of GPUs shows beside its ops; None for other op traces."""
+        return self.evidence.recorded
+
+    @property
+    def sizes(self) -> str:
+        """See `Report.sizes`."""
+        found = self.recorded
+        counts = {"rank": len(self.evidence.ranks), "step": self.steps_traced, "op": self.evidence.ops.height}
+        if found is not None:
+            counts = {
+                "rank": len(self.evidence.ranks),
+                "step": found.marked_steps,
+                "GPU op": found.recording.gpu_ops.height,
+            }
+        sizes = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+        device = None if found is None else found.recording.device_name
+        return f"{sizes} on {printable(device)}" if device else sizes
+
+    @property
+    def gpus(self) -> int:
+        """See `Report.gpus`."""
+        return self.evidence.gpus
+
+    @property
+    def whole(self) -> str:
+        """See `Report.whole`."""
+        return self.evidence.whole
+
+    @property
+    def times_s(self) -> dict[str, float]:
+        """See `Report.times_s`."""
+        times = self.evidence.times
+        return {name: float(getattr(times, name).mean()) for name in ("recorded", "original", "ideal")}
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal), nan if the ideal job takes no time."""
+        return self.evidence.slowdown
+
+    @property
+    def steps_traced(self) -> int:
+        """See `Report.steps_traced`."""
+        return len(self.evidence.steps) if self.recorded is None else self.recorded.marked_steps
+
+    @property
+    def slowdown_by_rank(self) -> Mapping[int, float]:
+        """S of each rank alone, as recorded while all others are ideal."""
+        shares = next((group.shares for group in self.labels_asked if group.labels == ("rank",)), ())
+        return {int(share.values[0]): share.slowdown for share in shares}
+
+    def step_times(self) -> StepTimes:
+        """See `Report.step_times`."""
+        times = self.evidence.times
+        return StepTimes(self.evidence.steps, times.recorded, times.original, times.ideal)
+
+    @property
+    def workers(self) -> pl.DataFrame:
+        """See `Report.workers`."""
+        by_rank, hosts = sorted(self.slowdown_by_rank.items()), self.evidence.hosts
+        schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
+        return pl.DataFrame([(None, None, rank, hosts.get(rank), one) for rank, one in by_rank], schema, orient="row")
+
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks`."""
+        times = self.times_s
+        if len(self.evidence.ranks) > 1:
+            alike = f"{seconds(times['ideal'])} with all ranks alike (S = {self.slowdown:.2f})"
+            yield "Time", f"{seconds(times['recorded'])} recorded, {alike}"
+        notes = () if self.recorded is None else self.recorded.notes
+        yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
+
+    def sections(self, *, full: bool = False) -> Iterator[Table]:
+        """See `Report.sections`."""
+        found = self.recorded
+        if found is not None:
+            yield self._ranks(found, None if full else _FEWEST_RANKS)
+            if full:
+                yield _waits(found)
+                yield _kernels(found)
+        if full or found is None:
+            yield self._critical_path()
+        for group in self.labels_asked:
+            if group.labels == ("rank",) and found is not None:
+                continue
+            if full or found is None or ",".join(group.labels) in self.asked:
+                yield by_label_table(group)
+
+    def _ranks(self, found: Recorded, most: int | None) -> Table:
+        """A row for each rank, the one that the others wait for first; a rank alone waits for nobody."""
+        slowdown, several = self.slowdown_by_rank, len(self.evidence.ranks) > 1
+        each = list(zip(found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True))
+        each.sort(key=lambda row: -row[2])
+        rows = []
+        for one, wait, sole_delay in each:
+            alone = f"{slowdown[one.rank]:.3f}" if one.rank in slowdown else ""
+            parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
+            shares = [f"{part / (one.span_s or 1.0) * 100:.0f} %" for part in parts]
+            waits = (alone, seconds(sole_delay), seconds(wait)) if several else ()
+            rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
+        waits = ("S alone", "sole delay", "waits") if several else ()
+        heads = ("rank", *waits, "compute", "transfers", "exposed", "idle", "of")
+        return _shortened("Ranks", heads, rows, most or _MOST_RANKS)
+
+    def _critical_path(self) -> Table:
+        """The critical path of the recorded job, by op class and by rank."""
+        recorded_s = self.times_s["recorded"]
+        parts = [
+            *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
+            ("unexplained gaps" if self.recorded else "launch delays", self.critical_delay_s),
+            *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
+        ]
+        rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
+        return Table("Critical path", ("On the critical path", f"of a {self.whole}", "share"), rows)
+
+    def worker_steps(self) -> WorkerSteps:
+        """See `Report.worker_steps`: each rank counts as a worker of its own."""
+        ranks, replay = self.evidence.ranks, self.evidence.replay
+        alone = [Scenario.addition(checked_selection(f"rank={rank}", replay.graph, replay.durations)) for rank in ranks]
+        times = replay.step_times_each(alone)
+        slowdown = (times / self.evidence.times.ideal).T[:, :, None].astype(np.float32)
+        return WorkerSteps(np.asarray(self.evidence.steps, np.int64), np.asarray(ranks, np.int64), slowdown)
+
+    def details(self) -> dict[str, Any]:
+        """See `Report.details`."""
+        evidence, found = self.evidence, self.recorded
+        content: dict[str, Any] = {
+            "job": {
+                "source": "ops",
+                "ranks": len(evidence.ranks),
+                "steps": self.steps_traced,
+                "ops": evidence.ops.height,
+            },
+            "trust": {"notes": []},
+            "wasted_gpu_hours": float((evidence.times.original - evidence.times.ideal).sum()) * self.gpus / 3600,
+            "gaps": [
+                {"rendezvous": gap.rendezvous, "group": gap.group, "missing": list(gap.missing)}
+                for gap in evidence.graph.ops.gaps
+            ],
+            "critical_path": [
+                *({self.critical_label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()),
+                {self.critical_label: None, "recorded_s": self.critical_delay_s},
+            ],
+            "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
+            "by_rank": [{"rank": rank, "slowdown": one} for rank, one in self.slowdown_by_rank.items()],
+            "by_kind": [
+                {"kind": share.values[0], "ops": share.ops, "slowdown": share.slowdown, "saved_s": share.removed_s}
+                for group in self.labels_asked
+                if group.labels == ("kind",)
+                for share in group.shares
+            ],
+        }
+        return content if found is None else content | self._of_recording(found)
+
+    def _of_recording(self, found: Recorded) -> dict[str, Any]:
+        recording, left = found.recording, found.unexplained
+        return {
+            "job": {
+                "source": "recording",
+                "ranks": len(recording.ranks),
+                "world_size": recording.world_size,
+                "gpu": recording.device_name,
+                "steps": found.marked_steps,
+                "gpu_ops": recording.gpu_ops.height,
+                "gpu_ops_without_launch": found.without_launch,
+                "host_calls": recording.calls.height,
+            },
+            "trust": {
+                "notes": list(found.notes),
+                "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
+                "edges": left.edges,
+                "inferred_edges": left.inferred,
+                "violations": left.violations,
+                "host_ahead_of_gpu_s": {str(rank): skew for rank, skew in found.skew_s.items()},
+            },
+            "recording_time_s": self.times_s,
+            "exposed_communication_s": self.evidence.exposed_communication_s,
+            "by_rank": self._by_rank(found),
+            "collectives": {
+                "matched": found.matches.matched,
+                "unmatched": found.matches.unmatched,
+                "by_group": [
+                    {
+                        "group": group.group,
+                        "ranks": list(group.ranks),
+                        "matched": group.matched,
+                        "unmatched": {str(rank): count for rank, count in group.unmatched.items()},
+                        "shifts": {str(rank): shift for rank, shift in group.shifts.items()},
+                    }
+                    for group in found.matches.groups
+                ],
+            },
+            "clocks": [
+                {"rank": rank, "ahead_s": ahead, "uncertainty_s": uncertainty, "collectives": count}
+                for rank, ahead, uncertainty, count in zip(
+                    found.clocks.ranks,
+                    found.clocks.ahead.tolist(),
+                    found.clocks.uncertainty.tolist(),
+                    found.clocks.collectives.tolist(),
+                    strict=True,
+                )
+            ],
+            "wait_for": [
+                {"group": group, "rank": rank, "for_rank": other, "wait_s": waited}
+                for waited, rank, other, group in found.waits.each()
+            ],
+            "kernel_classes": found.kernel_time.to_dicts(),
+            "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN).to_dicts(),
+        }
+
+    def _by_rank(self, found: Recorded) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": one.rank,
+                "host": found.recording.hosts.get(one.rank),
+                "span_s": one.span_s,
+                "compute_s": one.compute_s,
+                "communication_s": one.communication_s,
+                "exposed_communication_s": one.exposed_communication_s,
+                "memory_s": one.memory_s,
+                "idle_s": one.idle_s,
+                "wait_s": wait,
+                "sole_delay_s": sole_delay,
+                "slowdown": self.slowdown_by_rank.get(one.rank, math.nan),
+            }
+            for one, wait, sole_delay in zip(
+                found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True
+            )
+        ]
+
+
+def by_label_table(group: ByLabel, most: int = 20) -> Table:
+    """Return exact S of each value of a label."""
+    rows = []
+    for share in group.shares:
+        saved = share.removed_s
+        change = f"-{seconds(saved)}" if saved > 0 else f"+{seconds(-saved)}" if saved < 0 else "0"
+        value = printable(", ".join(map(str, share.values)))
+        rows.append((value, f"{share.ops:,}", f"{share.slowdown:.3f}", change))
+    names = " x ".join(group.labels)
+    return _shortened(f"By {names}", (names, "ops", "S alone", "if ideal"), rows, most)
+
+
+def _shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
+    note = f"the costliest {most} of {len(rows)}; all with --json" if len(rows) > most else None
+    return Table(title, heads, tuple(rows[:most]), note)
+
+
+def _waits(found: Recorded) -> Table:
+    """Which rank waits for which, longest first."""
+    rows = [
+        (f"rank {rank}", f"rank {other}", seconds(waited), short(group))
+        for waited, rank, other, group in sorted(found.waits.each(), reverse=True)
+    ]
+    return _shortened("Waits", ("waits", "for", "in collectives", "group"), rows, _MOST_WAITS)
+
+
+def _kernels(found: Recorded) -> Table:
+    """Time by class of kernels, and the longest kernels of no class."""
+    times, unknown = found.kernel_time, found.unknown_kernels.head(_MOST_KERNELS)
+    total = float(times["seconds"].sum()) or 1.0
+    named = [
+        *times.iter_rows(),
+        *((f"  {short(name)[:_WIDEST_KERNEL]}", ops, spent) for name, ops, spent in unknown.iter_rows()),
+    ]
+    rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f} %") for name, ops, spent in named)
+    return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

@@ -1,0 +1,318 @@
+"""The result of `whatif`: what a job loses, who causes it, why, what to do, and whether to believe it.
+
+In: a `Diagnosis`, with what the source of the job adds. Out: `Report`, which every renderer draws: words
+(`words.py`), tables, one JSON object (docs/report-schema.md), figures, and the card of a notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust, waste
+from tracekit.analysis.diagnosis.diagnose import Diagnosis
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.errors import OutputError, SelectionError
+from tracekit.base.safe_csv import safe_csv
+from tracekit.base.text import short
+from tracekit.report.answer import Answer
+from tracekit.report.finding import Finding
+from tracekit.report.section import Table
+
+if TYPE_CHECKING:
+    import pandas
+
+    from tracekit.analysis.attribution.compare import WorkerSteps
+    from tracekit.report.findings import Findings, WorkerSlowdowns
+    from tracekit.report.pipeline import PipelineReport
+    from tracekit.report.plots import Plots
+    from tracekit.report.questions import ByLabel, Question
+
+#: Version of the JSON object; increased by one with every change that could break a reader of the version before.
+REPORT_VERSION = 2
+#: Tables of every report, of one row per finding or question.
+COMMON_TABLES = ("by_label", "questions", "causes", "fixes")
+
+
+class StepTimes(Struct, frozen=True, eq=False):
+    """Times of each step, seconds, [steps] each: as recorded; replayed without launch delays; without stragglers."""
+
+    steps: Int32s
+    recorded: Floats
+    original: Floats
+    ideal: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Report(ABC):
+    """Everything that `Job.whatif` found out about one job, whatever its source.
+
+        report = tracekit.load("job.parquet").whatif()
+        report                                # in a notebook: answer, worker map, steps, causes, fixes
+        report.answer.headline                # the same in words
+        report.findings                       # why it is slow, the costliest first
+        report.slowdown                       # S, 1.0 for a job without stragglers
+        report.table("by_label")              # a polars frame; report.pandas("by_label")
+        report.to_dict()                      # plain data, as docs/report-schema.md documents it
+
+    `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
+    custom questions.
+    """
+
+    table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
+    name: str
+    diagnosis: Diagnosis
+    questions_asked: tuple[Question, ...] = ()
+    labels_asked: tuple[ByLabel, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
+
+    def _repr_html_(self) -> str:
+        from tracekit.report.card import fragment
+
+        return fragment(self)
+
+    @property
+    @abstractmethod
+    def sizes(self) -> str:
+        """What was analysed, in words: layout or ranks, steps, ops."""
+
+    @property
+    @abstractmethod
+    def gpus(self) -> int:
+        """The number of GPUs of the job."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> str:
+        """What the times are of: "step", or "recording" if all of it was replayed at once."""
+
+    @property
+    @abstractmethod
+    def times_s(self) -> dict[str, float]:
+        """The mean step, seconds: `recorded`; `original`, without launch delays; `ideal`, without stragglers."""
+
+    @abstractmethod
+    def remarks(self) -> Iterator[tuple[str, str]]:
+        """Yield what else a reader must know: names and sentences."""
+
+    @abstractmethod
+    def sections(self, *, full: bool = False) -> Iterator[Table]:
+        """Yield the tables of the report that its source adds; `full`: all of them."""
+
+    @abstractmethod
+    def details(self) -> dict[str, Any]:
+        """The JSON that the source of the job adds; its `job` describes the job."""
+
+    @property
+    def pipeline(self) -> PipelineReport | None:
+        """This report, if it has the lanes of a pipeline: workers, stages, steps."""
+        return None
+
+    @property
+    def trust(self) -> Trust:
+        """Whether to believe the report, and why not."""
+        return self.diagnosis.trust
+
+    @property
+    def answer(self) -> Answer:
+        """The answer in sentences."""
+        return self.diagnosis.answer
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Why the job is slow, the costliest first."""
+        return self.diagnosis.causes
+
+    @property
+    def slowdown(self) -> float:
+        """S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."""
+        return self.times_s["original"] / self.times_s["ideal"] if self.times_s["ideal"] else math.nan
+
+    @property
+    def straggling(self) -> bool:
+        """Whether S >= 1.1."""
+        return self.slowdown >= STRAGGLING_SLOWDOWN
+
+    @property
+    def waste(self) -> float:
+        """The share of a step that stragglers cost, 1 - 1 / S."""
+        return waste(self.slowdown) if self.slowdown else math.nan
+
+    @property
+    @abstractmethod
+    def steps_traced(self) -> int:
+        """The number of training steps that were analysed."""
+
+    @property
+    def rate_assumption(self) -> str:
+        """The assumption behind every figure of GPU-hours a day."""
+        traced = f"the {self.steps_traced:,} traced steps" if self.whole == "step" else "this recording"
+        return f"GPU-hours a day: {self.gpus:,} GPUs running all day as in {traced}"
+
+    @cached_property
+    def by_label(self) -> pl.DataFrame:
+        """Exact S of each value of the requested labels, costliest first."""
+        return pl.DataFrame(
+            [
+                {
+                    "labels": ",".join(group.labels),
+                    "value": ",".join(map(str, share.values)),
+                    "ops": share.ops,
+                    "slowdown": share.slowdown,
+                    "added_s": share.added_s,
+                    "saved_s": share.removed_s,
+                }
+                for group in self.labels_asked
+                for share in group.shares
+            ],
+            {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
+             "saved_s": pl.Float64},
+        )  # fmt: skip
+
+    @cached_property
+    def questions(self) -> pl.DataFrame:
+        """The custom questions and their answers."""
+        schema = {
+            "question": pl.String,
+            "ops": pl.Int64,
+            "step_time_s": pl.Float64,
+            "saved_s": pl.Float64,
+            "saved_gpu_hours_per_day": pl.Float64,
+        }
+        return pl.DataFrame([{name: getattr(asked, name) for name in schema} for asked in self.questions_asked], schema)
+
+    @cached_property
+    def causes(self) -> pl.DataFrame:
+        """Why the job is slow, costliest first."""
+        schema = {
+            "kind": pl.String,
+            "title": pl.String,
+            "where_text": pl.String,
+            "since_step": pl.Int64,
+            "when": pl.String,
+            "confidence": pl.Float64,
+            "saved_s": pl.Float64,
+            "alone_s": pl.Float64,
+            "next_check": pl.String,
+            "suggested_fix": pl.String,
+        }
+        return _of_findings(self.diagnosis.causes, schema)
+
+    @cached_property
+    def fixes(self) -> pl.DataFrame:
+        """What each fix would save, best first."""
+        schema = {
+            "kind": pl.String,
+            "title": pl.String,
+            "where_text": pl.String,
+            "new_step_s": pl.Float64,
+            "saved_s": pl.Float64,
+            "saved_gpu_hours_per_day": pl.Float64,
+            "error_s": pl.Float64,
+            "bound": pl.Boolean,
+            "withheld": pl.String,
+            "assumes": pl.String,
+            "cause": pl.String,
+            "confidence": pl.Float64,
+        }
+        return _of_findings(self.diagnosis.fixes, schema)
+
+    def table(self, name: str) -> pl.DataFrame:
+        """The table of that name (see `table_names`). Raises SelectionError for another name."""
+        if name not in self.table_names:
+            raise SelectionError(f"no table {name!r}; there are {', '.join(self.table_names)}")
+        frame: pl.DataFrame = getattr(self, name)
+        return frame
+
+    def pandas(self, name: str) -> pandas.DataFrame:
+        """The table of that name as a pandas frame."""
+        return self.table(name).to_pandas()
+
+    def write_csv(self, directory: str | os.PathLike[str]) -> None:
+        """Write every table as a CSV file into `directory`, which is created if needed.
+
+        Text that a spreadsheet would take for a formula gets a leading apostrophe. Raises OutputError. An existing CSV
+        file is replaced only if it has the header of the same table.
+        """
+        folder = Path(directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
+        with ExitStack() as files:  # all of them or, if one fails, none
+            for name in self.table_names:
+                table = self.table(name)
+                kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
+                files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
+
+    def write_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write exact S of every worker in every step. Raises SelectionError if the job has no such workers."""
+        raise SelectionError(
+            f"{short(self.name)}: exact S of each worker in each step is for pipelines; {path} not written"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, as documented in docs/report-schema.md; nan becomes null."""
+        from tracekit.report.plain_data import report_as_dict
+
+        return report_as_dict(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as one JSON object."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @abstractmethod
+    def step_times(self) -> StepTimes:
+        """Return the times of each step."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> pl.DataFrame:
+        """`dp_rank`, `pp_rank`, `rank`, `host`, `slowdown`: S of each worker alone, by rank. A job that is no pipeline
+        has a worker for each rank, without coordinates.
+        """
+
+    @abstractmethod
+    def worker_steps(self) -> WorkerSteps:
+        """Return exact S of each worker in each step, in the form that comparisons use."""
+
+    @property
+    def plot(self) -> Plots:
+        """The report as Plotly figures. Raises SelectionError if the job is no pipeline."""
+        raise SelectionError(f"{short(self.name)}: figures of workers and steps are for pipelines")
+
+    def worker_slowdowns(self) -> WorkerSlowdowns | None:
+        """Exact S of each worker in each step, None if the job has no workers."""
+        return None
+
+    def stored(self) -> Findings:
+        """The part of this report that the store keeps."""
+        from tracekit.report.findings import Findings
+
+        return Findings(self.to_json(), self.worker_slowdowns())
+
+
+class _Finding(Protocol):
+    """A cause or a fix."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as JSON data."""
+
+
+def _of_findings(found: Iterable[_Finding], schema: Mapping[str, Any]) -> pl.DataFrame:
+    """One row per finding, with the keys of its JSON that fit into a table."""
+    return pl.DataFrame([{name: row[name] for name in schema} for row in (one.to_dict() for one in found)], schema)
