@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -53,6 +54,31 @@ def slow_file(tmp_path: Path) -> Path:
     path = tmp_path / "slow.parquet"
     slow_trace().write_parquet(path)
     return path
+
+
+@pytest.fixture
+def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder on sys.path; what tracekit knows of plug-ins is forgotten before and after."""
+    from tracekit.base import plug_ins
+    from tracekit.collectors.importers import registry
+
+    def forget() -> None:
+        plug_ins.plug_ins.cache_clear()
+        plug_ins._told.clear()
+        registry._plugged.cache_clear()
+        for name in [name for name, module in sys.modules.items() if _within(module, folder)]:
+            del sys.modules[name]
+
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    forget()
+    yield folder
+    forget()
+
+
+def _within(module: ModuleType, folder: Path) -> bool:
+    return str(getattr(module, "__file__", None)).startswith(f"{folder}{os.sep}")
 
 
 @cache

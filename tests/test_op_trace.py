@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import tracekit
 from tests.properties import examples
-from tracekit.analysis.graph.rules import registry
 from tracekit.base.errors import FormatError, TracekitError
 from tracekit.cli import commands
 from tracekit.trace.op import OpTrace, read_op_trace
@@ -120,19 +119,6 @@ def test_streams_need_no_stated_dependencies(tmp_path: Path) -> None:
     job = tracekit.OpJob(OpTrace(ops, "streams", rules=("streams",)))
     assert list(job.graph.ops.to_networkx().edges(data="why")) == [(1, 0, "stream")]
     assert job.whatif().original.tolist() == [3.0]
-
-
-def test_a_rule_of_its_own_is_one_function_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here: everything on rank 1 waits for the first op."""
-
-    def after_the_first(ops: pl.DataFrame) -> pl.DataFrame:
-        after = ops.with_row_index("after").filter(rank=1)["after"].cast(pl.Int64)
-        return pl.DataFrame({"before": [0] * len(after), "after": after, "why": ["event"] * len(after)})
-
-    monkeypatch.setitem(registry.RULES, "after-the-first", after_the_first)
-    ops = pl.DataFrame({"rank": [0, 1, 1], "kind": ["a", "a", "b"], "start": 0.0, "duration": [1.0, 2.0, 4.0]})
-    job = tracekit.OpJob(OpTrace(ops, "own", rules=("explicit", "after-the-first")))
-    assert job.whatif().original.tolist() == [5.0]
 
 
 def test_a_rule_that_is_not_known_is_refused() -> None:

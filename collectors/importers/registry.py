@@ -1,19 +1,21 @@
 """All importers, behind one function.
 
 In: a path. Out: the `Trace` an importer reads from it. An importer has a name, says whether a path looks like its
-format, and reads it; `IMPORTERS` lists them in the order they are asked.
+format, and reads it. `importers` lists them in the order they are asked: tracekit's own, then those of plug-ins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from tracekit.base.errors import FormatError, LayoutError
+from tracekit.base.errors import FormatError, LayoutError, TraceError, TracekitError
+from tracekit.base.plug_ins import PlugIn, plug_ins, tell
 from tracekit.base.stderr import say
-from tracekit.base.text import printable
+from tracekit.base.text import printable, quoted
 from tracekit.collectors.importers import ndtimeline
 from tracekit.collectors.importers.exported_timeline import ExportedImporter
 from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
@@ -165,6 +167,52 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 )
 
 
+class PlugInImporter:
+    """An importer of another distribution. Whatever it raises becomes an error that names it."""
+
+    def __init__(self, name: str, plug_in: PlugIn) -> None:
+        self.name, self.description = name, printable(plug_in.value.description)
+        self._plug_in, self._failed = plug_in, False
+
+    def sniff(self, path: Path) -> bool:
+        """Whether it recognises the path; once it has failed, it is not asked again."""
+        try:
+            with self._plug_in.guarded(TraceError, passed=(OSError,)):
+                return not self._failed and bool(self._plug_in.value.sniff(path))
+        except TraceError as error:
+            self._failed = True
+            tell([f"{error} at {quoted(str(path))}, and recognises no file from now on"])
+            return False
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace. The importer gets `layout` and `unit` only if they are given."""
+        stated = {name: value for name, value in (("layout", layout), ("unit", unit)) if value is not None}
+        with self._plug_in.guarded(lambda why: TraceError(f"{path}: {why}"), passed=(OSError, TracekitError)):
+            trace = self._plug_in.value.read(path, **stated)
+            if not isinstance(trace, Trace):
+                raise TypeError(f"it read a {type(trace).__name__}; expected a tracekit.Trace")
+            return trace
+
+
+@cache
+def _plugged() -> Mapping[str, Importer]:
+    """The importers of plug-ins; those that are left out are named on stderr."""
+    found, problems = plug_ins("importers", frozenset(IMPORTERS), _is_importer)
+    tell(problems)
+    return {name: PlugInImporter(name, plug_in) for name, plug_in in found.items()}
+
+
+def _is_importer(value: object) -> bool:
+    described = isinstance(getattr(value, "description", None), str)
+    return described and all(callable(getattr(value, name, None)) for name in ("sniff", "read"))
+
+
+def importers() -> Iterator[Importer]:
+    """Every importer; plug-ins are looked for once tracekit's own are exhausted."""
+    yield from IMPORTERS.values()
+    yield from _plugged().values()
+
+
 def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> Trace:
     """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
 
@@ -172,12 +220,13 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
     say what is wrong with it.
     """
     if name is not None:
-        if name not in IMPORTERS:
-            raise FormatError(f"unknown format {name!r}; known: {', '.join(IMPORTERS)}")
-        return _read(IMPORTERS[name], path, layout, unit)
+        importer = IMPORTERS.get(name) or _plugged().get(name)
+        if importer is None:
+            raise FormatError(f"unknown format {name!r}; known: {', '.join(known.name for known in importers())}")
+        return _read(importer, path, layout, unit)
     if layout is not None:
         return _read(IMPORTERS["segments" if is_run_directory(path) else "published"], path, layout, unit)
-    for importer in IMPORTERS.values():
+    for importer in importers():
         if _recognises(importer, path):
             return _read(importer, path, layout, unit)
     if (instead := other_recording(path)) is not None:
@@ -198,7 +247,7 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
 
 def is_known(path: Path) -> bool:
     """Whether some importer of pipeline traces recognises a path."""
-    return any(_recognises(importer, path) for importer in IMPORTERS.values())
+    return any(_recognises(importer, path) for importer in importers())
 
 
 def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None) -> Trace:

@@ -53,9 +53,9 @@ def import_command(
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
-        from tracekit.collectors.importers.registry import IMPORTERS
+        from tracekit.collectors.importers.registry import importers
 
-        for known in IMPORTERS.values():
+        for known in importers():
             click.echo(f"{known.name:<20} {known.description}")
         return
     if not traces:

@@ -53,6 +53,7 @@ def explained(path: Path, wanted: Wanted = Wanted.TRACE) -> Iterator[None]:
 
 def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
     """What the file or folder is, if that is not what is wanted, and the command to type."""
+    from tracekit.collectors.importers.registry import is_known
     from tracekit.fleet.sources import is_study
 
     try:
@@ -71,6 +72,8 @@ def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
             return None
         if path.suffix != ".parquet" and not _beginning(path, 1):
             return f"an empty file, not {wanted}; record or copy it again"
+        if wanted is Wanted.TRACE and is_known(path):
+            return None  # its importer has reported more
         return _own(path, wanted) or _foreign(path, wanted)
     except OSError:
         return None

@@ -1,13 +1,14 @@
 """The dependency rules that an op trace can name, and the graph that they build together.
 
 In: an `OpTrace`. Out: an `OpGraph`. A rule is a function from ops to the edges among them, in a module of its own; this
-module gives it its name. Rules of pipeline traces are not registered: they state their edges once per lane
-(`megatron.py`).
+module gives it its name, and finds those of plug-ins. Rules of pipeline traces are not registered: they state their
+edges once per lane (`megatron.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,7 @@ from tracekit.analysis.graph.rules.kineto import COLUMNS as KINETO_COLUMNS
 from tracekit.analysis.graph.rules.kineto import kineto_edges
 from tracekit.analysis.graph.rules.streams import stream_edges
 from tracekit.base.errors import TraceError
+from tracekit.base.plug_ins import PlugIn, plug_ins, tell
 from tracekit.trace.op import OpTrace
 
 #: Maps the ops of a trace, in row order, to edges: `before` and `after` (row numbers, Int64) and `why`.
@@ -35,13 +37,12 @@ NEEDED = {"streams": ("rank", "start"), "kineto": ("rank", "start", "duration", 
 def op_graph(trace: OpTrace) -> OpGraph:
     """The graph of an op trace, built by the rules that it names.
 
-    Raises TraceError for an unknown rule or an invalid value, GraphError if ops contradict each other.
+    Raises TraceError for an unknown rule, one that fails or an invalid value, GraphError if ops contradict each other.
     """
-    if unknown := [name for name in trace.rules if name not in RULES]:
-        raise TraceError(f"rule {unknown[0]!r:.40} is unknown; known: {', '.join(RULES)}")
-    for rule in trace.rules:
-        require_columns(trace.ops, NEEDED.get(rule, ()), "ops")
-    edges = pl.concat([NO_EDGES, *(RULES[name](trace.ops) for name in trace.rules)])
+    rules = [_rule(name) for name in trace.rules]
+    for name in trace.rules:
+        require_columns(trace.ops, NEEDED.get(name, ()), "ops")
+    edges = pl.concat([NO_EDGES, *(rule(trace.ops) for rule in rules)])
     read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
     stated = [name for name in read if name in trace.ops.columns]
     return OpGraph.from_frames(
@@ -50,6 +51,27 @@ def op_graph(trace: OpTrace) -> OpGraph:
         axes=trace.axes,
         groups=trace.groups,
     )
+
+
+def _rule(name: str) -> DependencyRule:
+    """The rule of that name. Raises TraceError: without one of its rules, a trace would be replayed as another job."""
+    if name in RULES:
+        return RULES[name]
+    found, problems = plug_ins("rules", frozenset(RULES))
+    if name not in found:
+        raise TraceError("; ".join((f"rule {name!r:.40} is unknown; known: {', '.join((*RULES, *found))}", *problems)))
+    tell(problems)
+    return partial(_guarded_edges, found[name])
+
+
+def _guarded_edges(rule: PlugIn, ops: pl.DataFrame) -> pl.DataFrame:
+    """The edges of a rule of another distribution. Raises TraceError, which names it, for any failure of it."""
+    with rule.guarded(TraceError):
+        edges: pl.DataFrame = rule.value(ops.clone()).select(NO_EDGES.columns).cast(dict(NO_EDGES.schema))
+        there = pl.all_horizontal(pl.col("before", "after").is_between(0, ops.height - 1).fill_null(value=False))
+        for before, after, _ in edges.filter(~there).rows():
+            raise ValueError(f"an edge from row {before} to row {after}; the ops have rows 0 to {ops.height - 1}")
+        return edges
 
 
 def _each_once(edges: pl.DataFrame, ops: int) -> pl.DataFrame:

@@ -6,6 +6,7 @@ import re
 import polars as pl
 import pytest
 
+from tests.handmade import run
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.collectors.run_directory.writing import write_manifest
@@ -106,10 +107,11 @@ def test_parts_spread_over_the_step_range(tmp_path):
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
-    """File, line and what to do."""
+    """File, line and what to do; also by commands, which know of text files that are not traces."""
     path = raw_log(tmp_path, line)
     with pytest.raises(FormatError, match=re.escape(message)):
         read_any(path)
+    assert message in run("whatif", path).message
 
 
 def test_ndtimeline_chrome_trace(tmp_path):

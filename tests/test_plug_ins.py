@@ -1,0 +1,167 @@
+"""Plug-ins that fail: each is named, and the rest works as without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import tracekit
+from tests.distributions import install
+from tests.handmade import run
+from tracekit.base import plug_ins
+from tracekit.base.errors import OutputError, SelectionError, TracekitError
+from tracekit.show.renderers import renderer
+
+OPS = pl.DataFrame({"rank": [0, 0], "kind": ["a", "b"], "start": [0.0, 1.0], "duration": [1.0, 2.0]})
+#: An importer of what begins with "odd".
+IMPORTER = """
+description = "odd files"
+def sniff(path):
+    return path.read_bytes()[:3] == b"odd"
+def read(path):
+    raise RuntimeError("not today")
+"""
+
+
+def plug(folder: Path, group: str, *, of: str = "acme", **modules: str) -> None:
+    """Install a distribution with a plug-in for each module: the module, or `it` in the module if it defines `it`."""
+    values = {name: f"{of}_{name}:it" if "it =" in code or "def it" in code else f"{of}_{name}"
+              for name, code in modules.items()}  # fmt: skip
+    points = {name.replace("_", "-"): value for name, value in values.items()}
+    install(folder, of, {f"tracekit.{group}": points}, {f"{of}_{name}.py": code for name, code in modules.items()})
+
+
+@pytest.fixture
+def odd_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.odd"
+    path.write_text("odd bytes")
+    return path
+
+
+def test_what_cannot_be_an_importer_is_named_once_and_left_out(site_packages: Path) -> None:
+    plug(
+        site_packages,
+        "importers",
+        broken="import no_such_module",
+        leaves="raise SystemExit(3)",
+        ndtimeline=IMPORTER,
+        nothing="it = 7",
+        odd=IMPORTER,
+    )
+    plug(site_packages, "importers", of="other", odd=IMPORTER)
+    listed = run("import", "--format")
+    assert "odd                  odd files" in listed.out
+    assert listed.out.count("odd files") == 1
+    assert listed.err.splitlines() == [
+        f"tracekit: importer '{name}' of {of} 1.2 is left out: {why}"
+        for name, of, why in (
+            ("broken", "acme", "acme_broken cannot be used (ModuleNotFoundError: No module named 'no_such_module')"),
+            ("leaves", "acme", "acme_leaves cannot be used (SystemExit: 3)"),
+            ("ndtimeline", "acme", "its name is that of tracekit's own; rename the entry point"),
+            ("nothing", "acme", "acme_nothing:it cannot be used (TypeError: 7 is not as docs/extending.md describes)"),
+            ("odd", "other", "its name is that of importer 'odd' of acme 1.2; rename the entry point"),
+        )
+    ]
+    assert run("import", "--format").err == ""
+
+
+def test_an_importer_that_fails_to_read_is_one_error_and_nothing_is_stored(
+    odd_file: Path, site_packages: Path, tmp_path: Path
+) -> None:
+    plug(site_packages, "importers", odd=IMPORTER)
+    ran = run("import", odd_file, "--store", tmp_path / "jobs.store")
+    assert ran.code == 2
+    assert ran.message == f"tracekit: {odd_file}: importer 'odd' of acme 1.2 failed (RuntimeError: not today)"
+    assert not (tmp_path / "jobs.store").exists()
+
+
+def test_an_importer_must_return_a_trace(odd_file: Path, site_packages: Path) -> None:
+    plug(site_packages, "importers", odd=IMPORTER.replace('raise RuntimeError("not today")', "return [1]"))
+    assert "importer 'odd' of acme 1.2 failed (TypeError: it read a list" in run("whatif", odd_file).message
+
+
+def test_an_importer_that_fails_to_recognise_leaves_the_path_to_others(odd_file: Path, site_packages: Path) -> None:
+    """It is named once, though both commands show it the path."""
+    plug(site_packages, "importers", failing=IMPORTER.replace("return path", "1 / 0; return path"), odd=IMPORTER)
+    first, again = run("info", odd_file), run("info", odd_file)
+    told, failed = first.err.splitlines()
+    assert told.startswith("tracekit: importer 'failing' of acme 1.2 failed (ZeroDivisionError: division by zero) at ")
+    assert "importer 'odd' of acme 1.2 failed" in failed
+    assert again.err.splitlines() == [failed]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def it(ops): raise KeyError('batch')", r"rule 'odd' of acme 1.2 failed \(KeyError: 'batch'\)"),
+        ("def it(ops): return None", r"rule 'odd' of acme 1.2 failed \(AttributeError"),
+        (
+            "def it(ops): return type(ops)({'before': [0, None], 'after': [1, 7], 'why': 'rule'})",
+            r"rule 'odd' of acme 1.2 failed \(ValueError: an edge from row None to row 7; the ops have rows 0 to 1\)",
+        ),
+        (
+            "import no_such_module\nit = 1",
+            "rule 'odd' is unknown; known: explicit, streams, kineto; rule 'odd' of acme",
+        ),
+    ],
+)
+def test_a_trace_is_not_replayed_without_its_rule(code: str, words: str, site_packages: Path) -> None:
+    """It would be replayed as another job."""
+    plug(site_packages, "rules", odd=code)
+    with pytest.raises(TracekitError, match=f"job: {words}"):
+        tracekit.OpJob(tracekit.OpTrace(OPS, "job", rules=("odd",))).whatif()
+
+
+def test_no_rule_replaces_one_of_tracekit(site_packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`streams` orders the two ops, and a rule that works is used beside the impostor."""
+    none = "def it(ops): return ops.clear().select(before='rank', after='rank', why='kind')"
+    plug(site_packages, "rules", streams="def it(ops): raise RuntimeError", none=none)
+    job = tracekit.OpJob(tracekit.OpTrace(OPS.with_columns(stream=0), "job", rules=("streams", "none")))
+    assert job.whatif().original.tolist() == [3.0]
+    assert "rule 'streams' of acme 1.2 is left out: its name is that of tracekit's own" in capsys.readouterr().err
+
+
+def test_a_renderer_that_fails_is_one_error(site_packages: Path) -> None:
+    plug(
+        site_packages,
+        "renderers",
+        raising="def it(report): raise OSError('no network')",
+        numbers="def it(report): return 7",
+        json="def it(report): return ''",
+    )
+    with pytest.raises(OutputError, match=r"^renderer 'raising' of acme 1.2 failed \(OSError: no network\)$"):
+        renderer("raising")(None)
+    with pytest.raises(OutputError, match=r"renderer 'numbers' of acme 1.2 failed .*it returned a int; expected a str"):
+        renderer("numbers")(None)
+    with pytest.raises(SelectionError, match="renderer 'json' is unknown; known: raising, numbers; renderer 'json' of"):
+        renderer("json")
+
+
+def test_damaged_metadata_hides_only_its_own_plug_ins(site_packages: Path) -> None:
+    """That of packages without plug-ins does not matter."""
+    plug(site_packages, "rules", none="def it(ops): return ops")
+    for name, content in (
+        ("ours", b"[tracekit.rules]\nnothing\n"),
+        ("theirs", b"\xff[x]"),
+        ("others", b"[x]\nnothing"),
+    ):
+        install(site_packages, name, {}, {})
+        (site_packages / f"{name}-1.2.dist-info" / "entry_points.txt").write_bytes(content)
+    found, problems = plug_ins.plug_ins("rules")
+    assert list(found) == ["none"]
+    (problem,) = problems
+    assert problem.startswith("plug-ins of ours are left out: its metadata is damaged (")
+
+
+def test_a_trace_of_tracekit_needs_no_look_for_importers_and_rules(
+    site_packages: Path, slow_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_for: list[str] = []
+    monkeypatch.setattr(plug_ins, "_entry_points", lambda group, _: looked_for.append(group) or iter(()))
+    tracekit.OpTrace(OPS, "ops").write_parquet(tmp_path / "ops.parquet")
+    assert run("whatif", slow_file).code == run("whatif", tmp_path / "ops.parquet").code == 0
+    assert {"importers", "rules", "renderers"}.isdisjoint(looked_for)
+    run("import", "--format")
+    assert looked_for[-1] == "importers"

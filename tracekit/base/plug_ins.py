@@ -1,0 +1,123 @@
+"""What other installed distributions add to tracekit, through entry points (docs/extending.md).
+
+In: a group of entry points. Out: its plug-ins, and a sentence for each one that is left out. Nothing is looked for
+before something needs it: the first look reads the metadata of every installed distribution, which takes some
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tracekit.base.stderr import say
+from tracekit.base.text import printable, quoted
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
+
+#: A failure of the process, not of a plug-in.
+_NOT_ITS_FAULT = (KeyboardInterrupt, GeneratorExit, MemoryError)
+_told: set[str] = set()
+
+
+class PlugIn(NamedTuple):
+    """An object of another distribution. `source`: its name in messages, such as "importer 'csv' of acme 1.2"."""
+
+    source: str
+    value: Any
+
+    @contextmanager
+    def guarded(self, error: Callable[[str], Exception], passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Raise `error`, with a sentence that names the plug-in, for whatever the body raises, even SystemExit.
+
+        `passed`: exceptions that are raised as they are.
+        """
+        try:
+            yield
+        except BaseException as failure:
+            if isinstance(failure, (*_NOT_ITS_FAULT, *passed)):
+                raise
+            raise error(f"{self.source} failed ({_in_words(failure)})") from failure
+
+
+@cache
+def plug_ins(
+    group: str, taken: frozenset[str] = frozenset(), fits: Callable[[object], bool] = callable
+) -> tuple[Mapping[str, PlugIn], tuple[str, ...]]:
+    """The plug-ins of a group by the names of their entry points, and why others are left out. Raises nothing.
+
+    `group`: such as `importers`, the entry points `tracekit.importers`. `taken`: the names of tracekit's own. `fits`:
+    whether an object is one. A class is called without arguments.
+    """
+    found: dict[str, PlugIn] = {}
+    problems: list[str] = []
+    for source, point in _entry_points(group, problems):
+        if point.name in taken or point.name in found:
+            owner = found[point.name].source if point.name in found else "tracekit's own"
+            problems.append(f"{source} is left out: its name is that of {owner}; rename the entry point")
+            continue
+        try:
+            found[point.name] = PlugIn(source, _loaded(point, fits))
+        except (Exception, SystemExit) as failure:
+            problems.append(f"{source} is left out: {printable(point.value)} cannot be used ({_in_words(failure)})")
+    return found, tuple(problems)
+
+
+def _loaded(point: EntryPoint, fits: Callable[[object], bool]) -> object:
+    """The object behind an entry point. Raises TypeError if it does not fit, and whatever it raises itself."""
+    value = point.load()
+    made: object = value() if isinstance(value, type) else value
+    if not fits(made):
+        raise TypeError(f"{quoted(made, 80)} is not as docs/extending.md describes")
+    return made
+
+
+def tell(problems: Iterable[str]) -> None:
+    """Write each sentence to stderr, once per process."""
+    for problem in problems:
+        if problem not in _told:
+            _told.add(problem)
+            say(f"tracekit: {problem}")
+
+
+def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryPoint]]:
+    """The entry points of a group, each with what names it; of a distribution that is there twice, the first."""
+    from importlib.metadata import distributions
+
+    section, seen = f"tracekit.{group}", set()
+    for distribution in distributions():
+        if not _mentions(distribution, section) or (name := _named(distribution)) in seen:
+            continue
+        seen.add(name)
+        try:
+            points = list(distribution.entry_points.select(group=section))
+            version = distribution.version
+        except Exception as failure:
+            problems.append(f"plug-ins of {name} are left out: its metadata is damaged ({_in_words(failure)})")
+            continue
+        for point in points:
+            yield printable(f"{group.removesuffix('s')} {point.name!r:.40} of {name} {version}"), point
+
+
+def _mentions(distribution: Distribution, section: str) -> bool:
+    """Whether the entry points of a distribution have this section; damaged ones of other packages do not matter."""
+    try:
+        return section in (distribution.read_text("entry_points.txt") or "")
+    except (OSError, ValueError):
+        return False
+
+
+def _named(distribution: Distribution) -> str:
+    """The name of a distribution; where it is, if its metadata is damaged."""
+    try:
+        return printable(distribution.name)
+    except Exception:
+        return printable(f"a package in {distribution.locate_file('')}")
+
+
+def _in_words(failure: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(failure).__name__}: {printable(' '.join(str(failure).split())):.200}".removesuffix(": ")
