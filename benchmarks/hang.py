@@ -18,6 +18,7 @@ from benchmarks.measure import table, tracekit
 LARGE = (8, 8, 64)
 SMALL = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 2), (2, 2, 4), (8, 2, 1))
 SEEDS = 20
+QUICK = {"LARGE": (2, 2, 4), "SEEDS": 2}
 
 
 def section() -> str:
