@@ -16,7 +16,6 @@ from types import ModuleType
 from benchmarks.measure import commit, machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-#: Imported one by one: memory that an import takes would count for the processes that a benchmark starts.
 SECTIONS = (
     "core", "against", "causes", "eventsim", "clocks", "collect", "faults", "gpu", "kineto", "dashboard", "store",
     "killed", "windows", "hang", "hang_live", "fleet", "frameworks",

@@ -26,7 +26,6 @@ COLLECTIONS = 0.01
 QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150}
 #: The least that any analysis does with a trace: read and sort it.
 BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort('step', 'dp_rank', 'pp_rank', 'start')"
-_IRREGULAR = "import pathlib, sys, benchmarks.core as core; core.write_irregular(pathlib.Path(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,11 @@ class Measured:
 
 def section() -> str:
     """The Markdown of this section."""
-    helped = measure(*tracekit("--help"), runs=3 * RUNS)  # first: this process is still small
     with tempfile.TemporaryDirectory() as folder:
         traces = write_traces(Path(folder), LONG_STEPS, WORKERS)
         parts = [
             "## Speed: from a step trace to exact attribution",
-            _whole_processes(traces, [["`tracekit --help`", "", *helped.cells, ""]]),
+            _whole_processes(traces),
             _kernel(traces[-1]),
             _op_graph(),
         ]
@@ -64,8 +62,7 @@ def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Me
         layout = ("--layout", str(REFERENCE / "meta-AR.yaml"))
         traces.append(Measured("published trace AR", REFERENCE / "trace-AR.parquet", layout))
     traces.append(_synth(folder / "long.parquet", f"{long_steps:,} steps, dp 2 x pp 2", 2, 2, 4, long_steps))
-    # In a process of its own: the memory of this one would count for the processes it starts.
-    measure(sys.executable, "-c", _IRREGULAR, str(folder), runs=1, warm_up=0)
+    _write_irregular(folder)
     traces.append(Measured("dp 32 x pp 4, garbage collected in random places", folder / "irregular.parquet"))
     for workers in sizes:
         slow = ("--cause", "slow-worker:dp=0,pp=2,factor=1.5")
@@ -80,7 +77,7 @@ def _synth(path: Path, name: str, dp: int, pp: int, microbatches: int, steps: in
     return Measured(name, path)
 
 
-def write_irregular(folder: Path) -> None:
+def _write_irregular(folder: Path) -> None:
     """A trace with garbage collections in random places, so that hardly two lanes have the same ops."""
     import polars as pl
 
@@ -105,7 +102,8 @@ def write_irregular(folder: Path) -> None:
     Trace.from_frame(frame, trace.layout, name="irregular").write_parquet(folder / "irregular.parquet")
 
 
-def _whole_processes(traces: list[Measured], rows: list[list[str]]) -> str:
+def _whole_processes(traces: list[Measured]) -> str:
+    rows = [["`tracekit --help`", "", *measure(*tracekit("--help"), runs=3 * RUNS).cells, ""]]
     for trace in traces:
         run = measure(*tracekit(*trace.whatif), runs=RUNS)
         bare = measure(sys.executable, "-c", BARE, str(trace.path), runs=RUNS)

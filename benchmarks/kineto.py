@@ -8,10 +8,8 @@ there are any next to the repository.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -20,7 +18,7 @@ from pathlib import Path
 from benchmarks.core import REFERENCE
 from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
-from benchmarks.measure import table
+from benchmarks.measure import measure, table, tracekit
 from tracekit.analysis.gpu.culprit import Culprit, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
@@ -43,6 +41,10 @@ TROUBLES = {
 }
 #: Troubles that a step of one CUDA graph can have, since the host is not involved between its kernels.
 GRAPH_TROUBLES = ("slow-gpu", "late-input", "uneven-work", "gc", "slow-link")
+_READ = (
+    "import pathlib, sys; from tracekit.collectors.importers.kineto.reading import read_file;"
+    " read_file(pathlib.Path(sys.argv[1]))"
+)
 REAL = ("torchrec_resnet18_2", "torchrec_sst_2b", "amd_ddp4")
 #: Deals of the durations among ranks, with delays and without.
 DEALS, HEALTHY_DEALS = 2, 8
@@ -60,44 +62,18 @@ def _speed() -> str:
         job = Job(ranks=RANKS, layers=24, host_us=25.0, troubles=(Trouble(3, input_us=1500),))
         files = list(job.run().write_repeated(Path(folder), FILE_BYTES))
         size = sum(path.stat().st_size for path in files) / 1e6
-        one = _run("from tracekit.collectors.importers.kineto.reading import read_file; from pathlib import Path;"
-                   f"read_file(Path({str(files[0])!r}))")  # fmt: skip
-        every = _run(f"import sys; sys.argv[1:] = ['whatif', {folder!r}, '--json'];"
-                     "from tracekit.__main__ import main; main()")  # fmt: skip
+        one = measure(sys.executable, "-c", _READ, str(files[0]), runs=1, warm_up=0)
+        every = measure(*tracekit("whatif", folder, "--json"), runs=1, warm_up=0)
     size_of_one = size / RANKS
     rows = [
-        ["one file, read", f"{size_of_one:.0f} MB", f"{one[0]:.1f} s", f"{size_of_one / one[1]:.0f} MB per CPU second",
-         f"{one[2]:.0f} MB"],
-        [f"`tracekit whatif` of {RANKS} files", f"{size:.0f} MB", f"{every[0]:.1f} s",
-         f"{size / every[1]:.0f} MB per CPU second", f"{every[2]:.0f} MB"],
-    ]  # fmt: skip
-    head = ["work", "JSON", "wall", "throughput", "largest process"]
+        [work, f"{json_mb:.0f} MB", *run.cells, f"{json_mb / run.cpu_s:.0f} MB per CPU second"]
+        for work, json_mb, run in (
+            ("one file, read", size_of_one, one),
+            (f"`tracekit whatif` of {RANKS} files", size, every),
+        )
+    ]
+    head = ["work", "JSON", "wall s", "CPU s", "peak MB of the largest process", "throughput"]
     return f"Files of the simulator, as large as a rank's of a real job.\n\n{table(head, rows)}"
-
-
-def _run(code: str) -> tuple[float, float, float]:
-    """Wall and CPU seconds of a process with its children, and the largest one's peak in MB."""
-    program = (
-        "import resource as r, sys\n"
-        "try:\n"
-        f"    exec({code!r})\n"
-        "except SystemExit: pass\n"
-        "finally:\n"
-        "    used = [r.getrusage(who) for who in (r.RUSAGE_SELF, r.RUSAGE_CHILDREN)]\n"
-        "    cpu = sum(one.ru_utime + one.ru_stime for one in used)\n"
-        "    print(cpu, max(one.ru_maxrss for one in used), file=sys.stderr)\n"
-    )
-    script = Path(tempfile.mkdtemp()) / "measured.py"
-    script.write_text(f"if __name__ == '__main__':\n{_indented(program)}")
-    began = time.monotonic()
-    ran = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
-    wall = time.monotonic() - began
-    cpu, peak = map(float, ran.stderr.strip().splitlines()[-1].split())
-    return wall, cpu, peak / 1e3
-
-
-def _indented(program: str) -> str:
-    return "".join(f"    {line}\n" for line in program.splitlines())
 
 
 def _verdicts() -> str:

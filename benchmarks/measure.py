@@ -1,6 +1,7 @@
 """Measure whole processes and single calls, and name the machine and the commit."""
 
 import contextlib
+import json
 import os
 import platform
 import statistics
@@ -26,21 +27,28 @@ class Run:
         return [f"{self.wall_s:.2f}", f"{self.cpu_s:.2f}", f"{self.peak_mb:.0f}"]
 
 
-def measure(*command: str, runs: int = 5, warm_up: int = 1) -> Run:
-    """Run `command` several times in a process of its own. Raises CalledProcessError if it fails."""
-    walls, cpus, peaks = [], [], []
+#: Runs a command from a small process: a child starts with the peak memory of its parent.
+_WATCH = """
+import json, os, sys, time
+began, null = time.perf_counter(), os.open(os.devnull, os.O_WRONLY)
+silent = [(os.POSIX_SPAWN_DUP2, null, output) for output in (1, 2)]
+_, status, used = os.wait4(os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, file_actions=silent), 0)
+wall_s, code = time.perf_counter() - began, os.waitstatus_to_exitcode(status)
+print(json.dumps([code, wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]))
+"""
+
+
+def measure(*command: str, runs: int = 5, warm_up: int = 1, code: int = 0) -> Run:
+    """Run `command` several times in a process of its own. Raises CalledProcessError if it ends with another code."""
+    found = []
     for number in range(warm_up + runs):
-        began = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command)
+        watched = (sys.executable, "-S", "-c", _WATCH, *command)
+        ended, *figures = json.loads(subprocess.run(watched, capture_output=True, check=True).stdout)
+        if ended != code:
+            raise subprocess.CalledProcessError(ended, command)
         if number >= warm_up:
-            walls.append(wall)
-            cpus.append(usage.ru_utime + usage.ru_stime)
-            peaks.append(usage.ru_maxrss / 1024)
+            found.append(figures)
+    walls, cpus, peaks = zip(*found, strict=True)
     return Run(statistics.median(walls), statistics.median(cpus), max(peaks))
 
 
