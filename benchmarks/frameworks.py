@@ -162,7 +162,7 @@ def cell(one: Outcome) -> str:
         return f"no report: {one.problem:.60}"
     words = "right" if one.right else "wrong"
     trust = "" if one.trusted else ", untrusted"
-    return f"{words}: S {one.slowdown:.2f}, {one.discrepancy:+.1%}{trust}; {', '.join(one.causes) or 'nobody'}"
+    return f"{words}: S {one.slowdown:.2f}, {one.discrepancy:+.1%}{trust}; {', '.join(one.causes) or 'no rank named'}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -38,7 +38,8 @@ def _large() -> str:
             found = [one["rank"] for one in report["culprits"]]
             rows.append([kind, str(count), str(truth), str(found), f"{cost.wall_s:.1f}", f"{cost.peak_mb:.0f}"])
     head = ["fault", "drawn", "broken", "named", "s", "MB"]
-    intro = f"`tracekit hang` on dumps of {job.world:,} ranks (tp {job.tp}, pp {job.pp}, dp {job.dp}), groups cut at 30 members."
+    sizes = f"tp {job.tp}, pp {job.pp}, dp {job.dp}"
+    intro = f"`tracekit hang` on dumps of {job.world:,} ranks ({sizes}), groups cut at 30 members."
     return f"{intro}\n\n{table(head, rows)}"
 
 

@@ -129,10 +129,10 @@ def _section(runs: list[Run]) -> str:
     loads = sorted(run.load for run in runs)
     words = (
         f"Real jobs on this machine: torchrun, gloo, {RANKS} ranks, `--hang-after {HANG_AFTER_S}`. Right: this rank and"
-        " class, nobody else; for slow (a rank takes 4 times as long, 2 s in each forward) and checkpoint (30 s, with"
-        f" `--hang-after 20`) no alarm. {len(runs)} runs; of {len(hangs)} hangs"
+        " class alone; for slow (a rank takes 4 times as long, 2 s in each forward) and checkpoint (30 s, with"
+        f" `--hang-after 20`) no report. {len(runs)} runs; of {len(hangs)} hangs"
         f" {sum(run.right for run in hangs)} are right and"
-        f" {sum(run.in_time for run in hangs)} reported within the limit and 5 s. Delay: from the first wait to the"
+        f" {sum(run.in_time for run in hangs)} reported within the limit plus 5 s. Delay: from the first wait to the"
         f" report, less the limit, s. Load of the 2 cores {loads[0]:.0f} to {loads[-1]:.0f}, median"
         f" {loads[len(loads) // 2]:.0f}."
     )

@@ -31,7 +31,7 @@ class World:
     Network: `bandwidth` [S, resources], `p2p` and `collectives`, [S, flows], factors on bytes; `episodes` per step:
     (begin after the start of the step, length, factor). Recording: `offset_s`, `drift` [D, P]. `pause_s` [S]: seconds
     between two steps in which every rank waits. `ranks_forward`, `ranks_backward` [S, D, P, V, M, meetings, tp]:
-    factors on what each rank of a worker computes up to a meeting, None where ranks are not told apart. `hidden`: work
+    factors on what each rank of a worker computes up to a meeting, None if ranks are not distinguished. `hidden`: work
     that takes its time and is not recorded.
     """
 

@@ -106,7 +106,7 @@ def test_transfers_that_pass_a_busy_uplink_share_what_is_left_of_it():
 
 
 def ends(queueing: Queueing, arrivals: list[tuple[float, float, bool]]) -> list[float]:
-    """When flows of (arrival, size, collective) end that share a card of 10 bytes per second."""
+    """End of each flow of (arrival, size, collective) on a shared card of 10 bytes per second."""
     network = SharedNetwork([10.0], queueing)
     flows = {node: Flow(node, size, (0,), 0.0, collective) for node, (_, size, collective) in enumerate(arrivals)}
     events = [(at, node, 0) for node, (at, _, _) in enumerate(arrivals)]
@@ -128,7 +128,7 @@ def test_a_card_divides_its_bandwidth():
     assert ends(Queueing.FAIR, [(0.0, 10.0, False), (0.5, 10.0, False)]) == pytest.approx([1.5, 2.0])
 
 
-def test_a_card_with_a_queue_serves_one_after_the_other_beside_a_collective():
+def test_a_card_with_a_queue_serves_one_after_the_other_next_to_a_collective():
     assert ends(Queueing.FIFO, [(0.0, 10.0, False), (0.5, 10.0, False)]) == pytest.approx([1.0, 2.0])
     # The collective and the first transfer share; the second transfer gets its share when the first is through.
     assert ends(Queueing.FIFO, [(0.0, 10.0, True), (0.0, 5.0, False), (0.1, 5.0, False)]) == pytest.approx([2, 1, 2])

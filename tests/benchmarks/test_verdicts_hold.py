@@ -1,4 +1,4 @@
-"""Jobs of the simulator that shares no model with the rules: causes in computes are named, placed, timed and priced."""
+"""Diagnosis of jobs of the event-driven simulator: causes in computes are named, placed, timed and priced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_cause_in_the_computes_is_named_with_place_time_and_price():
         assert max(judged.fix_errors, default=0.0) < LARGEST_PRICE_ERROR, case
 
 
-def test_a_bad_worker_beside_data_skew_on_its_own_dp_rank_has_a_price_of_its_own():
+def test_a_bad_worker_on_the_dp_rank_with_skewed_data_has_a_price_of_its_own():
     judged = judged_job(30002, "P1-bad-worker")
     assert {str(truth.kind) for truth in judged.found} == {"data-skew", "bad-worker"}
     assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
@@ -78,8 +78,8 @@ def test_a_worker_slow_by_chance_is_no_cause_and_the_next_check_gives_the_steps_
         )
         causes = short.whatif().to_dict()["causes"]
         assert not [cause for cause in causes if cause["kind"] == "bad-worker"], seed
-        said = [cause["next_check"] for cause in causes if "steps would tell" in cause["next_check"]]
-        if said:
-            assert "slower, where noise alone makes" in said[0]
+        checks = [cause["next_check"] for cause in causes if "steps would tell" in cause["next_check"]]
+        if checks:
+            assert "slower, where noise alone makes" in checks[0]
             return
     raise AssertionError("no job in which somebody looks slow by chance")
