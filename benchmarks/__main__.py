@@ -27,7 +27,8 @@ _SECTION = "<!-- section {} -->\n"
 
 def main(arguments: list[str]) -> None:
     if arguments in (["--help"], ["-h"]):
-        sys.exit(f"{__doc__}\nSections: {', '.join(SECTIONS)}")
+        print(f"{__doc__}\nSections: {', '.join(SECTIONS)}")
+        return
     if arguments[:1] == ["goldens"] or (arguments[:1] and arguments[0] in WITH_OPTIONS and _has_options(arguments[1:])):
         _module(arguments[0]).main(arguments[1:])
         return
