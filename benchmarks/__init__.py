@@ -1,1 +1,1 @@
-"""What measures speed and memory. `make bench` runs all of it and writes RESULTS.md."""
+"""Benchmarks of speed, memory and accuracy. `make bench` runs all of them and writes RESULTS.md."""

@@ -1,57 +1,73 @@
-"""Run every benchmark and write benchmarks/RESULTS.md.
+"""Run benchmarks and write their sections of benchmarks/RESULTS.md.
 
-python -m benchmarks            all
-python -m benchmarks core       one section, the others stay as they are
-python -m benchmarks fleet      all sections whose names begin with fleet_
-python -m benchmarks eventsim --seed 1 --case P3    chosen jobs of one simulator, printed only
+python -m benchmarks                    all benchmarks; takes hours
+python -m benchmarks core store         these; other sections stay as they are
+python -m benchmarks core --quick       small sizes, printed only: shows that a benchmark still runs
+python -m benchmarks eventsim --help    options of eventsim, clocks, hang_live and frameworks; printed only
+python -m benchmarks goldens            compares the reports of two versions, see benchmarks/goldens.py
 """
 
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-from benchmarks.measure import machine
+from benchmarks.measure import commit, machine
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-#: Imported one by one: what a section imports would count as memory of the processes that another one starts.
 SECTIONS = (
-    "core", "graphs", "against", "causes", "eventsim", "clocks", "collect", "faults", "live", "device", "gpu", "nccl",
-    "kineto", "dashboard", "store", "windows", "alerting", "killed", "hang", "hang_live", "fleet_runs",
-    "fleet_scaling", "fleet_faults", "fleet_reports", "frameworks",
+    "core", "against", "causes", "eventsim", "clocks", "collect", "faults", "gpu", "kineto", "dashboard", "store",
+    "killed", "windows", "hang", "hang_live", "fleet", "frameworks",
 )  # fmt: skip
-#: Where a section is made, if not in the module of its name: `eventsim` is the simulator, which knows no tracekit.
-MODULES = {
-    "eventsim": "verdicts",
-    **{f"fleet_{part}": f"fleet.{part}" for part in ("runs", "scaling", "faults", "reports")},
-}
-TITLE = "# Benchmark results\n\nMade by `make bench`; each section names its machine. Medians unless said.\n"
+#: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
+WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks", "goldens")
+_SECTION = "<!-- section {} -->\n"
 
 
-def main() -> None:
-    if sys.argv[1:2] in (["eventsim"], ["clocks"], ["hang_live"], ["frameworks"]) and len(sys.argv) > 2:
-        import_module(f"benchmarks.{MODULES.get(sys.argv[1], sys.argv[1])}").main(sys.argv[2:])
+def main(arguments: list[str]) -> None:
+    if arguments in (["--help"], ["-h"]):
+        print(f"{__doc__}\nSections: {', '.join(SECTIONS)}")
         return
-    wanted = [name for asked in sys.argv[1:] for name in _named(asked)] or SECTIONS
+    if arguments[:1] == ["goldens"] or (arguments[:1] and arguments[0] in WITH_OPTIONS and _has_options(arguments[1:])):
+        _module(arguments[0]).main(arguments[1:])
+        return
+    quick = "--quick" in arguments
+    wanted = [name for name in arguments if name != "--quick"] or SECTIONS
     if unknown := set(wanted) - set(SECTIONS):
-        sys.exit(f"unknown section {unknown.pop()!r}; there are {', '.join(SECTIONS)}")
+        sys.exit(f"unknown section {unknown.pop()!r}; sections are {', '.join(SECTIONS)}")
     for name in wanted:
-        body = import_module(f"benchmarks.{MODULES.get(name, name)}").section()
-        if body is None:  # it cannot run here, and has said why: what was measured elsewhere stays
+        module = _module(name)
+        if quick:
+            vars(module).update(module.QUICK)
+        body = module.section()
+        if body is None:  # it printed why it cannot run here; figures from elsewhere stay
             continue
         print(body)
-        text = RESULTS.read_text() if RESULTS.exists() else ""  # now: another section may have been written meanwhile
-        kept = dict(re.findall(r"<!-- section (\w+) -->\n(.*?)(?=<!-- section|\Z)", text, re.DOTALL))
-        kept[name] = f"{body}\n\nMachine: {machine()}. Command: `python -m benchmarks {name}`.\n\n"
-        parts = [f"<!-- section {key} -->\n{kept[key]}" for key in SECTIONS if key in kept]
-        RESULTS.write_text(TITLE + "\n" + "".join(parts).rstrip() + "\n")
-        print(f"Wrote {name} into {RESULTS}")
+        if not quick:
+            made = f"Machine: {machine()}. Commit {commit()}. Command: `python -m benchmarks {name}`."
+            RESULTS.write_text(updated(RESULTS.read_text(), name, f"{body}\n\n{made}"))
+            print(f"Wrote {name} into {RESULTS}")
 
 
-def _named(asked: str) -> list[str]:
-    """The section of that name, or the parts of what has several."""
-    return [name for name in SECTIONS if asked not in SECTIONS and name.startswith(f"{asked}_")] or [asked]
+def updated(text: str, name: str, body: str) -> str:
+    """RESULTS.md with a new body for one section, which is added at the end if it is not there."""
+    head = _SECTION.format(name)
+    section = f"{head}{body.rstrip()}\n"
+    found = re.search(rf"{re.escape(head)}.*?(?=\n<!-- section|\Z)", text, re.DOTALL)
+    if found is None:
+        return f"{text.rstrip()}\n\n{section}"
+    return text[: found.start()] + section + text[found.end() :]
+
+
+def _has_options(arguments: list[str]) -> bool:
+    return any(one.startswith("-") and one != "--quick" for one in arguments)
+
+
+def _module(name: str) -> ModuleType:
+    # `benchmarks.eventsim` is the simulator, which does not know tracekit.
+    return import_module(f"benchmarks.{'verdicts' if name == 'eventsim' else name}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

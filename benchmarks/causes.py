@@ -1,12 +1,10 @@
-"""How well causes are read, how right the prices of fixes are, and what both cost on large jobs."""
+"""Precision, recall and prices of the diagnosis on synthetic jobs, and its time on large ones."""
 
-import time
 from collections import defaultdict
-from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.measure import table
+from benchmarks.measure import median_s, table
 from tests.analysis.causes.corpus import NOISE, SHAPES, WORKER_SPREAD, Score, score
 from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
 from tests.analysis.evidence.test_compute_profile import SHAPES as FEW_PEERS
@@ -16,17 +14,18 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, profil
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.replay.engine import JobReplay
 
-#: Never used while thresholds were chosen.
+#: Published figures come from these seeds, so choose thresholds on other ones.
 CORPUS_SEED, REPEATS, HEALTHY = 9_100_000, 6, 150
 PRICE_SEED, PRICE_REPEATS = 9_500_000, 8
 NOISE_JOBS = 40
+QUICK = {"REPEATS": 1, "HEALTHY": 2, "PRICE_REPEATS": 1, "NOISE_JOBS": 1, "WORKERS": (32,)}
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
 
 
 def section() -> str:
     """The Markdown of this section."""
-    return "\n\n".join(["## Causes and fixes", _corpus(), _noise(), _prices(), _cost()])
+    return "\n\n".join(["## Diagnosis on synthetic jobs", _corpus(), _noise(), _prices(), _cost()])
 
 
 def _corpus() -> str:
@@ -47,24 +46,15 @@ def _corpus() -> str:
         f" **{total.healthy_named}**."
     )
     figures = table(["cause", "found", "missed", "wrongly named", "precision", "recall", "misplaced"], rows)
-    return f"{intro}\n\n{figures}\n\n{_confusion(total)}"
+    return f"{intro}\n\n{figures}"
 
 
 def _kinds(total: Score) -> list:
     return sorted({*total.right, *total.missed, *total.wrong})
 
 
-def _confusion(total: Score) -> str:
-    """What was found in jobs of one cause or none."""
-    injected = sorted({row for row, _ in total.confusion})
-    found = sorted({column for _, column in total.confusion})
-    rows = [[row, *(str(total.confusion[row, column] or "") for column in found)] for row in injected]
-    header = "Confusion matrix, jobs with one cause or none (rows: injected; columns: found):"
-    return f"{header}\n\n{table(['', *found], rows)}"
-
-
 def _noise() -> str:
-    """Jobs whose workers wander, with heavy tails: healthy, and with one worker that is a quarter slower."""
+    """Few peers, drifting speeds and heavy tails: healthy jobs, and jobs with one worker 25 % slower."""
     rows = []
     for layout in FEW_PEERS:
         replay = job_of(layout, steps=24, noise=0.01)
@@ -83,8 +73,8 @@ def _noise() -> str:
                 str(found),
             ]
         )
-    figures = table(["job", "jobs", "healthy ones with a slow worker", "slow worker found, nobody else"], rows)
-    return f"Workers that wander, heavy tails, few peers:\n\n{figures}"
+    figures = table(["job", "jobs", "false accusations when healthy", "slow worker found, and it alone"], rows)
+    return f"Few peers, drifting speeds, heavy tails; healthy, and with one worker 25 % slower:\n\n{figures}"
 
 
 def _named(replay: JobReplay) -> list[list[int]]:
@@ -105,8 +95,7 @@ def _prices() -> str:
     ]
     rows.append(["**all**", str(len(everything)), f"{np.median(everything):.2%}", f"{everything.max():.2%}"])
     intro = (
-        "Predicted step time of each fix against the fixed job, simulated for real with the same seed (for work shifted"
-        "\noff a slow worker and for layers: with that split). Relative errors:"
+        "Predicted step time of each fix against the job simulated with that fix and the same seed. Relative errors:"
     )
     return f"{intro}\n\n{table(['fix', 'jobs', 'median', 'worst'], rows)}"
 
@@ -126,19 +115,10 @@ def _cost() -> str:
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
         diagnose(trace, replay, attribution)
-        attributed_s = _median_s(lambda replay=replay: attribute(replay))
-        diagnosed_s = _median_s(lambda job=(trace, replay, attribution): diagnose(*job))
+        attributed_s = median_s(lambda replay=replay: attribute(replay), 3)
+        diagnosed_s = median_s(lambda job=(trace, replay, attribution): diagnose(*job), 3)
         rows.append([f"{workers:,}", f"{attributed_s:.2f}", f"{diagnosed_s:.2f}", f"{diagnosed_s / attributed_s:.2f}"])
     header = (
         f"Patterns, causes and fixes of a job with four causes, pp {PP}, {MICROBATCHES} microbatches, {STEPS} steps:"
     )
     return f"{header}\n\n{table(['workers', 'attribution s', 'causes and fixes s', 'ratio'], rows)}"
-
-
-def _median_s(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(3):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return sorted(times)[1]

@@ -1,9 +1,8 @@
-"""What recording costs: each hook around a function that does nothing, with the recorder writing to disk.
+"""Cost of recording: each hook around a function that does nothing, with the recorder writing to disk.
 
-Collectives are real ones of gloo, between two processes: a thread that wakes from a wait finds little of the hooks in
-its caches. What the hooks of their calls take is timed where they stand, among the calls of torch. The buckets of
-DistributedDataParallel, which no call of Python starts, are timed in a group of one rank, in alternating blocks with
-and without hooks.
+Collectives are real ones of gloo between two processes, since a thread that wakes from a wait has cold caches; their
+hooks are timed inside the calls of torch. No Python call starts the buckets of DistributedDataParallel, so they are
+timed in a group of one rank, in alternating blocks with and without hooks.
 """
 
 import functools
@@ -15,34 +14,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import table
+from benchmarks.measure import per_call_us, table
 from tracekit.collectors import span, step
 
-#: Short rounds, and many: the best of them met no other process, nor the writer's thread.
-CALLS = 500
-ROUNDS = 50
-#: How many collectives are timed, with hooks and without, and how often in turn.
+#: Collectives timed with and without hooks, and turns of both.
 COLLECTIVES, TURNS = 4000, 5
-#: Of backwards, per block, and how many blocks with and without hooks.
-BLOCK_CALLS = 5
-BLOCKS = 2000
-#: Of a model of DistributedDataParallel whose parameters have a bucket each.
+#: Backwards per block, and blocks with and without hooks.
+BLOCK_CALLS, BLOCKS = 5, 2000
+#: Buckets of the model of DistributedDataParallel, one per parameter.
 BUCKETS = 20
-
-
-def per_call_us(function) -> float:
-    """Microseconds of this thread's processor time per call, the best of some rounds: right on a busy machine, too."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        began = time.thread_time()
-        for _ in range(CALLS):
-            function()
-        best = min(best, time.thread_time() - began)
-    return best / CALLS * 1e6
+QUICK = {"COLLECTIVES": 50, "TURNS": 1, "BLOCKS": 20}
 
 
 def section() -> str:
-    """Cost per recorded op of each hook, and of what a script may call itself."""
+    """The Markdown of this section: cost per recorded op of each hook, and of calls that a script may make itself."""
     if find_spec("torch") is None:
         return "## Collecting\n\nNot measured: torch is not installed (extra `torch`)."
     empty_us = per_call_us(_empty)
@@ -54,9 +39,12 @@ def section() -> str:
     with tempfile.TemporaryDirectory() as folder:
         costs, size = _hook_costs(Path(folder))
     with tempfile.TemporaryDirectory() as folder:
-        other = multiprocessing.get_context("spawn").Process(target=_collective_costs, args=(Path(folder), 1))
+        other = multiprocessing.get_context("spawn").Process(
+            target=_collective_costs, args=(Path(folder), 1, COLLECTIVES, TURNS)
+        )
         other.start()
-        threads: dict[str, tuple[float, ...]] = {name: (us,) for name, us in _collective_costs(Path(folder), 0).items()}
+        own = _collective_costs(Path(folder), 0, COLLECTIVES, TURNS)
+        threads: dict[str, tuple[float, ...]] = {name: (us,) for name, us in own.items()}
         other.join()
     with tempfile.TemporaryDirectory() as folder:
         threads |= _bucket_costs(Path(folder))
@@ -65,14 +53,12 @@ def section() -> str:
     rows += [[name, f"{cost:.2f} us", ""] for name, cost in costs.items()]
     rows += [[name, *(f"{us:.1f} us" for us in found)] + [""] * (2 - len(found)) for name, found in threads.items()]
     return (
-        "## Collecting\n\nProcessor time added per recorded op, writer thread running: to the thread that trains and"
-        " launches, and to all threads, where the end of an op is recorded on another one. On disk an op takes"
-        f" {size:.0f} bytes. Aims: a collective 5 us on the thread that launches it, any other op 2 us. A collective:"
-        " both of its hooks, those of its launch and of its wait, in the median of some thousands.\n\n"
-        + table(["what", "launching thread", "all threads"], rows)
-        + "\n\nWhile nothing is recorded: with `--idle`, between samples, and from the step after a recorder switched"
-        " itself off. 0.00: the original is back in its place.\n\n"
-        + table(["what", "cost"], [[name, f"{cost:.2f} us"] for name, cost in idle.items()])
+        "## Collecting\n\nCPU time added per recorded op while the writer thread runs: to the thread that trains, and"
+        f" to all threads if another one records the end of the op. An op takes {size:.0f} bytes on disk. Targets: 5 us"
+        " for a collective (launch and wait), 2 us for any other op.\n\n"
+        + table(["op", "training thread", "all threads"], rows)
+        + "\n\nWhile nothing is recorded (`--idle`, between samples, after a recorder has switched itself off); 0.00:"
+        " the hook is removed.\n\n" + table(["op", "cost"], [[name, f"{cost:.2f} us"] for name, cost in idle.items()])
     )
 
 
@@ -90,7 +76,7 @@ def _empty() -> None:
 
 
 class _Stage:
-    """As much of a pipeline stage as the hooks look at."""
+    """The attributes of a pipeline stage that the hooks read."""
 
     stage_index, num_stages, is_last, group_rank, group = 0, 2, False, 0, None
 
@@ -99,14 +85,14 @@ class _Stage:
 
 
 class _Work:
-    """A transfer that is done."""
+    """A finished transfer."""
 
     def wait(self):
         return True
 
 
 class _Loader:
-    """What a loader iterates with."""
+    """The iterator of a data loader."""
 
 
 class _Op:
@@ -180,13 +166,13 @@ def _hook_costs(folder: Path) -> tuple[dict[str, float], float]:
 
 
 def _written(recorder) -> None:
-    """Wait for the writer: else the ring is full before the last hook's turn."""
+    """Wait for the writer, so that the ring has room for the next hook."""
     while recorder.ring.drained < recorder.ring.added:
         time.sleep(0.01)
 
 
 def _idle_costs(folder: Path) -> dict[str, float]:
-    """What remains of the hooks in a step that is not recorded: microseconds per op, and per step."""
+    """Cost of the hooks in a step that is not recorded, microseconds per op and per step."""
     import torch
     import torch.distributed as dist
     from torch.utils.data import dataloader
@@ -231,8 +217,8 @@ def _idle_costs(folder: Path) -> dict[str, float]:
     return costs
 
 
-def _collective_costs(folder: Path, rank: int) -> dict[str, float]:
-    """Collective -> microseconds of its hooks on the thread that launches it. Both ranks do the same at a time."""
+def _collective_costs(folder: Path, rank: int, calls: int, turns: int) -> dict[str, float]:
+    """Collective -> microseconds of its hooks on the launching thread. Both ranks must call this together."""
     import torch
     import torch.distributed as dist
     from torch.distributed import _functional_collectives as functional
@@ -269,7 +255,7 @@ def _collective_costs(folder: Path, rank: int) -> dict[str, float]:
     costs = {}
     for busy, where in enumerate(("", ", inside a compute")):
         session.busy = busy
-        costs |= {f"{name}{where}": _own_us(hooks, function) for name, function in measured.items()}
+        costs |= {f"{name}{where}": _own_us(hooks, function, calls, turns) for name, function in measured.items()}
     session.close()
     dist.destroy_process_group()
     return costs
@@ -288,7 +274,7 @@ def _session(folder: Path, rank: int, world_size: int):
 
 
 def _bucket_costs(folder: Path) -> dict[str, tuple[float, float]]:
-    """What -> microseconds added, on the thread that launches it and on all threads."""
+    """Operation -> microseconds added to the launching thread and to all threads."""
     import torch
     import torch.distributed as dist
 
@@ -333,7 +319,7 @@ def _buckets():
     def backward():
         model(torch.ones(1, 8)).sum().backward()
 
-    backward()  # behind the first one buckets are made anew
+    backward()  # buckets are rebuilt after the first one
     return backward, BUCKETS
 
 
@@ -341,14 +327,14 @@ def _each(cost: tuple[float, float], parts: int) -> tuple[float, float]:
     return cost[0] / parts, cost[1] / parts
 
 
-def _own_us(hooks, function) -> float:
-    """What hooks take in one call of `function`, microseconds: the median, less that of the clock's calls."""
-    took = [_taken_us(hooks, function) - _taken_us(hooks, function, bare=True) for _ in range(TURNS)]
+def _own_us(hooks, function, calls: int, turns: int) -> float:
+    """Microseconds of the hooks in one call of `function`: the median, less that of the clock's calls."""
+    took = [_taken_us(hooks, function, calls) - _taken_us(hooks, function, calls, bare=True) for _ in range(turns)]
     return median(took)
 
 
-def _taken_us(hooks, function, *, bare: bool = False) -> float:
-    """Time between the outside of each hook and what it calls, summed over hooks; `bare`: with no hook in between."""
+def _taken_us(hooks, function, calls: int, *, bare: bool = False) -> float:
+    """Time inside each hook but outside the call it wraps, summed over hooks; `bare`: without the hooks."""
     spent = 0
 
     def stamped(call, sign):
@@ -368,7 +354,7 @@ def _taken_us(hooks, function, *, bare: bool = False) -> float:
         setattr(hook.owner, hook.name, stamped(inner if bare else hook.wrap(inner), 1))
     times = []
     try:
-        for _ in range(COLLECTIVES):
+        for _ in range(calls):
             spent = 0
             function()
             times.append(spent / 1e3)
@@ -379,10 +365,10 @@ def _taken_us(hooks, function, *, bare: bool = False) -> float:
 
 
 def _added_us(switch, function) -> tuple[float, float]:
-    """Processor time per call with hooks minus without, microseconds: of this thread, and of all threads.
+    """CPU time per call with hooks minus without, microseconds: of this thread, and of all threads.
 
-    Compared are short alternating blocks, at the 5th percentile of each kind: the rest met other processes.
-    `switch(recording=)` puts the hooks in and takes them out.
+    Compares short alternating blocks by their 5th percentiles, since other processes slow many blocks.
+    `switch(recording=)` installs and removes the hooks.
     """
     here, everywhere = {True: [], False: []}, {True: [], False: []}
     for block in range(2 * BLOCKS):

@@ -1,64 +1,120 @@
-"""Whole processes on a real and on large synthetic traces, and the replay kernel alone."""
+"""Speed and memory of `tracekit whatif`, of the replay kernel, and of op graphs of any shape."""
 
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.measure import measure, table, tracekit
+import numpy as np
 
+from benchmarks.measure import measure, median_s, table, tracekit
+
+SAMPLE = Path(__file__).parents[1] / "sample_traces" / "healthy.parquet"
+#: Published traces of other projects, which are not part of this repository.
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
-#: The least that anything does with a trace: read it, sort it once.
+#: Steps of the long recording, and how many rounds `whatif` and kernel runs get.
+LONG_STEPS, RUNS, KERNEL_RUNS = 20_000, 3, 9
+#: The op graph: ranks, ops per rank, scenarios replayed side by side.
+RANKS, OPS_OF_RANK, SCENARIOS = 64, 15_625, 16
+#: Share of computes followed by a garbage collection in the irregular job.
+COLLECTIONS = 0.01
+QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150}
+#: The least that any analysis does with a trace: read and sort it.
 BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort('step', 'dp_rank', 'pp_rank', 'start')"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A trace to measure, and the arguments that `whatif` needs for it."""
+
+    name: str
+    path: Path
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def whatif(self) -> tuple[str, ...]:
+        """Arguments of `tracekit`."""
+        return ("whatif", str(self.path), *self.arguments, "--json")
 
 
 def section() -> str:
     """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as folder:
-        traces = {workers: simulate(Path(folder), workers) for workers in WORKERS}
+        traces = write_traces(Path(folder), LONG_STEPS, WORKERS)
         parts = [
-            "## Core: from a step trace to exact attribution",
+            "## Speed: from a step trace to exact attribution",
             _whole_processes(traces),
-            _kernel(traces[WORKERS[-1]][0]),
+            _kernel(traces[-1]),
+            _op_graph(),
         ]
     return "\n\n".join(parts)
 
 
-def simulate(folder: Path, workers: int) -> tuple[Path, float]:
-    """A trace of that many workers, and how long `tracekit synth` took (s)."""
-    path = folder / f"{workers}.parquet"
-    command = tracekit(
-        "synth", "-o", str(path), "--dp", str(workers // PP), "--pp", str(PP), "--microbatches", str(MICROBATCHES),
-        "--steps", str(STEPS), "--cause", "slow-worker:dp=5,pp=2,factor=1.5",
-    )  # fmt: skip
-    return path, measure(*command, runs=1, warm_up=0).wall_s
-
-
-def _whole_processes(traces: dict[int, tuple[Path, float]]) -> str:
-    rows = []
-    run = measure(*tracekit("--help"), runs=11)
-    rows.append(["`tracekit --help`", "", f"{run.wall_s:.3f}", f"{run.cpu_s:.3f}", f"{run.peak_mb:.0f}"])
+def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Measured]:
+    """The sample, the published trace if it is there, synthetic jobs with the largest last."""
+    traces = [Measured("`sample_traces/healthy.parquet`", SAMPLE)]
     if REFERENCE.is_dir():
-        layout = str(REFERENCE / "meta-AR.yaml")
-        command = tracekit("whatif", str(REFERENCE / "trace-AR.parquet"), "--layout", layout, "--json")
-        run = measure(*command, runs=11)
-        rows.append(["published trace AR", "117,216", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
-    for workers, (path, synth_s) in traces.items():
-        ops = _ops(path)
-        run = measure(*tracekit("whatif", str(path), "--json"), runs=3)
-        rows.append([f"{workers:,} workers", f"{ops:,}", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
-        run = measure(sys.executable, "-c", BARE, str(path), runs=3)
-        bare = f"polars reads and sorts these {workers:,}"
-        rows.append([bare, f"{ops:,}", f"{run.wall_s:.2f}", f"{run.cpu_s:.2f}", f"{run.peak_mb:.0f}"])
-        rows.append([f"simulating these {workers:,}", f"{ops:,}", f"{synth_s:.2f}", "", ""])
-    intro = (
-        "Whole processes, warm, with exact S_w of every worker. The published analyser\n"
-        "takes 1.3 s and 180 MB on AR, and 684 s and 7.4 GB on the 8,192 workers with approximate S_w, on such a\n"
-        f"machine. Synthetic jobs: pp {PP}, {MICROBATCHES} microbatches, {STEPS} steps."
+        layout = ("--layout", str(REFERENCE / "meta-AR.yaml"))
+        traces.append(Measured("published trace AR", REFERENCE / "trace-AR.parquet", layout))
+    traces.append(_synth(folder / "long.parquet", f"{long_steps:,} steps, dp 2 x pp 2", 2, 2, 4, long_steps))
+    _write_irregular(folder)
+    traces.append(Measured("dp 32 x pp 4, garbage collected in random places", folder / "irregular.parquet"))
+    for workers in sizes:
+        slow = ("--cause", "slow-worker:dp=0,pp=2,factor=1.5")
+        path = folder / f"{workers}.parquet"
+        traces.append(_synth(path, f"{workers:,} workers", workers // PP, PP, MICROBATCHES, STEPS, *slow))
+    return traces
+
+
+def _synth(path: Path, name: str, dp: int, pp: int, microbatches: int, steps: int, *more: str) -> Measured:
+    sizes = ("--dp", str(dp), "--pp", str(pp), "--microbatches", str(microbatches), "--steps", str(steps))
+    measure(*tracekit("synth", "-o", str(path), *sizes, *more), runs=1, warm_up=0)
+    return Measured(name, path)
+
+
+def _write_irregular(folder: Path) -> None:
+    """A trace with garbage collections in random places, so that hardly two lanes have the same ops."""
+    import polars as pl
+
+    from tracekit.trace.canonical import Trace, read_parquet
+
+    trace = read_parquet(_synth(folder / "regular.parquet", "regular", 32, 4, 16, 20).path)
+    ops = trace.ops.filter(pl.col("kind") != "gc")
+    computes = ops.filter(pl.col("kind").is_in(["forward-compute", "backward-compute"]))
+    collections = (
+        computes.sample(fraction=COLLECTIONS, seed=1)
+        .with_columns(
+            kind=pl.lit("gc").cast(ops["kind"].dtype),
+            start=pl.col("start") + pl.col("duration"),
+            duration=pl.lit(1e-4),
+            microbatch=pl.lit(None, pl.Int32),
+            chunk=pl.lit(None, pl.Int16),
+        )
+        .sort("step", "dp_rank", "pp_rank", "start")
+        .with_columns(seq=pl.int_range(pl.len()).over("step", "dp_rank", "pp_rank").cast(pl.Int32))
     )
-    return f"{intro}\n\n{table(['process', 'ops', 'wall s', 'cpu s', 'peak MB'], rows)}"
+    frame = pl.concat([ops, collections.select(ops.columns)])
+    Trace.from_frame(frame, trace.layout, name="irregular").write_parquet(folder / "irregular.parquet")
+
+
+def _whole_processes(traces: list[Measured]) -> str:
+    rows = [["`tracekit --help`", "", *measure(*tracekit("--help"), runs=3 * RUNS).cells, ""]]
+    for trace in traces:
+        run = measure(*tracekit(*trace.whatif), runs=RUNS)
+        bare = measure(sys.executable, "-c", BARE, str(trace.path), runs=RUNS)
+        rows.append([trace.name, f"{_ops(trace.path):,}", *run.cells, f"{bare.cpu_s:.2f}"])
+    intro = (
+        "`tracekit whatif FILE --json` as a whole process, warm, with the exact slowdown of every worker; next to it,"
+        f" polars that only reads and sorts the file. Synthetic jobs: pp {PP}, {MICROBATCHES} microbatches, {STEPS}"
+        " steps, one slow worker. The published analyser takes 1.3 s and 180 MB on AR, and 684 s and 7.4 GB on the"
+        " 8,192 workers with approximate slowdowns, on a similar machine."
+    )
+    return f"{intro}\n\n{table(['trace', 'ops', 'wall s', 'CPU s', 'peak MB', 'read and sort, CPU s'], rows)}"
 
 
 def _ops(path: Path) -> int:
@@ -67,24 +123,81 @@ def _ops(path: Path) -> int:
     return int(pl.scan_parquet(path).select(pl.len()).collect().item())
 
 
-def _kernel(path: Path) -> str:
+def _kernel(trace: Measured) -> str:
     """Op-replays per second of the kernel alone."""
     import tracekit as library
     from tracekit.analysis.whatif.scenario import ORIGINAL, RECORDED
 
-    replay = library.load(path).replay
+    replay = library.load(trace.path).replay
     rows = []
     for threads in (1, 2):
         for name, scenario in (("original", ORIGINAL), ("with launch delays", RECORDED)):
             replay.step_times(scenario, threads=threads)
-            best = []
-            for _ in range(9):
-                began = time.perf_counter()
-                replay.step_times(scenario, threads=threads)
-                best.append(time.perf_counter() - began)
-            best.sort()
-            rate = replay.graph.ops / best[len(best) // 2]
-            rows.append([name, str(threads), f"{best[len(best) // 2] * 1e3:.1f}", f"{rate / 1e9:.2f}"])
-    return "Replay of the 8,192-worker job alone, step times only.\n\n" + table(
-        ["scenario", "threads", "ms", "1e9 op-replays/s"], rows
-    )
+            took_s = median_s(lambda scenario=scenario, threads=threads: replay.step_times(scenario, threads=threads),
+                              KERNEL_RUNS)  # fmt: skip
+            rows.append([name, str(threads), f"{took_s * 1e3:.1f}", f"{replay.graph.ops / took_s / 1e9:.2f}"])
+    header = ["scenario", "threads", "ms", "1e9 op-replays/s"]
+    return f"Replay of {trace.name} alone, step times only:\n\n{table(header, rows)}"
+
+
+def _op_graph() -> str:
+    """One step: two streams a rank, a launch for every other op, a collective every 50 ops."""
+    from tracekit.analysis.attribution.by_label import attribute_by
+    from tracekit.analysis.graph.fold import fold
+    from tracekit.analysis.replay.costs import measure_op_durations
+    from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.analysis.replay.kernel import Costs, replay_lanes
+
+    graph, built = _timed(_large_op_graph)
+    folded, folding = _timed(lambda: fold(graph))
+    durations, split = _timed(lambda: measure_op_durations(folded))
+    block, lanes = folded.blocks[0], np.arange(SCENARIOS + 1)
+    costs = Costs.of_matrix(durations.cost[0].repeat(SCENARIOS, axis=1))
+    once = median_s(lambda: replay_lanes(block.template, lanes, costs, threads=1), KERNEL_RUNS)
+    _, attributed = _timed(lambda: attribute_by(GraphReplay(folded, durations), ["rank"]))
+    rate = len(graph.start) * SCENARIOS / once
+    rows = [
+        ["checking the frames", f"{built:.2f}"],
+        ["laying it out", f"{folding:.2f}"],
+        ["durations and ideals", f"{split:.2f}"],
+        [f"{SCENARIOS} scenarios, one core ({rate / 1e8:.1f}e8 op-replays/s)", f"{once:.3f}"],
+        [f"exact S_x of {RANKS} ranks, kept alone and removed alone", f"{attributed:.2f}"],
+    ]
+    intro = f"An op graph of {len(graph.start):,} ops on {RANKS} ranks with {len(graph.before):,} edges:"
+    return f"{intro}\n\n{table(['work', 'CPU s'], rows)}"
+
+
+def _large_op_graph() -> Any:
+    """The `OpGraph` that is measured."""
+    import polars as pl
+
+    from tracekit.analysis.graph.op_graph import OpGraph
+
+    rng = np.random.default_rng(0)
+    size = RANKS * OPS_OF_RANK
+    number = np.tile(np.arange(OPS_OF_RANK), RANKS)
+    rank, stream = np.repeat(np.arange(RANKS), OPS_OF_RANK), number % 3 == 2
+    duration = rng.gamma(4, 1e-4, size)
+    op = np.arange(size).reshape(RANKS, OPS_OF_RANK)
+    on_second = np.arange(OPS_OF_RANK) % 3 == 2
+    before = [op[:, ~on_second][:, :-1], op[:, on_second][:, :-1], op[:, 1:-1:2]]
+    after = [op[:, ~on_second][:, 1:], op[:, on_second][:, 1:], op[:, 2::2]]
+    ops = pl.DataFrame(
+        {
+            "rank": rank,
+            "stream": stream.astype(int),
+            "kind": np.char.add("kernel-", (number % 40).astype(str)),
+            "start": (np.cumsum(duration.reshape(RANKS, -1), axis=1) - duration.reshape(RANKS, -1)).ravel(),
+            "duration": duration,
+            "rendezvous": np.where(number % 50 == 49, number, -1),
+        }
+    ).with_columns(pl.col("rendezvous").replace(-1, None))
+    ends = {"before": np.concatenate([part.ravel() for part in before])}
+    return OpGraph.from_frames(ops, pl.DataFrame(ends | {"after": np.concatenate([part.ravel() for part in after])}))
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """A result and the CPU seconds it took."""
+    began = time.process_time()
+    result = work()
+    return result, time.process_time() - began

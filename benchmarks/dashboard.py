@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: how long until a page can be used, what that costs the server, and many at once."""
+"""The dashboard in a real browser: time until a page can be used, CPU time of server and browser, many clients."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from urllib.request import urlopen
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 
 from benchmarks import many_jobs
-from benchmarks.measure import cpu_s, table, tracekit
+from benchmarks.measure import table, tracekit, tree_cpu_s
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
@@ -29,17 +29,18 @@ JOBS, DIFFERENT = 62, 24
 #: Jobs of 8,192 workers each in the other store.
 MANY_JOBS = 10_000
 RUNS = 5
+QUICK = {"JOBS": 30, "MANY_JOBS": 150, "RUNS": 1, "LARGE": {"32x4": (32, 4, 4, 3)}}
 CAUSES = ("slow-worker:factor=1.4", "python-gc", "slow-last-stage", "sequence-length-imbalance", None, None)
 #: Large jobs: DP ranks, stages, microbatches, steps.
-LARGE = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
+LARGE: dict[str, tuple[int, int, int, int]] = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
 PAGES = ("/job", "/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
 #: Pages about all jobs.
 OF_ALL = ("/", "/incidents", "/hosts")
-#: A page can be used when its content is there, every figure is drawn and every grid has its rows.
+#: A page can be used once its content is there, every figure is drawn and every grid has its rows.
 READY = """() => document.querySelector("#page > *") && !document.querySelector("[data-dash-is-loading]")
   && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))
   && [...document.querySelectorAll(".ag-root-wrapper")].every(grid => grid.querySelector(".ag-row"))"""
-#: Zooms and pans the timeline; how long each frame took to draw, ms.
+#: Zooms and pans the timeline; returns the drawing time of each frame, ms.
 FRAMES = """async () => {
   const timeline = tracekitTimeline.current(), drawn = [];
   const frame = () => new Promise((done) => requestAnimationFrame(done));
@@ -52,9 +53,9 @@ FRAMES = """async () => {
 
 INTRO = f"""## Dashboard
 
-Time until a page can be used: its content there, figures drawn, grids filled; in Chromium on the same machine. Cold: a
-new browser profile, a job nobody has looked at; warm: the same page again, loaded anew. CPU: processor seconds of the
-cold page until then, which other work on the machine hardly changes. Two stores: {JOBS:,} jobs of 16 workers with two
+Time until a page can be used (content there, figures drawn, grids filled), in Chromium on the same machine. Cold: a
+new browser profile and a job not opened before; warm: the same page reloaded. CPU: CPU seconds of the cold page. Two
+stores: {JOBS:,} jobs of 16 workers with two
 large ones, and {MANY_JOBS:,} jobs of {many_jobs.LARGE.dp * many_jobs.LARGE.pp:,} workers on {many_jobs.HOSTS:,} hosts
 each."""
 
@@ -130,13 +131,13 @@ class Server:
     process: int
 
     def cpu_s(self) -> float:
-        """Processor seconds that it has used so far, with its workers."""
-        return cpu_s(self.process)
+        """CPU seconds of the server and its workers so far."""
+        return tree_cpu_s(self.process)
 
 
 @contextmanager
 def _serving(store: Path) -> Iterator[Server]:
-    """`tracekit dashboard` as it is used."""
+    """Run `tracekit dashboard`."""
     with subprocess.Popen(
         tracekit("dashboard", str(store), "--port", "0"), stdout=subprocess.PIPE, stderr=sys.stderr, text=True
     ) as process:
@@ -159,7 +160,7 @@ def _until_ready(page: Page, url: str) -> float:
 
 @dataclass(frozen=True)
 class Visit:
-    """Seconds until a page can be used: in a new profile, and again in the same; processor seconds of the first."""
+    """Seconds until a page can be used: in a new profile, and reloaded; CPU seconds of the first load."""
 
     cold_s: float
     warm_s: float
@@ -181,12 +182,12 @@ def _visit(browser: Browser, server: Server, address: str) -> Visit:
 
 
 def _children_cpu_s() -> float:
-    """Processor seconds of the server and the browser."""
-    return cpu_s(os.getpid()) - time.process_time()
+    """CPU seconds of server and browser."""
+    return tree_cpu_s(os.getpid()) - time.process_time()
 
 
 def _middle(visits: list[Visit]) -> list[str]:
-    """The medians, as a row has them."""
+    """Medians as cells of a row."""
     return [
         f"{statistics.median(getattr(visit, name) for visit in visits):.2f}"
         for name in ("cold_s", "warm_s", "server_s", "browser_s")
@@ -206,7 +207,7 @@ def _pages(browser: Browser, store: Path, jobs: list[str], title: str) -> str:
     return f"{title}:\n\n" + table(["page", "cold s", "warm s", "server CPU s", "browser CPU s"], rows)
 
 
-#: What is done with the table of all jobs, in this order; each ends once it can be seen.
+#: Actions on the table of all jobs, in this order; each ends once its result is visible.
 ACTIONS = {
     "unfold": """async () => {
       document.querySelector("#all-jobs-summary").scrollIntoView();
@@ -244,7 +245,7 @@ _IN_PAGE = """() => {
 
 
 def _table(browser: Browser, store: Path) -> str:
-    """What can be done with the table of all jobs."""
+    """Time of each action on the table of all jobs."""
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in ACTIONS}
     with _serving(store) as server:
         for _ in range(3):
@@ -269,24 +270,24 @@ def _table(browser: Browser, store: Path) -> str:
     return (
         f"The table of {rows:,} jobs on the page Jobs; a frame of scrolling brings in 3 rows:\n\n{table(heads, shown)}"
         "\n\n"
-        f"All of it as a file of the server: {size / 1e6:.1f} MB, {spent:.2f} processor seconds."
+        f"All of it as a file of the server: {size / 1e6:.1f} MB, {spent:.2f} CPU seconds."
     )
 
 
 def _busy_s(watching: CDPSession) -> float:
-    """Processor seconds of the thread of the page so far."""
+    """CPU seconds of the page's thread so far."""
     metrics = {one["name"]: one["value"] for one in watching.send("Performance.getMetrics")["metrics"]}
     return float(metrics["TaskDuration"])
 
 
 def _in_ms(name: str, values: list[tuple[float, float]]) -> list[str]:
-    """A row: the medians of seconds and processor seconds, of one frame where many were drawn."""
+    """A row with the medians of wall and CPU time; per frame for an action that draws many."""
     count = SCROLLED_FRAMES if name.endswith("a frame") else 1
     return [name, *(f"{statistics.median(column) / count * 1e3:.1f}" for column in zip(*values, strict=True))]
 
 
 def _wire(browser: Browser, store: Path) -> str:
-    """Bytes of each page as they come over the wire: first of a visit, and after another page."""
+    """Compressed bytes of each page as the first of a visit, and after another page."""
     rows = []
     with _serving(store) as server:
         for path in (*OF_ALL, *PAGES):
@@ -300,7 +301,7 @@ def _wire(browser: Browser, store: Path) -> str:
 
 
 def _bytes(browser: Browser, addresses: list[str]) -> tuple[int, int]:
-    """Bytes and requests of these pages one after the other in a new profile."""
+    """Bytes and requests of these pages in turn, in a new profile."""
     context = browser.new_context()
     page, sizes = context.new_page(), dict[str, int]()
     watching = context.new_cdp_session(page)
@@ -358,7 +359,7 @@ def _until_painted(page: Page, url: str) -> float:
 
 
 def _crowd(store: Path) -> str:
-    """Twenty browsers' worth of requests at once: the page's own request for each page."""
+    """Twenty clients at once."""
     with _serving(store) as server:
 
         def ask(number: int) -> tuple[int, float]:

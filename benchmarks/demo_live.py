@@ -1,7 +1,7 @@
-"""`make demo-live`: a small real job, a rank that becomes slow, the message that says so, and the page.
+"""`make demo-live`: a small real job, a rank that becomes slow, the message about it, and the dashboard.
 
-It needs torch and no GPU. Two ranks train under `tracekit collect --live`; from the third window on one takes twice as
-long, until the message has come; then it recovers. Everything is in a folder of its own, which is removed at the end.
+Needs torch but no GPU. Two ranks train under `tracekit collect --live`. From the third window on, one takes twice as
+long until the message arrives, then it recovers. All files are in a temporary folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DASHBOARD = "http://127.0.0.1:8050"
 
 
 class Webhook(HTTPServer):
-    """Prints what arrives; `opened` and `closed` say that an incident of rank 1 did."""
+    """Print incidents; `opened` and `closed` are set once an incident of rank 1 was."""
 
     def __init__(self) -> None:
         self.opened, self.closed = threading.Event(), threading.Event()
@@ -36,7 +36,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         for incident in message["incidents"]:
-            print(f"\n  >>> the webhook got: incident {incident['incident']} {incident['status']}")
+            print(f"\n  >>> webhook: incident {incident['incident']} {incident['status']}")
             for key in ("what", "who", "fix", "check", "page"):
                 print(f"      {key:<6} {incident[key]}")
             print(flush=True)
@@ -44,11 +44,11 @@ class _Handler(BaseHTTPRequestHandler):
                 (self.server.opened if incident["status"] == "opened" else self.server.closed).set()
 
     def log_message(self, *_: object) -> None:
-        """Requests are printed above."""
+        """Log nothing: incidents are printed above."""
 
 
 def main() -> None:
-    """Run the demonstration; the dashboard at its end until Ctrl-C, unless its output goes to a file."""
+    """Run the demonstration; in a terminal, end with the dashboard until Ctrl-C."""
     with tempfile.TemporaryDirectory(prefix="tracekit-demo-") as folder, Webhook() as webhook:
         threading.Thread(target=webhook.serve_forever, daemon=True).start()
         store = Path(folder) / "demo.store"

@@ -1,8 +1,10 @@
 """Real training code under `tracekit collect`: healthy, and with rank 1 slowed in each part in turn.
 
-Each run is one process group of two ranks (`frameworks_train.py`). Right means: trusted, and on a healthy run nobody
-blamed; on a slowed one rank 1 is the first cause's and the only one blamed, for a fitting reason. Needs two quiet cores
-and the extra `frameworks`; a row whose framework is not installed is left out and named.
+Each run is one process group of two ranks (`frameworks_train.py`). A diagnosis is right if the trace is trusted and, on
+a healthy run, no rank is blamed; on a slowed run, the first cause names rank 1 for a fitting reason and no cause names
+another rank. Needs two quiet cores and the extra `frameworks`. Rows whose framework is not installed are listed.
+
+python -m benchmarks frameworks --rows ddp,fsdp2 --parts ,gc    prints chosen runs; the empty part is the healthy run
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 from benchmarks.measure import table
 
 SCRIPT = Path(__file__).with_name("frameworks_train.py")
-#: Row -> the distribution that it needs beside torch.
+#: Row -> the distribution that it needs in addition to torch.
 ROWS = {
     **dict.fromkeys(
         (
@@ -39,7 +41,7 @@ ROWS = {
     "fabric": "lightning",
     **dict.fromkeys(("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"), "deepspeed"),
 }
-#: Names of a slow compute. The only worker of a pipeline's stage is slow, or its stage has more work: no peer tells.
+#: Kinds that name a slow compute. A pipeline stage with one worker has no peer, so it may count as imbalanced.
 _COMPUTES = frozenset({"bad-worker", "slow-rank-of-worker", "stage-imbalance"})
 #: Part that is slow -> kinds of causes that name it.
 FITTING: Mapping[str, frozenset[str]] = {
@@ -51,15 +53,17 @@ FITTING: Mapping[str, frozenset[str]] = {
     "gc": frozenset({"python-gc"}),
     "pause": frozenset({"process-pauses"}),
 }
-#: What an optimizer does before it calls its closure, which contains the step's forward, is host code before that.
+#: Lightning runs the step's forward in the optimizer's closure, so that slowness before it is host code.
 FITTING_IN = {("lightning", "optimizer"): FITTING["host"]}
 PARTS = ("", *FITTING)
+SLOW_MS = 12.0
+QUICK = {"ROWS": {"ddp": "torch"}, "PARTS": ("",)}
 TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said of one run. `problem`: why nothing was, None where something was."""
+    """The judged diagnosis of one run. `problem`: why there is none, else None."""
 
     row: str
     part: str
@@ -73,7 +77,7 @@ class Outcome:
 
 
 def blamed(cause: Mapping[str, Any], layout: Mapping[str, int]) -> frozenset[int]:
-    """The ranks that a cause of a report places, in a job with one axis; nobody where it is everybody's."""
+    """Ranks that a cause names, in a job with one axis; empty if it names all of them."""
     where = cause.get("where") or {}
     axis = "pp_rank" if layout.get("pp", 1) > 1 else "dp_rank"
     ranks = {worker.get("rank", worker[axis]) for worker in where.get("workers", ())}
@@ -81,7 +85,7 @@ def blamed(cause: Mapping[str, Any], layout: Mapping[str, int]) -> frozenset[int
 
 
 def judge(row: str, part: str, report: Mapping[str, Any]) -> Outcome:
-    """Whether a report is right about a run, of which rank 1 was slow in `part` (empty: nobody was)."""
+    """Judge the report of a run with rank 1 slow in `part` (empty: healthy)."""
     causes = report.get("causes", [])
     placed = [(cause, ranks) for cause in causes if (ranks := blamed(cause, report["job"]["layout"]))]
     trusted = bool(report["trust"]["trustworthy"])
@@ -96,8 +100,8 @@ def judge(row: str, part: str, report: Mapping[str, Any]) -> Outcome:
     return Outcome(row, part, right, float(report["slowdown"]), discrepancy, trusted, saved_s, names)
 
 
-def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = 12.0) -> Outcome:
-    """Train under `tracekit collect`, and have `whatif` say what was wrong."""
+def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = SLOW_MS) -> Outcome:
+    """Train under `tracekit collect` and judge the diagnosis of `whatif`."""
     out = folder / f"{row}-{part or 'healthy'}.parquet"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLOW_IN": part, "SLOW_MS": str(slow_ms), "OUT": str(folder)}
     train = [
@@ -116,19 +120,23 @@ def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = 1
     except subprocess.TimeoutExpired:
         return replace(nothing, problem=f"no end within {TIMEOUT_S} s")
     if not out.exists():
-        return replace(nothing, problem=(ran.stderr.strip().splitlines() or ["no word"])[-1])
+        return replace(nothing, problem=(ran.stderr.strip().splitlines() or ["no output"])[-1])
     asked = [sys.executable, "-m", "tracekit", "whatif", str(out), "--json"]
     return judge(row, part, json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout))
 
 
 def present(rows: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Rows that can run here with the version of what they need, and those that cannot."""
+    """Rows that can run here with the version of their distribution, and rows that cannot."""
     found = {row: f"{ROWS[row]} {metadata.version(ROWS[row])}" for row in rows if find_spec(ROWS[row]) is not None}
     return found, [row for row in rows if row not in found]
 
 
-def section(rows: Sequence[str] = tuple(ROWS), parts: Sequence[str] = PARTS, slow_ms: float = 12.0) -> str:
+def section() -> str:
     """The Markdown of this section."""
+    return _section(tuple(ROWS), PARTS, SLOW_MS)
+
+
+def _section(rows: Sequence[str], parts: Sequence[str], slow_ms: float) -> str:
     versions, missing = present(rows)
     outcomes: dict[tuple[str, str], Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -154,14 +162,14 @@ def cell(one: Outcome) -> str:
         return f"no report: {one.problem:.60}"
     words = "right" if one.right else "wrong"
     trust = "" if one.trusted else ", untrusted"
-    return f"{words}: S {one.slowdown:.2f}, {one.discrepancy:+.1%}{trust}; {', '.join(one.causes) or 'nobody'}"
+    return f"{words}: S {one.slowdown:.2f}, {one.discrepancy:+.1%}{trust}; {', '.join(one.causes) or 'no rank named'}"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`python -m benchmarks frameworks --rows ddp,fsdp2 --parts ,gc`: chosen runs, printed only."""
+    """Print chosen runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks frameworks")
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--ms", type=float, default=12.0)
+    parser.add_argument("--rows", default=",".join(ROWS), help="rows, separated by commas")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts in which rank 1 is slow; empty: healthy")
+    parser.add_argument("--ms", type=float, default=SLOW_MS, help="how much slower rank 1 is, ms a step")
     chosen = parser.parse_args(arguments)
-    print(section(chosen.rows.split(","), chosen.parts.split(","), chosen.ms))
+    print(_section(chosen.rows.split(","), chosen.parts.split(","), chosen.ms))

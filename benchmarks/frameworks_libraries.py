@@ -1,4 +1,4 @@
-"""Rows of `frameworks_train.py` in the manner of libraries beside torch. Knows no tracekit."""
+"""Rows of `frameworks_train.py` for libraries other than torch. Does not import tracekit."""
 
 from __future__ import annotations
 

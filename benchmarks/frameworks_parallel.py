@@ -1,4 +1,4 @@
-"""Rows of `frameworks_train.py` that shard: parameters, tensors, sequences, experts, layers. Knows no tracekit."""
+"""Rows of `frameworks_train.py` that shard: parameters, tensors, sequences, experts, layers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def tensor_parallel() -> nn.Module:
 
 
 def sequence_parallel() -> nn.Module:
-    """Tensor parallelism whose norms and residuals hold a part of the tokens each."""
+    """Tensor parallelism in which each rank holds part of the tokens in norms and residuals."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -95,7 +95,7 @@ def sequence_parallel() -> nn.Module:
 
 
 class _Exchange(torch.autograd.Function):
-    """Every rank sends every other an equal part of the first dimension; so do the gradients, back."""
+    """Exchange equal parts of the first dimension among all ranks, and the gradients back."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
@@ -110,7 +110,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Attention(nn.Module):
-    """Attention over a sequence of which each rank has a part: heads and tokens change places (Ulysses)."""
+    """Attention over a sequence that is split over ranks, by exchanging heads for tokens (Ulysses)."""
 
     def __init__(self, group: Any, heads: int = 4) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _Attention(nn.Module):
         return x.permute(1, 3, 0, 2, 4).reshape(batch, heads // ranks, ranks * tokens, width)
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """The way back, heads joined: [batch, tokens of this rank, WIDTH]."""
+        """The inverse, with heads joined: [batch, tokens of this rank, WIDTH]."""
         ranks = dist.get_world_size(self.group)
         batch, heads, tokens, width = x.shape
         x = x.view(batch, heads, ranks, tokens // ranks, width).permute(2, 0, 1, 3, 4)
@@ -141,7 +141,7 @@ class _Attention(nn.Module):
 
 
 def context_parallel() -> nn.Module:
-    """Each rank has a part of every sequence; parameters are the same everywhere, their gradients are reduced."""
+    """Each rank holds part of every sequence; parameters are replicated, their gradients reduced."""
     mesh = _mesh("cp")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = nn.Sequential(*(layer for block in stack() for layer in (_Attention(mesh.get_group()), block)))
@@ -151,7 +151,7 @@ def context_parallel() -> nn.Module:
 
 
 class _Experts(nn.Module):
-    """A layer of experts, one on each rank: tokens go to the expert that a fixed hash gives them, and come back."""
+    """One expert per rank: a fixed hash sends each token to an expert and back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Experts(nn.Module):
 
 
 def expert_parallel() -> nn.Module:
-    """Data parallelism, of which experts are left out: their tokens come from all ranks."""
+    """Data parallelism for everything but the experts, whose tokens come from all ranks."""
     dense = stack()
     torch.manual_seed(1 + dist.get_rank())
     model = nn.Sequential(dense[0], dense[1], _Experts(), dense[2], dense[3])

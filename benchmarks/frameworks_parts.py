@@ -1,6 +1,6 @@
-"""What the rows of `frameworks_train.py` share: a model, data, an optimizer, a loop, and where one rank is slow.
+"""Shared by the rows of `frameworks_train.py`: a model, data, an optimizer, a loop, and the slowness of one rank.
 
-Knows no tracekit.
+Does not import tracekit.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LOSSES: list[float] = []
 
 
 def seen(loss: torch.Tensor) -> torch.Tensor:
-    """`loss`, which is kept in `LOSSES` too."""
+    """Append `loss` to `LOSSES` and return it."""
     LOSSES.append(float(loss.detach()))
     return loss
 
 
 def slow(part: str, share: float = 1.0) -> None:
-    """Keep the processor busy where this rank is to be slow in that part, for a share of what a step has of it."""
+    """Busy-wait if this rank is slow in that part, for a share of the delay of a step."""
     if part == SLOW_IN and int(os.environ.get("RANK", "0")) == SLOW_RANK:
         end = time.perf_counter() + share * SLOW_MS / 1e3
         while time.perf_counter() < end:
@@ -38,7 +38,7 @@ def slow(part: str, share: float = 1.0) -> None:
 
 
 class Garbage:
-    """What makes collections of garbage slow on one rank; `collect` runs one."""
+    """A large heap that makes garbage collections slow on one rank; `collect` runs one."""
 
     def __init__(self) -> None:
         self.chosen = SLOW_IN == "gc" and int(os.environ.get("RANK", "0")) == SLOW_RANK
@@ -51,7 +51,7 @@ class Garbage:
 
 
 class Block(nn.Module):
-    """A transformer's block without attention: what matters here is who computes how long."""
+    """A transformer block without attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class Block(nn.Module):
 
 
 def stack(*, in_graph: bool = True) -> nn.Sequential:
-    """The model; its second block is where a slow rank is slow.
+    """The model; a slow rank is slow in its second block.
 
-    `in_graph`: the hook of the backward may be a node of autograd's graph, which zero-bubble schedules cannot cut.
+    `in_graph`: the backward hook may be a node of autograd's graph, which zero-bubble schedules cannot split.
     """
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(LAYERS)))
@@ -74,7 +74,7 @@ def stack(*, in_graph: bool = True) -> nn.Sequential:
 
 
 def slow_block(block: nn.Module, share: float = 1.0, *, in_graph: bool = True) -> None:
-    """Have `block` be slow in forward or backward where this rank is to be, for a share of what a step has of it."""
+    """Slow `block` in forward or backward on the slow rank, by a share of the delay of a step."""
     block.register_forward_pre_hook(lambda *_: slow("forward", share))
     if in_graph:
         block.register_full_backward_pre_hook(lambda *_: slow("backward", share))
@@ -88,7 +88,7 @@ def _on_gradient(output: torch.Tensor, call: Callable[[torch.Tensor], None]) -> 
 
 
 class Batches(Dataset[torch.Tensor]):
-    """Drawn samples, the same in every run; other ones on each rank, or `shared` by all."""
+    """Random samples, the same in every run; different on each rank, or `shared` by all."""
 
     def __init__(self, *, shared: bool = False) -> None:
         self._rank = 0 if shared else int(os.environ.get("RANK", "0"))
@@ -102,12 +102,12 @@ class Batches(Dataset[torch.Tensor]):
 
 
 def batches(*, shared: bool = False) -> Iterator[torch.Tensor]:
-    """One for each step."""
+    """One batch per step."""
     return iter(DataLoader(Batches(shared=shared), batch_size=BATCH))
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer, slow where it is to be."""
+    """An optimizer, slow if it is the slow part."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     optimizer.register_step_pre_hook(lambda *_: slow("optimizer"))
     return optimizer

@@ -1,10 +1,9 @@
-"""Small training jobs in the manner of several frameworks, one rank of which can be slow in one part.
+"""Small training jobs in the style of several frameworks; one rank can be slow in one part.
 
     torchrun --nproc-per-node 2 benchmarks/frameworks_train.py ROW
 
-SLOW_IN names the part (forward, backward, optimizer, data, host, gc, pause), SLOW_RANK the rank and SLOW_MS how much
-longer it takes in each step; STEPS is how many there are. Prints a digest of each rank's weights and one of its losses.
-Knows no tracekit.
+SLOW_IN is the part (forward, backward, optimizer, data, host, gc, pause), SLOW_RANK the rank, SLOW_MS the delay per
+step, STEPS the number of steps. Prints a digest of each rank's weights and one of its losses. Does not import tracekit.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))  # imported by tests, it does not stand beside the script
+sys.path.insert(0, str(Path(__file__).parent))  # not on the path if tests import this module
 
 import frameworks_libraries
 import frameworks_parallel
@@ -40,7 +39,7 @@ from frameworks_parts import (
     stack,
 )
 
-#: Stops the rank's process for a fifth of the time: with SLOW_MS at 12, for 30 ms in 150.
+#: Stops the rank's process for a fifth of the time; with SLOW_MS at 12, for 30 ms in 150.
 PAUSER = """
 import os, signal, sys, time
 process, pause_s = int(sys.argv[1]), float(sys.argv[2])
@@ -81,7 +80,7 @@ def accumulation() -> nn.Module:
 
 
 def activation_checkpointing() -> nn.Module:
-    """Every block runs again in the backward, instead of keeping what it computed."""
+    """Every block runs again in the backward."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     blocks = [checkpoint_wrapper(block) for block in stack()]
@@ -112,7 +111,7 @@ def compiled() -> nn.Module:
 
 
 def saving() -> nn.Module:
-    """Rank 0 writes a checkpoint in every fifth step, while the others go on to their next reduction."""
+    """Rank 0 writes a checkpoint in every fifth step, while the others continue to their next reduction."""
     model = nn.parallel.DistributedDataParallel(stack())
     optimizer, garbage = optimizer_of(model.parameters()), Garbage()
     path = Path(os.environ.get("OUT", ".")) / "checkpoint.pt"
@@ -138,19 +137,19 @@ ROWS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _bytes_of(parameter: Any) -> bytes:
-    """What this rank has of a parameter: the whole, or its shard of a DTensor or of DeepSpeed's."""
+    """A parameter, or this rank's shard of a DTensor or a DeepSpeed parameter, as bytes."""
     for shard in ("_local_tensor", "ds_tensor"):
         parameter = getattr(parameter, shard, parameter)
     return parameter.detach().float().numpy().tobytes()
 
 
 def main() -> None:
-    """Train as the row named on the command line."""
+    """Train the row named on the command line."""
     row = ROWS[next(word for word in sys.argv[1:] if not word.startswith("--"))]  # `deepspeed` puts --local_rank first
     if SLOW_IN == "pause" and int(os.environ.get("RANK", "0")) == SLOW_RANK:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         subprocess.Popen([sys.executable, "-S", "-c", PAUSER, str(os.getpid()), str(2.5 * SLOW_MS / 1e3)])
-    if row not in frameworks_libraries.ROWS:  # those join the process group by themselves
+    if row not in frameworks_libraries.ROWS:  # those join the process group themselves
         dist.init_process_group("gloo")
     model = row()
     rank = os.environ.get("RANK", "0")

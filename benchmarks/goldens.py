@@ -1,11 +1,10 @@
 """Reports of a fixed set of jobs, to show that a change to the code changed no number.
 
-python -m benchmarks.goldens draw JOBS                            simulate the jobs once, and keep their files
-python -m benchmarks.goldens report JOBS REPORTS TRACEKIT         what a version of tracekit says of each, as JSON
-python -m benchmarks.goldens diff REPORTS REPORTS                 where two versions differ
+python -m benchmarks goldens draw JOBS                       simulates the jobs into a new folder JOBS
+python -m benchmarks goldens report JOBS REPORTS TRACEKIT    writes the JSON reports of a tracekit command into REPORTS
+python -m benchmarks goldens diff REPORTS REPORTS            prints the differences of two versions
 
-In: nothing but the simulators and `sample_traces`. Out: folders that the caller chooses. JOBS has the samples, one job
-of each case of the event simulator, and folders of torch.profiler.
+JOBS has the sample traces, one job of each case of the event-driven simulator, and folders of torch.profiler.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import kinetosim
@@ -37,8 +36,13 @@ TROUBLES: dict[str, tuple[Trouble, ...]] = {
 }
 
 
-def main(verb: str, *folders: str) -> None:
-    {"draw": draw, "report": report, "diff": diff}[verb](*map(Path, folders))
+def main(arguments: list[str]) -> None:
+    """Run the verb with its folders."""
+    verbs: dict[str, Callable[..., None]] = {"draw": draw, "report": report, "diff": diff}
+    verb, *folders = arguments or [""]
+    if verb not in verbs or len(folders) != {"draw": 1, "report": 3, "diff": 2}[verb]:
+        sys.exit(__doc__)
+    verbs[verb](*map(Path, folders))
 
 
 def draw(jobs: Path) -> None:
@@ -56,7 +60,7 @@ def draw(jobs: Path) -> None:
 
 
 def report(jobs: Path, reports: Path, tracekit: Path) -> None:
-    """Write what the command `tracekit` says of each job into `reports`."""
+    """Write the report of the command `tracekit` on each job into `reports`."""
     reports.mkdir(parents=True)
     for path in sorted(jobs.iterdir()):
         done = subprocess.run([tracekit, "whatif", path, "--json"], capture_output=True, text=True, check=False)
@@ -93,4 +97,4 @@ def _values(path: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

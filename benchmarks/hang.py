@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from benchmarks.hangsim import Fault, Job, draw_faults, dumps, run, write
-from benchmarks.measure import table, tracekit
+from benchmarks.measure import measure, table, tracekit
 
 LARGE = (8, 8, 64)
 SMALL = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 2), (2, 2, 4), (8, 2, 1))
 SEEDS = 20
+QUICK = {"LARGE": (2, 2, 4), "SEEDS": 2}
 
 
 def section() -> str:
@@ -33,24 +31,16 @@ def _large() -> str:
             outcome = run(job, faults)
             with tempfile.TemporaryDirectory() as folder:
                 write(Path(folder), dumps(job, faults, outcome, cut=30, timing=kind == "gpu-sleep"))
-                report, wall_s, peak_mb = _report(Path(folder))
+                command = tracekit("hang", folder, "--json")
+                cost = measure(*command, runs=1, warm_up=0, code=4)  # a hang was found
+                report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
             truth = sorted(fault.rank for fault in outcome.struck)
             found = [one["rank"] for one in report["culprits"]]
-            rows.append([kind, str(count), str(truth), str(found), f"{wall_s:.1f}", f"{peak_mb:.0f}"])
+            rows.append([kind, str(count), str(truth), str(found), f"{cost.wall_s:.1f}", f"{cost.peak_mb:.0f}"])
     head = ["fault", "drawn", "broken", "named", "s", "MB"]
-    intro = f"`tracekit hang` on dumps of {job.world:,} ranks (tp 8, pp 8, dp 64), groups cut at 30 members."
+    sizes = f"tp {job.tp}, pp {job.pp}, dp {job.dp}"
+    intro = f"`tracekit hang` on dumps of {job.world:,} ranks ({sizes}), groups cut at 30 members."
     return f"{intro}\n\n{table(head, rows)}"
-
-
-def _report(folder: Path) -> tuple[dict[str, Any], float, float]:
-    """The JSON report, seconds, and the peak memory of the command alone."""
-    began = time.perf_counter()
-    script = "import resource,subprocess,sys;"
-    script += "print(subprocess.run(sys.argv[1:],capture_output=True,text=True).stdout);"
-    script += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
-    command = [sys.executable, "-c", script, *tracekit("hang", str(folder), "--json")]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
-    return json.loads(out[0]), time.perf_counter() - began, int(out[-1]) / 1024
 
 
 def _small() -> str:

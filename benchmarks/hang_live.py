@@ -1,8 +1,8 @@
 """Hangs of real jobs on this machine: every fault in every layout, and jobs that are slow or busy but do not hang.
 
-python -m benchmarks hang_live                    one run of each, and the table
-python -m benchmarks hang_live --runs 50 --log runs.jsonl    50 more runs, added to a file; its table is printed
-With TRACEKIT_HANG_LOG=runs.jsonl the section is made of the runs in that file.
+python -m benchmarks hang_live                               one run of each
+python -m benchmarks hang_live --runs 50 --log runs.jsonl    adds 50 runs to a file and prints the table of all in it
+TRACEKIT_HANG_LOG=runs.jsonl makes the section from the runs in that file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.measure import table, tracekit
+from benchmarks.measure import descendants, table, tracekit
 
 HANG_AFTER_S, RANKS = 5, 4
 LAYOUTS = ("ddp", "fsdp2", "pipeline")
+#: Runs of the section: one of each fault and layout.
+RUNS = 30
+QUICK = {"RUNS": 1}
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "hangs.py"
 GONE = "process gone or interpreter locked"
 #: Fault of the script -> class that names it; None: no hang.
@@ -41,15 +44,15 @@ FAULTS = {
     "slow": None,
     "checkpoint": None,
 }
-#: Where the time matters: a forward of the slow rank takes 2 s, a checkpoint 30 s with a limit of 20 s.
+#: A forward of the slow rank takes 2 s; a checkpoint takes 30 s, with a limit of 20 s.
 VARIABLES = {"slow": {"COMPUTE_S": "0.5"}, "checkpoint": {"SAVING_S": "30"}}
 LIMITS = {"checkpoint": 20}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`named`: rank and class of each culprit. `delay_s`: from the moment when the first rank began to wait to the
-    report; None where there is none. `load`: of the machine, as it began.
+    """`named`: rank and class of each culprit. `delay_s`: from the first rank's wait to the report; None without a
+    report. `load`: load average of the machine at the start.
     """
 
     fault: str
@@ -66,13 +69,13 @@ class Run:
 
     @property
     def right(self) -> bool:
-        """This rank and class, nobody else; or no alarm, where there is no hang."""
+        """This rank and class alone are named; nothing if there is no hang."""
         expected = FAULTS[self.fault]
         return self.named == ([] if expected is None else [[self.rank, expected]])
 
     @property
     def in_time(self) -> bool:
-        """Within the limit and 5 s; where there is no hang, no report is in time."""
+        """Reported within the limit plus 5 s; without a hang, not reported at all."""
         if self.delay_s is None:
             return FAULTS[self.fault] is None
         return self.delay_s <= self.limit_s + 5
@@ -81,31 +84,15 @@ class Run:
 def section() -> str:
     """The Markdown of this section."""
     log = os.environ.get("TRACEKIT_HANG_LOG")
-    runs = list(_read(Path(log))) if log else [live(*case) for case in itertools.islice(_cases(), len(FAULTS) * 3)]
-    return f"{_section(runs)}\n\n{_cost()}"
-
-
-def _cost() -> str:
-    """What the watch costs while nothing hangs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.hang_cost"], capture_output=True, text=True, check=True, timeout=300
-    )
-    cost = json.loads(done.stdout)
-    share = cost["look_us"] * cost["looks_per_s"] / 1e6
-    return (
-        f"While nothing hangs: a look at the flight recorder takes {cost['look_us']:.0f} us of processor time,"
-        f" {cost['looks_per_s']:.0f} a second, which is {share:.3%} of a core; the hooks add"
-        f" {cost['transfer_us']:.1f} us to a transfer with its wait and {cost['wait_us']:.1f} us to the wait of a"
-        " collective."
-    )
+    return _section(list(_read(Path(log))) if log else [live(*case) for case in itertools.islice(_cases(), RUNS)])
 
 
 def main(arguments: list[str]) -> None:
-    """Add runs to a file, and print the table of all in it."""
+    """Add runs to a file and print the table of all runs in it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks hang_live")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--from", dest="begin", type=int, default=0, help="leave out so many cases before")
+    parser.add_argument("--from", dest="begin", type=int, default=0, help="number of cases to skip")
     options = parser.parse_args(arguments)
     for case in itertools.islice(_cases(), options.begin, options.begin + options.runs):
         run = live(*case)
@@ -116,7 +103,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _cases() -> Iterator[tuple[str, str, int]]:
-    """Fault, layout and rank, each fault and layout before the next rank, for ever."""
+    """Fault, layout and rank without end: all faults and layouts, then the next rank."""
     for rank in itertools.cycle((1, 2, 0, 3)):
         for fault, layout in itertools.product(FAULTS, LAYOUTS):
             yield fault, layout, rank
@@ -142,10 +129,10 @@ def _section(runs: list[Run]) -> str:
     loads = sorted(run.load for run in runs)
     words = (
         f"Real jobs on this machine: torchrun, gloo, {RANKS} ranks, `--hang-after {HANG_AFTER_S}`. Right: this rank and"
-        " class, nobody else; for slow (a rank takes 4 times as long, 2 s in each forward) and checkpoint (30 s, with"
-        f" `--hang-after 20`) no alarm. {len(runs)} runs; of {len(hangs)} hangs"
+        " class alone; for slow (a rank takes 4 times as long, 2 s in each forward) and checkpoint (30 s, with"
+        f" `--hang-after 20`) no report. {len(runs)} runs; of {len(hangs)} hangs"
         f" {sum(run.right for run in hangs)} are right and"
-        f" {sum(run.in_time for run in hangs)} reported within the limit and 5 s. Delay: from the first wait to the"
+        f" {sum(run.in_time for run in hangs)} reported within the limit plus 5 s. Delay: from the first wait to the"
         f" report, less the limit, s. Load of the 2 cores {loads[0]:.0f} to {loads[-1]:.0f}, median"
         f" {loads[len(loads) // 2]:.0f}."
     )
@@ -158,7 +145,7 @@ def _share(runs: list[Run]) -> str:
 
 
 def live(fault: str, layout: str, rank: int) -> Run:
-    """What `collect` reports on a live job in which `rank` breaks."""
+    """Run a job in which `rank` breaks, until `collect` reports a hang or the job ends."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         limit_s = str(LIMITS.get(fault, HANG_AFTER_S))
@@ -177,7 +164,7 @@ def live(fault: str, layout: str, rank: int) -> Run:
         end = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < end and not list(Path(folder).glob("hang-*/report.json")):
             time.sleep(0.2)
-        for process_id in (process.pid, *_descendants(process.pid)):  # a stopped rank delays what ends the others
+        for process_id in descendants(process.pid):  # a stopped rank delays what ends the others
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process_id, signal.SIGKILL)
         process.wait()
@@ -188,17 +175,3 @@ def live(fault: str, layout: str, rank: int) -> Run:
                 named.append([one["rank"], one["class"]])
                 delays.append(report.parent.stat().st_ctime - one["since_unix_ns"] / 1e9)
     return Run(fault, layout, rank, named, max(delays, default=None), load)
-
-
-def _descendants(process_id: int) -> list[int]:
-    """The processes that a process and its children have started."""
-    parents: defaultdict[int, list[int]] = defaultdict(list)
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.read_text().rpartition(")")[2].split()[1])].append(int(path.parent.name))
-    found, todo = [], [process_id]
-    while todo:
-        children = parents[todo.pop()]
-        found += children
-        todo += children
-    return found

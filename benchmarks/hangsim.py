@@ -1,8 +1,8 @@
-"""A 3-D parallel job that hangs, and the flight-recorder dumps its ranks leave. Knows nothing of tracekit.
+"""A 3-D parallel job that hangs, and the flight-recorder dumps of its ranks. Does not import tracekit.
 
-Every rank has a program of operations. Its host issues them in order and stops at those it synchronises with; its
-device carries them out in order, each once all members of the group have arrived. Faults stop the one or the other, or
-change a program. What the recorders hold when nothing moves any more is written as PyTorch writes it.
+Every rank has a program of operations. Its host issues them in order and waits for those it synchronises with; its
+device executes them in order, each once all members of the group have arrived. A fault stops the host or the device, or
+changes the program. Once nothing can proceed, the content of the recorders is written as PyTorch writes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: What can befall a rank.
+#: Kinds of faults.
 FAULTS = ("host", "gone", "gpu-error", "gpu-sleep", "size", "skip", "partner")
 BEGIN_NS = 1_758_580_155_000_000_000
 HISTORY = 1000
@@ -37,8 +37,8 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`kind` befalls `rank` at the operation `at` of its program. `lag`: operations that a broken GPU's watchdog had
-    not seen finish.
+    """A fault of `rank` at operation `at` of its program. `lag`: finished operations that the watchdog of a broken GPU
+    has not seen.
     """
 
     kind: str
@@ -121,9 +121,9 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """Where everything stands when nothing moves any more: operations issued, done, and seen as done, per rank.
+    """The final state of a job: operations issued, done, and seen as done, per rank.
 
-    `struck`: the faults that have come to pass; others lie behind what a rank waits for.
+    `struck`: the faults that were reached; a rank may wait forever before it reaches others.
     """
 
     programs: list[list[Op]]
@@ -137,7 +137,7 @@ class Outcome:
 
 
 def run(job: Job, faults: list[Fault]) -> Outcome:
-    """Let the job run until nothing moves."""
+    """Run the job until nothing can proceed."""
     programs = [list(program) for program in job.programs]
     host_stop = [len(program) for program in programs]
     device_stop = list(host_stop)
@@ -212,7 +212,7 @@ def dumps(
     cut: int | None = None,
     status: bool = True,
 ) -> dict[int, dict[str, Any]]:
-    """What each rank that can still write leaves. `cut`: members listed per group. `status`: groups state theirs."""
+    """The dump of each rank that can still write. `cut`: members listed per group. `status`: include group status."""
     gone = {fault.rank for fault in faults if fault.kind == "gone"}
     stopped = {fault.rank for fault in outcome.struck if fault.kind in {"gpu-error", "gpu-sleep"}}
     return {
@@ -294,7 +294,7 @@ def write(folder: Path, content: dict[int, dict[str, Any]], *, as_json: bool = F
 
 
 def draw_faults(job: Job, kind: str, count: int, random_: random.Random) -> list[Fault]:
-    """Faults of one kind on different ranks, each where its kind can strike, in the second half of the programs."""
+    """Faults of one kind on different ranks, at fitting operations in the second half of the programs."""
     ranks = random_.sample(range(job.world), count)
     return [Fault(kind, rank, _spot(job.programs[rank], kind, rank, random_), random_.randint(1, 6)) for rank in ranks]
 

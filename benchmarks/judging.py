@@ -1,7 +1,7 @@
-"""Whether a diagnosis of an event-simulated job is right: its causes, their places, and the prices of its fixes.
+"""Judge the diagnosis of an event-simulated job: its causes, their places and timing, and the prices of its fixes.
 
-In: a job of `benchmarks.eventsim`, its truths, and a report's JSON. Out: a `Judgement`. Only the JSON is read, so that
-rules may change inside as they like.
+Takes a job of `benchmarks.eventsim`, its truths, and a report's JSON. Reads nothing but the JSON, so that rules can
+change freely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.eventsim.uneven import UnequalSequences
 
 #: A cause that costs this share of the step must be found.
 MUST_FIND_SHARE = 0.05
-#: Which kinds of tracekit's causes are a right answer to what is wrong. Most have the same name.
+#: Kinds of tracekit's causes that correctly name each true kind. Most have the same name.
 ACCEPTED: dict[TruthKind, frozenset[str]] = {
     kind: frozenset({kind.value})
     | {
@@ -41,7 +41,7 @@ ACCEPTED: dict[TruthKind, frozenset[str]] = {
     }.get(kind, frozenset())
     for kind in TruthKind
 }
-#: Say that nothing is wrong, that nobody is to blame, or that too little is known: never a wrong accusation.
+#: Kinds that accuse no worker, so that they are never a false accusation.
 BLAMES_NOBODY = frozenset(
     {
         "healthy",
@@ -60,10 +60,9 @@ Fix = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A cause of the report, and the truths that it is an answer to: it may list several bad workers or links.
+    """A cause of the report and the truths that it answers; one cause may list several bad workers or links.
 
-    `misplaced`: right kind, wrong place. `timing`: since when and how often it is said to act;
-    `mistimed`: not so.
+    `misplaced`: right kind, wrong place. `timing`: the reported first step and period. `mistimed`: wrong timing.
     """
 
     kind: str
@@ -77,17 +76,17 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class PricedFix:
-    """A fix of the report: seconds a step that it promises, and what the job simulated with the fix saves."""
+    """A fix of the report: its price, and the seconds a step that the job simulated with the fix saves."""
 
     kind: str
     title: str
-    promised_s: float
+    priced_s: float
     truth_s: float
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One job, judged. `problem`: why there is no report, None where there is one. Shares are of the mean step."""
+    """One job, judged. `problem`: why there is no report, else None. Shares are of the mean step."""
 
     job: Job
     step_s: float
@@ -101,37 +100,41 @@ class Judgement:
 
     @property
     def found(self) -> tuple[Truth, ...]:
-        """What had to be found and was."""
+        """Truths that had to be found and were."""
         named = [truth for cause in self.named for truth in cause.truths]
         return tuple(truth for truth in self.must if any(truth is other for other in named))
 
     @property
     def missed(self) -> tuple[Truth, ...]:
-        """What had to be found and was not."""
+        """Truths that had to be found and were not."""
         return tuple(truth for truth in self.must if not any(truth is other for other in self.found))
 
     @property
     def right(self) -> tuple[Named, ...]:
-        """Named causes that are there and matter."""
+        """Named causes that answer a truth that had to be found."""
         return tuple(
             cause for cause in self.named if any(truth is other for truth in cause.truths for other in self.must)
         )
 
     @property
     def wrong(self) -> tuple[Named, ...]:
-        """Named causes that are not there, or not there where they were said to be."""
+        """Named causes that do not exist, or that are reported in the wrong place."""
         return tuple(cause for cause in self.named if not cause.truths)
 
     @property
+    def priced(self) -> tuple[Named, ...]:
+        """Right causes that answer one truth alone, so that their prices can be compared."""
+        return tuple(cause for cause in self.right if len(cause.truths) == 1)
+
+    @property
     def cause_errors(self) -> list[float]:
-        """Error of the price of each cause that was rightly named by itself, as a share of the step."""
-        alone = [cause for cause in self.right if len(cause.truths) == 1]
-        return [abs(cause.saved_s - cause.truths[0].saved_s) / self.step_s for cause in alone]
+        """Error of the price of each cause in `priced`, as a share of the step."""
+        return [abs(cause.saved_s - cause.truths[0].saved_s) / self.step_s for cause in self.priced]
 
     @property
     def fix_errors(self) -> list[float]:
         """Error of the price of each fix, as a share of the step."""
-        return [abs(fix.promised_s - fix.truth_s) / self.step_s for fix in self.fixes]
+        return [abs(fix.priced_s - fix.truth_s) / self.step_s for fix in self.fixes]
 
 
 def judge(job: Job, found: tuple[Truth, ...], report: Mapping[str, Any]) -> Judgement:
@@ -157,7 +160,7 @@ def judge(job: Job, found: tuple[Truth, ...], report: Mapping[str, Any]) -> Judg
 
 
 def must_find(found: tuple[Truth, ...], step_s: float) -> tuple[Truth, ...]:
-    """What costs so much that it has to be named."""
+    """Truths that cost enough to have to be named."""
     return tuple(truth for truth in found if truth.saved_s >= MUST_FIND_SHARE * step_s)
 
 
@@ -171,15 +174,15 @@ def _named(job: Job, found: tuple[Truth, ...], cause: Mapping[str, Any]) -> Name
 
 
 def _when_is_right(truth: Truth, cause: Mapping[str, Any]) -> bool:
-    """Whether a cause is said to act when it does: since a step, every n-th, or always."""
+    """Whether the reported timing is right: since a step, every n-th step, or always."""
     since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
     every = truth.cause.every if isinstance(truth.cause, Checkpoints) else truth.when.every
     now_and_then = truth.when.burst or (isinstance(truth.cause, LateData) and truth.cause.share < 1)
-    if truth.kind is TruthKind.SLOW_STEPS or now_and_then:  # the steps are the place; bursts have no one word yet
+    if truth.kind is TruthKind.SLOW_STEPS or now_and_then:  # the steps are the place; reports have no timing for bursts
         return True
     if every > 1:
         return bool(period == every)
-    if getattr(truth.cause, "rise", Rise.AT_ONCE) is not Rise.AT_ONCE:  # no one step in which it began
+    if getattr(truth.cause, "rise", Rise.AT_ONCE) is not Rise.AT_ONCE:  # no single step in which it began
         return period is None
     began = FIRST_STEP if since is None else since
     return period is None and abs(began - FIRST_STEP - truth.when.since) <= (1 if truth.when.since else 0)
@@ -187,12 +190,12 @@ def _when_is_right(truth: Truth, cause: Mapping[str, Any]) -> bool:
 
 def _timing(cause: Mapping[str, Any]) -> str:
     since, period = cause.get("since_step"), (cause.get("time") or {}).get("period")
-    said = ([] if since is None else [f"since step {since}"]) + ([] if period is None else [f"every {period} steps"])
-    return ", ".join(said)
+    parts = ([] if since is None else [f"since step {since}"]) + ([] if period is None else [f"every {period} steps"])
+    return ", ".join(parts)
 
 
 def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, kind: str) -> bool:
-    """Whether a named place is that of a truth; one answer may list the places of several of its kind."""
+    """Whether a named place is that of a truth; one cause may list the places of several truths of its kind."""
     match truth.kind:
         case TruthKind.SLOW_LINK:
             named = {(link["dp_rank"], link["pp_rank"]) for link in where["links"]}
@@ -205,12 +208,12 @@ def _place_is_right(job: Job, truth: Truth, others: list[Truth], where: Where, k
         case TruthKind.DATA_SKEW:
             return set(where["dp_ranks"]) == truth.dp_ranks
         case TruthKind.LATE_DATA:
-            everybody = frozenset(range(job.shape.dp))
-            named = {cell[0] for cell in _cells(job, where)} or everybody
-            if isinstance(truth.cause, LateData) and truth.cause.in_turn:  # whose turn it never was may be left out
+            everywhere = frozenset(range(job.shape.dp))
+            named = {cell[0] for cell in _cells(job, where)} or everywhere
+            if isinstance(truth.cause, LateData) and truth.cause.in_turn:  # ranks that were never late may be left out
                 hit = frozenset(np.flatnonzero(truth.cause.late(job.shape).any(axis=0)).tolist())
                 return hit <= named
-            return named == (truth.dp_ranks or everybody)
+            return named == (truth.dp_ranks or everywhere)
         case TruthKind.SLOW_STEPS:
             steps = FIRST_STEP + truth.when.mask(job.shape.steps).nonzero()[0]
             return list(where["steps"]) == steps.tolist()
@@ -240,7 +243,7 @@ def _workers_are_right(job: Job, truth: Truth, others: list[Truth], where: Where
 
 
 def _cells(job: Job, where: Where) -> frozenset[Cell]:
-    """The workers that a place names, by themselves or by host, DP rank or stage."""
+    """Workers of a place given by worker, host, DP rank or stage."""
     if where["workers"]:
         return frozenset((worker["dp_rank"], worker["pp_rank"]) for worker in where["workers"])
     if where["host"]:
@@ -273,7 +276,7 @@ def _layers_moved(job: Job, fix: Fix) -> Job:
 
 
 def _names_no_split(fix: Fix) -> bool:
-    """True for work to be moved between stages by nobody knows how many layers."""
+    """Whether a fix moves work between stages without giving layers."""
     return fix["kind"] == "repartition-stages" and "layers_now" not in fix["details"]
 
 
@@ -282,7 +285,7 @@ def _links_repaired(job: Job, fix: Fix) -> Job:
     return with_links_repaired(job, frozenset((link["dp_rank"], link["pp_rank"]) for link in links))
 
 
-#: The job after a fix, where the simulator can make it; a combination makes its parts one after the other.
+#: The job after a fix that the simulator can make. A combination applies its parts in turn.
 FIXED: dict[str, Callable[[Job, Fix], Job]] = {
     "replace-workers": lambda job, fix: with_ranks_replaced(
         with_workers_replaced(job, _cells(job, fix["where"])), frozenset(fix["where"].get("ranks", ()))
@@ -302,7 +305,7 @@ FIXED: dict[str, Callable[[Job, Fix], Job]] = {
 
 
 def _priced(job: Job, fix: Fix, others: Sequence[Fix]) -> PricedFix | None:
-    """The fix with its true price; None where none was promised, or the simulator cannot make it."""
+    """The fix with its true price; None if the report gives no price or the simulator cannot make it."""
     if fix["bound"] or fix["withheld"] is not None:
         return None
     parts = [fix]

@@ -1,4 +1,4 @@
-"""Kills `tracekit import`, and what appends windows, at random moments; looks at what is left of the store."""
+"""Kill `tracekit import`, and a process that appends windows, at random moments; check the store each time."""
 
 import multiprocessing
 import random
@@ -18,12 +18,14 @@ from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
 
 KILLS = 200
-#: What appends windows is killed within this time.
+QUICK = {"KILLS": 2}
+#: The process that appends windows is killed within this time.
 LONGEST_WRITE_S = 2.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
 def section() -> str:
+    """The Markdown of this section."""
     seed = random.SystemRandom().randrange(2**32)
     chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +51,7 @@ def section() -> str:
 
 
 def _killed_windows() -> str:
-    """Kill -9 of what appends windows, each of which it reports once the store has it."""
+    """Kill -9 a process that appends windows and reports each one once it is stored."""
     seed = random.SystemRandom().randrange(2**32)
     chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
     processes = multiprocessing.get_context("forkserver")  # DuckDB, which this process uses, does not survive a fork
@@ -64,7 +66,7 @@ def _killed_windows() -> str:
             writer = processes.Process(target=_append, args=(path, report))
             writer.start()
             report.close()
-            stored.recv()  # it has begun
+            stored.recv()  # the first window is due
             time.sleep(chosen.uniform(0, LONGEST_WRITE_S))
             writer.kill()
             writer.join()
@@ -92,7 +94,7 @@ def _append(path: Path, report: Connection) -> None:
 
 
 def _received(stored: Connection) -> list[int]:
-    """What a killed process had reported; its last report may be half of one."""
+    """Reports of a killed process; the last one may be cut off."""
     counts = []
     try:
         while stored.poll():
@@ -103,7 +105,7 @@ def _received(stored: Connection) -> list[int]:
 
 
 def _check_windows(store: Store, reported: int, ops: int) -> None:
-    """Every window that was reported is there, and the newest, as the catalogue names them, can be read whole."""
+    """Every reported window is there, and the newest ones can be read in full."""
     windows = store.windows("live") if reported or store.jobs() else ()
     assert [one.number for one in windows] == list(range(len(windows)))
     assert len(windows) >= reported, (len(windows), reported)
@@ -113,7 +115,7 @@ def _check_windows(store: Store, reported: int, ops: int) -> None:
 
 
 def _import(path: Path, name: str) -> "subprocess.Popen[bytes]":
-    """Without the analysis: most of its time goes into the store."""
+    """Import without analysis, so that most of the time goes into the store."""
     command = [sys.executable, "-m", "tracekit", "import", "--no-analysis", "--replace", "--name", name]
     return subprocess.Popen(
         [*command, "--store", path, path.with_name("job.parquet")],
@@ -127,7 +129,7 @@ def _ops(store: Store) -> int:
 
 
 def _kill(store: Store, ops: int, chosen: random.Random, longest_s: float) -> str:
-    """Kill one import, check what it left; returns that in words."""
+    """Kill one import, check the store, and describe its state."""
     name = f"job {chosen.randrange(3)}"
     before = {job.name: job.imported_at for job in store.jobs()}
     process = _import(store.path, name)
@@ -143,5 +145,5 @@ def _kill(store: Store, ops: int, chosen: random.Random, longest_s: float) -> st
 
 
 def _left(store: Path) -> list[str]:
-    """What a killed writer left: a copy of the catalogue, its note of unfinished files."""
+    """Files that a killed writer left: a copy of the catalogue, its note of unfinished files."""
     return sorted(path.name for path in store.iterdir() if path.name.startswith((".tracekit", "unfinished")))

@@ -1,37 +1,34 @@
-"""Traces of torch.profiler: how fast they are read and analysed, and whether the rank to blame is named.
+"""Traces of torch.profiler: speed of reading and analysis, and accuracy of the named rank, cause and price.
 
-python -m benchmarks kineto
-
-In: the simulator of `kinetosim.py`, which knows no tracekit. For speed its output is repeated until a file per rank is
-as large as real ones are. For verdicts, jobs with one trouble each are compared with the same jobs without it: the rank
-and the cause must be right, and the price is what the job really lost. `kinetoinject.py`, which
-knows no tracekit either, puts delays into real traces where there are any.
+The jobs come from `kinetosim.py`, which does not know tracekit. For speed, its output is repeated until the file of a
+rank is as large as a real one. For accuracy, a job with one trouble is compared with the same job without it, whose
+step time gives the true price. `kinetoinject.py`, which does not know tracekit either, puts delays into real traces if
+there are any next to the repository.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from tracekit.analysis.gpu.culprit import Culprit, find_culprit, saved_by_rank
-
 from benchmarks.core import REFERENCE
 from benchmarks.kinetoinject import Delay, Moments
 from benchmarks.kinetosim import Job, Trouble
-from benchmarks.measure import table
+from benchmarks.measure import measure, table, tracekit
+from tracekit.analysis.gpu.behind import Culprit, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.job.load import load_gpu
 
 RANKS, FILE_BYTES = 8, 161_000_000
-#: For the published table only: change the rules at other seeds.
+#: Published figures come from these seeds, so develop rules on other ones.
 FIRST_SEED, SEEDS = 70, 4
+QUICK = {"FILE_BYTES": 2_000_000, "SEEDS": 1, "TROUBLES": {"slow-gpu": Trouble(1, gpu=1.15)},
+         "GRAPH_TROUBLES": (), "REAL": ()}  # fmt: skip
 TROUBLES = {
     "slow-gpu": Trouble(1, gpu=1.15),
     "host-bound": Trouble(1, host=1.4),
@@ -42,17 +39,21 @@ TROUBLES = {
     "sync-calls": Trouble(1, syncs=6),
     "slow-link": Trouble(1, link_us=800),
 }
-#: Those that a step of one graph can have: no host comes between its kernels.
+#: Troubles that a step of one CUDA graph can have, since the host is not involved between its kernels.
 GRAPH_TROUBLES = ("slow-gpu", "late-input", "uneven-work", "gc", "slow-link")
+_READ = (
+    "import pathlib, sys; from tracekit.collectors.importers.kineto.reading import read_file;"
+    " read_file(pathlib.Path(sys.argv[1]))"
+)
 REAL = ("torchrec_resnet18_2", "torchrec_sst_2b", "amd_ddp4")
-#: How often what ranks took is dealt among them, with delays and without.
+#: Deals of the durations among ranks, with delays and without.
 DEALS, HEALTHY_DEALS = 2, 8
 SHARE_OF_STEP = 0.05
 DELAYS = (("pause", 0.3), ("pause", 0.8), ("calls", 0.0), ("kernels", 0.0))
 
 
 def section() -> str:
-    """The section of RESULTS.md."""
+    """The Markdown of this section."""
     return "\n\n".join(["## Traces of torch.profiler", _speed(), _verdicts(), _injected()])
 
 
@@ -61,44 +62,18 @@ def _speed() -> str:
         job = Job(ranks=RANKS, layers=24, host_us=25.0, troubles=(Trouble(3, input_us=1500),))
         files = list(job.run().write_repeated(Path(folder), FILE_BYTES))
         size = sum(path.stat().st_size for path in files) / 1e6
-        one = _run("from tracekit.collectors.importers.kineto.reading import read_file; from pathlib import Path;"
-                   f"read_file(Path({str(files[0])!r}))")  # fmt: skip
-        every = _run(f"import sys; sys.argv[1:] = ['whatif', {folder!r}, '--json'];"
-                     "from tracekit.__main__ import main; main()")  # fmt: skip
+        one = measure(sys.executable, "-c", _READ, str(files[0]), runs=1, warm_up=0)
+        every = measure(*tracekit("whatif", folder, "--json"), runs=1, warm_up=0)
     size_of_one = size / RANKS
     rows = [
-        ["one file, read", f"{size_of_one:.0f} MB", f"{one[0]:.1f} s", f"{size_of_one / one[1]:.0f} MB per CPU second",
-         f"{one[2]:.0f} MB"],
-        [f"`tracekit whatif` of {RANKS} files", f"{size:.0f} MB", f"{every[0]:.1f} s",
-         f"{size / every[1]:.0f} MB per CPU second", f"{every[2]:.0f} MB"],
-    ]  # fmt: skip
-    head = ["work", "JSON", "wall", "throughput", "largest process"]
+        [work, f"{json_mb:.0f} MB", *run.cells, f"{json_mb / run.cpu_s:.0f} MB per CPU second"]
+        for work, json_mb, run in (
+            ("one file, read", size_of_one, one),
+            (f"`tracekit whatif` of {RANKS} files", size, every),
+        )
+    ]
+    head = ["work", "JSON", "wall s", "CPU s", "peak MB of the largest process", "throughput"]
     return f"Files of the simulator, as large as a rank's of a real job.\n\n{table(head, rows)}"
-
-
-def _run(code: str) -> tuple[float, float, float]:
-    """Wall and CPU seconds of a process with its children, and the largest one's peak in MB."""
-    program = (
-        "import resource as r, sys\n"
-        "try:\n"
-        f"    exec({code!r})\n"
-        "except SystemExit: pass\n"
-        "finally:\n"
-        "    used = [r.getrusage(who) for who in (r.RUSAGE_SELF, r.RUSAGE_CHILDREN)]\n"
-        "    cpu = sum(one.ru_utime + one.ru_stime for one in used)\n"
-        "    print(cpu, max(one.ru_maxrss for one in used), file=sys.stderr)\n"
-    )
-    script = Path(tempfile.mkdtemp()) / "measured.py"
-    script.write_text(f"if __name__ == '__main__':\n{_indented(program)}")
-    began = time.monotonic()
-    ran = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
-    wall = time.monotonic() - began
-    cpu, peak = map(float, ran.stderr.strip().splitlines()[-1].split())
-    return wall, cpu, peak / 1e3
-
-
-def _indented(program: str) -> str:
-    return "".join(f"    {line}\n" for line in program.splitlines())
 
 
 def _verdicts() -> str:
@@ -108,19 +83,19 @@ def _verdicts() -> str:
     rows += [
         [f"CUDA graphs, {name}", *_found(name, TROUBLES[name], _jobs(cuda_graphs=True))] for name in GRAPH_TROUBLES
     ]
-    head = ["trouble", "jobs", "rank named", "cause first", "price / real loss", "missed"]
+    head = ["trouble", "jobs", "rank named", "cause first", "price / true price", "missed"]
     return f"Simulated jobs of 2, 4 and 8 ranks, GPU-bound and host-bound.\n\n{table(head, rows)}"
 
 
 def _injected() -> str:
     sets = [name for name in REAL if (REFERENCE / "kineto" / name).is_dir()]
-    head = ["traces", "delays", "that cost the job half of it", "rank named", "price within 10 %", "missed",
+    head = ["traces", "delays", "that cost half their length", "rank named", "price within 10 %", "missed",
             "dealt without delays", "of these with a rank named"]  # fmt: skip
     rows = [_injected_into(name) for name in sets]
     intro = (
-        "Delays of 5 % of a step put into real traces whose ranks were made exchangeable: a pause early or late\n"
-        "in the step, all calls later, all kernels longer, on each rank. The price is by how much that of the rank\n"
-        "grew, against how much longer the job became."
+        "Delays of 5 % of a step, put into real traces whose ranks were made exchangeable: on each rank, a pause\n"
+        "early or late in the step, all calls later, or all kernels longer. The growth of the rank's price is\n"
+        "compared with the growth of the job's time."
     )
     return f"{intro}\n\n{table(head, rows)}" if rows else ""
 
@@ -153,7 +128,7 @@ def _injected_into(name: str) -> list[str]:
 
 
 def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[Culprit | None, Mapping[int, float]]:
-    """The culprit, and what each rank costs, seconds."""
+    """The culprit, and the price of each rank, seconds."""
     with tempfile.TemporaryDirectory() as folder:
         job.write(Path(folder), job.times(delays))
         loaded = load_gpu(folder)
@@ -182,7 +157,7 @@ def _found(cause: str, trouble: Trouble, jobs: Iterator[Job]) -> list[str]:
         job = replace(healthy, troubles=(trouble,))
         lost = job.run().took_us - healthy.run().took_us
         if lost < _SMALLEST_LOSS * healthy.run().took_us:
-            continue  # hidden behind the GPU: nobody loses anything
+            continue  # hidden behind the GPU, so that the job loses nothing
         count += 1
         culprit = _culprit(job)
         if culprit is None or culprit.rank != trouble.rank:
@@ -200,7 +175,7 @@ def _called(job: Job) -> str:
     return f"seed {job.seed}, {job.ranks} ranks, {job.host_us:.0f} us"
 
 
-#: Troubles that cost less of the job are not asked for.
+#: Troubles that cost a smaller share of the job need not be found.
 _SMALLEST_LOSS = 0.02
 
 

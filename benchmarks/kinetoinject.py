@@ -1,14 +1,14 @@
-"""Delays put into real traces of torch.profiler: what happened is known, and everything else is as it was recorded.
+"""Delays put into real traces of torch.profiler: the trouble is known, and everything else is real.
 
-It knows no tracekit. In: a folder of traces of one job. Out: the same traces with one rank delayed, and how much longer
-the job takes. Every call and every GPU op is two moments, its start and its end. A moment comes after others: the call
-before it on its thread, its launch, the op before it on its stream, the kernels it was seen to wait for, and for the
-end of a collective the starts of all members. It keeps its distance to the latest of these, which it waited for; to
-the others it keeps only what such a step takes at least. A delay of one moment moves all that come after it.
+Does not import tracekit. Takes a folder of traces of one job; writes the same traces with one rank delayed, and returns
+how much longer the job takes. Every call and every GPU op is two moments, its start and its end. A moment follows
+others: the previous call of its thread, its launch, the previous op of its stream, the kernels it waited for, and, for
+the end of a collective, the starts of all members. It keeps its distance to the latest of these, which it waited for,
+and to the others the shortest distance seen for such a pair. Delaying a moment moves all that follow it.
 
-Ranks of a real job are not alike. `Moments.exchangeable` takes out by how much a rank is slower than others at the same
-call or kernel in all steps, and deals what is left among the ranks at random: the noise stays real, and no rank is
-slower than the others for any reason but chance.
+Ranks of a real job differ. `Moments.exchangeable` removes the amount by which a rank is slower than others at the same
+call or kernel in all steps, and deals the rest among the ranks at random: the noise stays real, and only chance makes a
+rank slower than the others.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 _HOST = ("cpu_op", "user_annotation")
 _COMMUNICATION = re.compile("nccl|rccl", re.IGNORECASE)
 _SYNCHRONISES = re.compile(r"Synchronize|^(cuda|hip)(Malloc|Free)")
-#: Times of events are read once the GPU has passed them; the call that waited for that is not recorded.
+#: Reading the time of an event means that the GPU has passed it; the call that waited for that is not recorded.
 _AFTER_EVENTS = re.compile(r"EventElapsedTime")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-#: An op that starts so soon after one of another stream ended, and long after all else it waits for, waited for that.
+#: An op that starts so soon after one of another stream, and so long after everything else it follows, waited for it.
 _SOON_US, _LONG_US = 30.0, 100.0
-#: What ranks do takes about as long on all of them; beyond this ratio to the median it is a trouble of the real job.
+#: Ranks take about as long for the same work; beyond this ratio to the median, the real job had a trouble of its own.
 _OUTLIER, _LEAST_OUTLIER_US = 3.0, 500.0
 
 
 @dataclass(slots=True, eq=False)
 class _Op:
-    """A call or a GPU op. `track`: its thread or stream. `key`: the same for what is comparable on other ranks."""
+    """A call or a GPU op. `track`: its thread or stream. `key`: equal for comparable ops of all ranks."""
 
     event: dict[str, Any]
     rank: int
@@ -63,7 +63,7 @@ class _Op:
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    """What an op itself took, `us`: the distance of a moment from the one of this `number` before it."""
+    """An op's own time, `us`: the distance of a moment from its predecessor with this `number`."""
 
     op: _Op
     moment: int
@@ -117,7 +117,7 @@ class Moments:
 
     @property
     def step_us(self) -> float:
-        """How long a step takes, by the annotations of the ranks."""
+        """Median length of a step, by the annotations of the ranks."""
         return median(
             event["dur"] for document in self.documents for event in document["traceEvents"]
             if event.get("cat") == "user_annotation" and _STEP.match(event.get("name", ""))
@@ -125,11 +125,11 @@ class Moments:
 
     @property
     def steps(self) -> int:
-        """How many marked steps there are."""
+        """Number of marked steps."""
         return len({op.step for op in self.ops if op.step >= 0})
 
     def times(self, delays: Sequence[Delay] = ()) -> list[float]:
-        """When each moment is, with these delays."""
+        """The time of each moment with these delays."""
         more = self._more(delays)
         times = [0.0] * len(self.after)
         for at in self.order:
@@ -144,9 +144,9 @@ class Moments:
         return max(times) - min(times)
 
     def exchangeable(self, seed: int) -> Moments:
-        """The same job with what the ranks took for the same thing dealt among them; all begin at the same time.
+        """The same job with the times of comparable ops dealt among the ranks, which all begin at the same time.
 
-        What a rank takes longer for the same thing in step after step is no noise: it is taken out first.
+        First removes the time by which a rank is slower at the same op in every step, which is no noise.
         """
         draw = np.random.default_rng(seed)
         after = [list(before) for before in self.after]
@@ -168,7 +168,7 @@ class Moments:
         return Moments(self.documents, self.ops, self.ahead, after, self.order, later)
 
     def _lags_of_peers(self) -> Iterator[list[_Lag]]:
-        """What each rank took for the same thing in the same step: a kernel, or the work of a thread before a call."""
+        """Times of each rank for the same kernel, or for a thread's work before the same call, in the same step."""
         alike: defaultdict[tuple[Any, ...], list[_Op]] = defaultdict(list)
         for op in self.ops:
             if op.step >= 0 and not op.communicates:
@@ -200,7 +200,7 @@ class Moments:
         return op.end if at % 2 else op.start
 
     def _own(self, op: _Op, moment: int) -> int | None:
-        """Which of the moments before it says what the op itself took."""
+        """The predecessor of a moment that gives the op's own time."""
         if op.gpu:
             return 0
         # The latest one, if it is of the thread: otherwise the call waited for something else.
@@ -210,7 +210,7 @@ class Moments:
         return latest if latest is not None and not self.ops[self.after[moment][latest][0] // 2].gpu else None
 
     def _more(self, delays: Sequence[Delay]) -> dict[int, float]:
-        """How much later than otherwise each moment is."""
+        """Delay of each moment."""
         more: defaultdict[int, float] = defaultdict(float)
         for delay in delays:
             mine = [op for op in self.ops if op.rank == delay.rank and op.step >= 0]
@@ -229,7 +229,7 @@ class Moments:
         return more
 
     def _join(self, by_rank: Sequence[Sequence[_Op]], instances: Sequence[Sequence[_Op]]) -> None:
-        """What each moment comes after."""
+        """Find the predecessors of each moment."""
         for number, op in enumerate(self.ops):
             op.at = 2 * number
         causes: list[list[int]] = [[] for _ in range(2 * len(self.ops))]
@@ -254,13 +254,13 @@ class Moments:
         self.order = list(TopologicalSorter(graph).static_order())
 
     def _kind(self, before: int, after: int) -> tuple[Any, ...]:
-        """Of the step from one moment to another."""
+        """The kind of a pair of moments."""
         first, second = self.ops[before // 2], self.ops[after // 2]
         name = second.event["name"] if first is second else ""
         return first.gpu, second.gpu, before % 2, after % 2, name
 
     def _least(self, causes: Sequence[Sequence[int]]) -> dict[tuple[Any, ...], float]:
-        """How long each kind of step takes at least: the tenth percentile where nothing else was waited for."""
+        """Shortest distance of each kind of pair: the tenth percentile where nothing else was waited for."""
         seen: defaultdict[tuple[Any, ...], list[float]] = defaultdict(list)
         for at, before in enumerate(causes):
             if before:
@@ -272,7 +272,7 @@ class Moments:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Without what no reader needs."""
+    """A trace without the events that this module does not use."""
     document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     wanted = {*_GPU, *_CALLS, *_HOST}
     document["traceEvents"] = [one for one in document["traceEvents"] if one.get("cat") in wanted and one["ph"] == "X"]
@@ -405,7 +405,7 @@ def _collectives(kernels: Sequence[Sequence[_Op]]) -> list[list[_Op]]:
 
 
 def _ahead(instances: Sequence[Sequence[_Op]], ranks: int) -> dict[int, float]:
-    """How far the clock of each rank is ahead: the median of how much later it saw collectives end."""
+    """Offset of each rank's clock: the median of its collectives' ends, relative to those of all ranks."""
     off: defaultdict[int, list[float]] = defaultdict(list)
     for members in instances:
         middle = median(op.end for op in members)
@@ -415,7 +415,7 @@ def _ahead(instances: Sequence[Sequence[_Op]], ranks: int) -> dict[int, float]:
 
 
 def _shifts(ops: Sequence[_Op], times: Sequence[float]) -> dict[tuple[int, Any], tuple[np.ndarray, np.ndarray]]:
-    """For each track: times that were recorded, and how much later they are now; ascending."""
+    """For each track, recorded times and their delays, ascending."""
     points: defaultdict[tuple[int, Any], list[tuple[float, float]]] = defaultdict(list)
     for op in ops:
         recorded = float(op.event["ts"]), float(op.event["ts"]) + float(op.event.get("dur", 0))
@@ -425,7 +425,7 @@ def _shifts(ops: Sequence[_Op], times: Sequence[float]) -> dict[tuple[int, Any],
 
 
 def _shift(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None) -> tuple[float, float]:
-    """How much later an event that is no op begins and ends: with the first moment in it, and with the last."""
+    """Delays of the start and end of an event that is no op: those of the first and last moment in it."""
     if shift is None:
         return 0.0, 0.0
     begin, end = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
@@ -436,6 +436,6 @@ def _shift(event: Mapping[str, Any], shift: tuple[np.ndarray, np.ndarray] | None
 
 
 def _moved(event: Mapping[str, Any], begin: float, end: float) -> dict[str, Any]:
-    """The event that begins and ends so much later."""
+    """The event with its start and end delayed."""
     start, last = float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))
     return {**event, "ts": round(start + begin, 3), "dur": round(max(0.0, last + end - start - begin), 3)}

@@ -1,11 +1,10 @@
 """A simulated data-parallel job, recorded as torch.profiler (Kineto) would: one JSON file per rank.
 
-It knows no tracekit. Each rank has a main thread that loads data, launches the forward and the optimizer and reads the
-loss (a synchronising copy), and a thread that launches the backward; kernels run on stream 7, gradient all-reduces on
-stream 20 behind events that the profiler does not record. With `cuda_graphs`, one call launches forward, backward and
-all-reduces of a step, which share its correlation and say nothing of themselves but their names. Windows begin at
-different times and clocks are apart.
-`Job.run` gives the files' content and, for what was done to it, how long the job took.
+Does not import tracekit. Each rank has a main thread that loads data, launches the forward and the optimizer and reads
+the loss (a synchronising copy), and a thread that launches the backward; kernels run on stream 7, gradient all-reduces
+on stream 20 behind events that the profiler does not record. With `cuda_graphs`, one call launches forward, backward
+and all-reduces of a step; these share its correlation and record nothing but their names. Windows begin at different
+times and clocks differ. `Job.run` returns the content of the files and the true time of the job.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _INSIDE = ("aten::to", "aten::_to_copy", "aten::copy_")
 
 @dataclass(frozen=True)
 class Trouble:
-    """What is wrong with a rank: `gpu` and `host` stretch its kernels and its host work, the others add time.
+    """The trouble of a rank: `gpu` and `host` stretch its kernels and its host work, the others add time.
 
     `input_us`, `gc_us`, `pause_us`: before the forward, and inside the forward and the backward, of every step.
-    `extra_kernels`: more per step. `syncs`: of `.item()` per step, inside the forward. `link_us`: its last
+    `extra_kernels`: more per step. `syncs`: calls of `.item()` per step, inside the forward. `link_us`: its last
     transfer of a step ends so much later. `only_step`: the one step that all this is in.
     """
 
@@ -58,7 +57,7 @@ class Trouble:
 
 @dataclass
 class _Rank:
-    """One rank while it runs. `graph`: the call that launched what runs. `events`: what its profiler saw."""
+    """One rank while it runs. `graph`: the launch of the current CUDA graph. `events`: those of its profiler."""
 
     rank: int
     trouble: Trouble
@@ -81,7 +80,7 @@ class _Rank:
         )  # fmt: skip
 
     def work(self, us: float) -> None:
-        """Host work of about so long; a graph runs without any."""
+        """Host work of about `us`; none inside a graph."""
         if self.graph is None:
             self.host_us += us * self.trouble.host * self.random.uniform(0.95, 1.05)
 
@@ -135,17 +134,17 @@ class _Rank:
         self.host_us += _CALL_US
 
     def end_graph(self) -> None:
-        """What comes is launched one by one again."""
+        """Launch later kernels one by one again."""
         self.graph = None
 
     def collect_garbage(self) -> None:
-        """What Python's garbage collector takes, if anything."""
+        """A run of Python's garbage collector, if the rank has one."""
         if self.trouble.gc_us:
             self.span("user_annotation", "Python GC", self.pid, self.host_us, self.host_us + self.trouble.gc_us)
             self.host_us += self.trouble.gc_us
 
     def item(self) -> None:
-        """Python asks for a number that the GPU computes: a copy, and the host waits for it."""
+        """Read a number from the GPU: a copy that the host waits for."""
         begin = self.host_us
         correlation = self.launch(self.pid, "cudaMemcpyAsync")
         start = max(self.compute_us + _DISPATCH_US, self.host_us + _LAUNCH_US)
@@ -312,7 +311,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the profilers of all ranks saw. `ahead_us`: of each clock. `took_us`: the whole job."""
+    """The recordings of all ranks. `ahead_us`: offset of each clock. `took_us`: true time of the job."""
 
     events: list[list[dict[str, Any]]]
     ahead_us: list[float]
@@ -351,7 +350,7 @@ class Recording:
         return paths
 
     def write_repeated(self, folder: Path, size: int) -> Iterator[Path]:
-        """A file per rank of about `size` bytes: the recording again and again, later each time."""
+        """A file per rank of about `size` bytes: the recording over and over, later each time."""
         for rank, events in enumerate(self.events):
             path = folder / f"rank{rank}_trace.json"
             document = self.document(rank) | {"traceEvents": []}
@@ -370,7 +369,7 @@ class Recording:
 
 
 def _template(event: dict[str, Any]) -> tuple[str, Callable[[int, float, int], Any]]:
-    """An event's JSON with places for what differs in later repetitions, and what belongs there."""
+    """An event's JSON as a template, and a function that returns the values of a repetition."""
     start, correlation = event["ts"], event["args"].get("correlation")
     step = event["name"].startswith("ProfilerStep#")
     open_places = {

@@ -1,4 +1,4 @@
-"""A store of many large jobs, made of a few: each further job has the rows and the files of one that was analysed."""
+"""A store of many large jobs: a few are analysed, the others share their rows and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracekit.trace.model import Layout
 LARGE, HOSTS = Layout(dp=1024, pp=8), 1024
 STEPS, MICROBATCHES = 8, 8
 CAUSES = ("slow-worker:factor=2", "slow-worker:dp=700,pp=3,factor=1.6", None)
-#: Tables of the catalogue, and what differs in the rows of a further job: each loses a little less than the last one.
+#: Tables of the catalogue and the changed columns of a copied job; each loses a little less than the one before.
 _COPIED = {
     "windows": "further AS job_id, lost_gpu_hours_per_day * (1 - further * 1e-5) AS lost_gpu_hours_per_day",
     "incidents": f"further AS job_id, ({len(CAUSES)} + row_number() OVER ())::INTEGER AS incident_id",
@@ -24,7 +24,7 @@ _COPIED = {
 
 
 def fill(store: Path, jobs: int) -> None:
-    """Make the store."""
+    """Write a store of that many jobs."""
     for number, cause in enumerate(CAUSES, start=1):
         causes = () if cause is None else (parse_cause(cause),)
         trace = synthesize(SynthSpec(LARGE, steps=STEPS, microbatches=MICROBATCHES, seed=number, causes=causes))
@@ -37,7 +37,7 @@ def fill(store: Path, jobs: int) -> None:
 
 
 def name(number: int) -> str:
-    """The name of a job: 1 loses most."""
+    """The name of a job; number 1 loses most."""
     return f"large-{number:05d}"
 
 

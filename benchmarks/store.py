@@ -1,4 +1,4 @@
-"""Appending to stores of different sizes, reading while windows land, and what an import costs per GB."""
+"""Time of an append to an empty and a full store, reads while windows are appended, time of an import per GB."""
 
 import json
 import multiprocessing
@@ -22,13 +22,15 @@ from tracekit.trace.model import Layout
 
 #: Bytes of the files of the full store, and appends to either.
 FULL_BYTES, APPENDS = 10_000_000_000, 9
-#: Processes that read, windows that land meanwhile, and reads of all processes together.
+#: Processes that read, windows appended meanwhile, and reads of all processes together.
 READERS, LANDING, READS = 2, 1000, 50_000
-#: Windows that are read in full with the newest.
+#: Older windows that are read in full with the newest.
 OLDER = 3
+QUICK = {"FULL_BYTES": 20_000_000, "APPENDS": 1, "LANDING": 5, "READS": 20}
 
 
 def section() -> str:
+    """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         large = synthesize(SynthSpec(layout=Layout(dp=128, pp=8), steps=10, name="live"))
@@ -42,7 +44,7 @@ def section() -> str:
 
 
 def _appending(folder: Path, item: Incoming) -> str:
-    """Alternating between an empty store and a full one, so that both meet the same machine."""
+    """Alternate between an empty store and a full one, so that other work on the machine slows both alike."""
     full = Store(folder / "full.store")
     full.append(item)
     first = full.windows("live")[0]
@@ -74,14 +76,14 @@ def _appending(folder: Path, item: Incoming) -> str:
     ]
     return (
         f"Appending a window of 1,024 workers and 10 steps ({item.trace.ops.height:,} ops, {window_bytes / 1e6:.1f} MB"
-        f" with its report), {APPENDS} times each in alternation. The full store has"
+        f" with its report), {APPENDS} times each in turn. The full store has"
         f" {windows * window_bytes / 1e9:.1f} GB and a catalogue of {catalogue / 1e6:.1f} MB, the one part of it that"
         " an append copies.\n\n" + table(["append to", "median", "CPU time", "fastest", "CPU time"], rows)
     )
 
 
 def _reading(folder: Path, item: Incoming) -> str:
-    """Windows land one by one, so that the reads are spread over all of them."""
+    """Append windows one by one, with the reads spread over all of them."""
     processes = multiprocessing.get_context("forkserver")  # DuckDB, which this process uses, does not survive a fork
     processes.set_forkserver_preload(["benchmarks.store"])
     store = Store(folder / "read.store")
@@ -103,12 +105,12 @@ def _reading(folder: Path, item: Incoming) -> str:
     for reader in readers:
         reader.join()
     failed = sum(reader.exitcode != 0 for reader in readers)
-    assert not failed, f"{failed} readers met an error or half a window"
+    assert not failed, f"{failed} readers hit an error or half a window"
     reads = sum(count.value for count in counts)
     return (
         f"{READERS} processes read the list of windows, and all parts of the newest window and of {OLDER} older ones,"
-        f" while {LANDING:,} windows landed in {took:.0f} s: {reads:,} reads of a list or a part, 0 errors, 0 half"
-        " windows."
+        f" while {LANDING:,} windows were appended in {took:.0f} s: {reads:,} reads of a list or a part, 0 errors, 0"
+        " half windows."
     )
 
 
@@ -117,9 +119,9 @@ def _is_alive(process: BaseProcess) -> bool:
 
 
 def _read_on(path: Path, ops: int, count: "Synchronized[int]", done: Event) -> None:
-    """Read until `done`; ends with an error for anything that is not whole.
+    """Read until `done`; raises AssertionError for half a window.
 
-    Of each state of the store: the list of windows, and every part of the newest window and of some older ones.
+    Reads the list of windows, and every part of the newest window and of some older ones.
     """
     folder, chosen = Folder(path), np.random.default_rng(count.value)
     while not done.is_set():

@@ -1,12 +1,13 @@
-"""Whether tracekit's verdicts hold on jobs of a simulator that shares no model with it.
+"""Precision, recall and price errors of the diagnosis, on jobs of the event-driven simulator.
 
-python -m benchmarks eventsim                               the table of RESULTS.md
-python -m benchmarks eventsim --seed 1 --count 3 --case P3  chosen jobs; with --count 1 also what was said of each
+python -m benchmarks eventsim                               draws every case and writes RESULTS.md
+python -m benchmarks eventsim --seed 1 --count 3 --case P3  prints chosen jobs only; --count 1 adds truth and diagnosis
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,22 +19,26 @@ from benchmarks.judging import Judgement, judge, must_find
 from benchmarks.measure import table
 from tracekit.base.errors import TracekitError
 
-#: For the published table only: make rules at other seeds.
-SEED, COUNT, HEALTHY = 9_800_000, 3, 60
+#: Published figures come from these seeds, so develop rules on other ones.
+SEED, COUNT, HEALTHY = 10_090_000, 5, 100
+QUICK = {"COUNT": 1, "HEALTHY": 4, "CASES": ("P1", "P3", "healthy")}
 HEALTHY_CASES = ("healthy", "healthy-noisy", "healthy-lockstep", "healthy-loop")
-#: Nobody is to be blamed in these either.
+#: Jobs in which no worker is at fault.
 BLAMELESS = (*HEALTHY_CASES, "healthy-nvlink", "P14", "P15", "P19", "clock")
+#: Larger errors of a price, as a share of the step, are listed as misses.
+LARGEST_PRICE_ERROR = 0.03
+_PRICE = ("price error, median", "95 % within")
 
 
 def section() -> str:
     """The Markdown of this section."""
-    judged = list(corpus(SEED, COUNT, HEALTHY, tuple(CASES)))
+    judged = tuple(corpus(SEED, COUNT, HEALTHY, tuple(CASES)))
     intro = (
-        f"Jobs of the event-driven simulator (`benchmarks/eventsim`), seeds from {SEED} on, {COUNT} per case,"
-        f" {HEALTHY} healthy.\nTruth: the same job run again without the cause, or with the fix. A cause must be found"
-        " where it costs 5 % of the step or more."
+        f"Jobs of the event-driven simulator (`benchmarks/eventsim`), which shares no code and no model with the rules:"
+        f" {COUNT} of each of {len(CASES)} cases and {HEALTHY} healthy ones, seeds from {SEED}. The truth is the same"
+        " job run again without the cause, or with the fix. A cause must be found if it costs 5 % of the step or more."
     )
-    return "\n\n".join(["## Verdicts on an independent simulator", intro, report(judged)])
+    return "\n\n".join(["## Diagnosis on an independent simulator", intro, report(judged)])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -50,11 +55,11 @@ def main(arguments: Sequence[str]) -> None:
         judged.append(judgement)
         if chosen.count == 1 and chosen.case:
             print(_described(judgement), end="\n\n")
-    print(report(judged))
+    print(_by_case(judged), report(judged), sep="\n\n")
 
 
 def corpus(seed: int, count: int, healthy: int, cases: Sequence[str]) -> Iterator[Judgement]:
-    """Draw jobs, analyse each, judge what was said."""
+    """Draw, analyse and judge jobs."""
     for case in cases:
         jobs = -(-healthy // len(HEALTHY_CASES)) if case in HEALTHY_CASES else count
         for number in range(jobs):
@@ -67,10 +72,10 @@ def judged_job(seed: int, case: str) -> Judgement:
     simulated, found = simulate(job), tuple(truths(job))
     step_s = float(simulated.step_s.mean())
     try:
-        said = tracekit.Job(simulated.trace).whatif().to_dict()
+        diagnosis = tracekit.Job(simulated.trace).whatif().to_dict()
     except TracekitError as error:
         return Judgement(job, step_s, found, problem=str(error), must=must_find(found, step_s))
-    return judge(job, found, said)
+    return judge(job, found, diagnosis)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Totals:
 
     @property
     def blamed(self) -> int:
-        """Jobs in which nobody is to be blamed and somebody was."""
+        """Healthy jobs with a false accusation."""
         return sum(bool(one.wrong) for one in self.judged if case_of(one) in BLAMELESS)
 
     @property
@@ -115,19 +120,51 @@ def case_of(judgement: Judgement) -> str:
 
 
 def report(judged: Iterable[Judgement]) -> str:
-    """Totals, the table per case, and the misses by name with the command that shows each."""
+    """Totals, tables by cause and by fix, and each miss with the command that shows it."""
     judged = tuple(judged)
+    misses = [line for one in judged if (line := _miss(one)) is not None]
+    parts = [_totals(Totals(judged)), _by_cause(judged), _by_fix(judged)]
+    if misses:
+        parts.append("Misses:\n\n" + "\n".join(misses))
+    return "\n\n".join(parts)
+
+
+def _by_cause(judged: Sequence[Judgement]) -> str:
+    must = Counter(str(truth.kind) for one in judged for truth in one.must)
+    found = Counter(str(truth.kind) for one in judged for truth in one.found)
+    wrong = Counter(cause.kind for one in judged for cause in one.wrong)
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for one in judged:
+        for cause, error in zip(one.priced, one.cause_errors, strict=True):
+            errors[str(cause.truths[0].kind)].append(error)
+    rows = [
+        [kind, str(must[kind]), str(found[kind]), str(wrong[kind]), *_spread(errors[kind])]
+        for kind in sorted(must | wrong)
+    ]
+    return table(["cause", "must be found", "found", "wrongly named", *_PRICE], rows)
+
+
+def _by_fix(judged: Sequence[Judgement]) -> str:
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for one in judged:
+        for fix, error in zip(one.fixes, one.fix_errors, strict=True):
+            errors[fix.kind].append(error)
+    rows = [[kind, str(len(found)), *_spread(found)] for kind, found in sorted(errors.items())]
+    return table(["fix", "priced", *_PRICE], rows)
+
+
+def _by_case(judged: Sequence[Judgement]) -> str:
     cases = dict.fromkeys(map(case_of, judged))
     rows = [_row(case, Totals(tuple(one for one in judged if case_of(one) == case))) for case in cases]
     header = [
         "case", "jobs", "S", "trusted", "must", "found", "wrongly named", "cause price error", "fix price error",
         "its 95th percentile",
     ]  # fmt: skip
-    misses = [line for one in judged if (line := _miss(one)) is not None]
-    parts = [_totals(Totals(judged)), table(header, rows)]
-    if misses:
-        parts.append("Misses:\n\n" + "\n".join(misses))
-    return "\n\n".join(parts)
+    return table(header, rows)
+
+
+def _spread(errors: Sequence[float]) -> list[str]:
+    return [_quantile(errors, 0.5), _quantile(errors, 0.95)]
 
 
 def _totals(total: Totals) -> str:
@@ -142,8 +179,8 @@ def _totals(total: Totals) -> str:
                 " wrong)"
             ),
             f"- Recall: **{_ratio(total.found, total.must)}** ({total.found} of {total.must})",
-            f"- Right about when it acts: {sum(not cause.mistimed for cause in right)} of {len(right)} rightly named",
-            f"- Blamed although nobody is at fault: **{total.blamed}** of {blameless} jobs",
+            f"- Timing right: {sum(not cause.mistimed for cause in right)} of {len(right)} rightly named causes",
+            f"- Healthy jobs with a false accusation: **{total.blamed}** of {blameless}",
             (
                 f"- Price of a cause rightly named: median {_quantile(total.cause_errors, 0.5)}, 95 % within"
                 f" {_quantile(total.cause_errors, 0.95)} of the step ({len(total.cause_errors)})"
@@ -174,17 +211,19 @@ def _quantile(errors: Sequence[float], share: float) -> str:
 
 
 def _miss(one: Judgement) -> str | None:
-    """What is wrong with a job's report, None where nothing is."""
+    """The errors of a job's report in one line; None if there are none."""
     parts = [] if one.problem is None else [f"no report: {one.problem}"]
     parts += [f"missed {truth.kind} ({truth.saved_s / one.step_s:.0%})" for truth in one.missed]
     parts += [f"{'misplaced' if cause.misplaced else 'wrong'} {cause.kind} at {cause.place}" for cause in one.wrong]
     parts += [
         f"{cause.kind} at {cause.place} mistimed: {cause.timing or 'always'}" for cause in one.right if cause.mistimed
     ]
+    prices = [(cause.kind, cause.saved_s, cause.truths[0].saved_s) for cause in one.priced]
+    prices += [(fix.kind, fix.priced_s, fix.truth_s) for fix in one.fixes]
     parts += [
-        f"{fix.kind} priced {fix.promised_s / one.step_s:.1%}, truth {fix.truth_s / one.step_s:.1%}"
-        for fix in one.fixes
-        if abs(fix.promised_s - fix.truth_s) > 0.03 * one.step_s
+        f"{kind} priced {price_s / one.step_s:.1%}, truth {truth_s / one.step_s:.1%}"
+        for kind, price_s, truth_s in prices
+        if abs(price_s - truth_s) > LARGEST_PRICE_ERROR * one.step_s
     ]
     if not parts:
         return None
@@ -193,7 +232,7 @@ def _miss(one: Judgement) -> str | None:
 
 
 def _described(one: Judgement) -> str:
-    """A job, the truth, and what was said of it."""
+    """A job, its truth and its diagnosis."""
     job, shape = one.job, one.job.shape
     lines = [
         (
@@ -210,7 +249,7 @@ def _described(one: Judgement) -> str:
         for cause in one.named
     ]
     lines += [
-        f"  fix    {fix.promised_s / one.step_s:7.2%}  {fix.title}: truth {fix.truth_s / one.step_s:.2%}"
+        f"  fix    {fix.priced_s / one.step_s:7.2%}  {fix.title}: truth {fix.truth_s / one.step_s:.2%}"
         for fix in one.fixes
     ]
     if one.problem:

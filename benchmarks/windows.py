@@ -1,4 +1,4 @@
-"""Windows of a running job: how long after its end one is in the store, memory over many, alarms on healthy jobs."""
+"""Windows of a running job: time from the end of a window to the store, memory over many windows, false alarms."""
 
 from __future__ import annotations
 
@@ -35,21 +35,24 @@ from tracekit.store import Incoming, Store
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 RANKS, MICROBATCHES, STEPS, WINDOWS = 1024, 4, 10, 5
-#: Windows of a small job whose watch is looked at: how many, its size, how often memory is taken, how many windows a
-#: segment and a slow spell of one rank have, and how often metrics are asked for.
-MANY, SMALL_RANKS, SMALL_STEPS, EVERY, SEALED_AFTER, SPELL, SCRAPED = 10_000, 4, 5, 1000, 100, 20, 10
-#: Healthy windows of the independent simulator: jobs of these cases, from this seed on, that have steps enough.
+#: A long watch of a small job: ranks, steps per window, readings of its memory, windows between two readings.
+SMALL_RANKS, SMALL_STEPS, READINGS, EVERY = 4, 5, 10, 1000
+#: Windows per segment, per slow spell of one rank, and between two scrapes of metrics.
+SEALED_AFTER, SPELL, SCRAPED = 100, 20, 10
+#: Healthy windows: jobs of these cases of the event-driven simulator with at least this many steps.
 HEALTHY, FIRST_SEED, CASES, FEWEST_STEPS = 1000, 8_600_000, ("healthy", "healthy-lockstep"), 5
+QUICK = {"RANKS": 8, "WINDOWS": 2, "EVERY": 4, "HEALTHY": 2}
 
 
 def section() -> str:
+    """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as name:
         parts = [_latency(Path(name) / "large"), _memory(Path(name) / "small"), _alarms()]
     return "## Windows of a running job\n\n" + "\n\n".join(parts)
 
 
 def _latency(folder: Path) -> str:
-    """What is done between the end of a window and its findings in the store; the steps before were read meanwhile."""
+    """Stages from the end of a window to its findings in the store; earlier steps were read while it ran."""
     written = WrittenRun(folder / "run", RANKS, microbatches=MICROBATCHES)
     follower = AttemptFollower(0, written.attempt_directory, 1)
     store = Store(folder / "store")
@@ -76,7 +79,7 @@ def _latency(folder: Path) -> str:
         ops = trace.ops.height
     rows = [_row(stage, values[1:]) for stage, values in took.items()]
     totals = [tuple(map(sum, zip(*window, strict=True))) for window in zip(*took.values(), strict=True)]
-    header = ["from the end of a window", "seconds", "processor seconds"]
+    header = ["from the end of a window", "s", "CPU s"]
     return (
         f"{RANKS:,} workers x {STEPS} steps, {ops:,} ops, medians of {WINDOWS - 1} windows.\n\n"
         f"{table(header, [*rows, _row('all', totals[1:])])}"
@@ -88,21 +91,21 @@ def _row(stage: str, values: list[Any]) -> list[str]:
 
 
 def _memory(folder: Path) -> str:
-    """In a process of its own: what the other parts need would count as well."""
+    """Runs in a process of its own, since memory of the other parts would count."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        sizes = pool.submit(_watched, folder).result()
+        sizes = pool.submit(_watched, folder, EVERY).result()
     rows = [[f"{EVERY * (at + 1):,}", f"{size:.0f}", f"{took:.3f}"] for at, (size, took) in enumerate(sizes)]
     return (
-        f"A watch of {SMALL_RANKS} ranks over {MANY:,} windows of {SMALL_STEPS} steps, without its pauses: one rank is"
-        f" slow in every other {SPELL} windows, segments are sealed and consumed, incidents are posted to a webhook,"
-        f" and every {SCRAPED} windows somebody asks for metrics.\n\n"
-        + table(["windows", "resident memory, MiB", "processor seconds a window"], rows)
+        f"A watch of {SMALL_RANKS} ranks over {READINGS * EVERY:,} windows of {SMALL_STEPS} steps, without its"
+        f" pauses: one rank is slow in every other {SPELL} windows, segments are sealed and consumed, incidents are"
+        f" posted to a webhook, and metrics are scraped every {SCRAPED} windows.\n\n"
+        + table(["windows", "resident memory, MiB", "CPU s a window"], rows)
     )
 
 
-def _watched(folder: Path) -> list[tuple[float, float]]:
-    """MiB that are resident after every `EVERY` windows, and seconds of the processor that each of them took."""
-    fed = _Fed(folder)
+def _watched(folder: Path, every: int) -> list[tuple[float, float]]:
+    """Resident MiB after every `every` windows, and CPU seconds per window."""
+    fed = _Fed(folder, every)
     thread = threading.Thread(target=fed.webhook.serve_forever, daemon=True)
     thread.start()
     with mock.patch.object(watch, "POLL_S", 0.0), mock.patch.object(windows, "SETTLE_S", 0.0):
@@ -113,12 +116,13 @@ def _watched(folder: Path) -> list[tuple[float, float]]:
 
 
 class _Fed:
-    """A watch that is given the next window once it has told of the one before."""
+    """A watch that gets the next window once it has reported the one before."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, every: int) -> None:
+        self._every = every
         self.written = WrittenRun(folder / "run", SMALL_RANKS)
         self.sizes: list[tuple[float, float]] = []
-        self.received, self._told, self._cpu_s = 0, 0, time.process_time()
+        self.received, self._reported, self._cpu_s = 0, 0, time.process_time()
         self.webhook = HTTPServer(("127.0.0.1", 0), self._answers())
         store = Store(folder / "store")
         options = LiveOptions(folder / "run", store.path, "job", WindowSize(steps=SMALL_STEPS), consume=True)
@@ -137,39 +141,40 @@ class _Fed:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Nobody looks on."""
+                """Log nothing."""
 
         return Answer
 
     def tell(self, line: str) -> None:
-        """A line of the watch: of a window that is stored, of an incident."""
+        """Receive a line of the watch: a stored window or an incident."""
         if not line.startswith("job, window "):
             assert "INCIDENT" in line or "incident" in line or line.startswith("    "), line
             return
-        self._told += 1
-        if self._told % SCRAPED == 0:
+        self._reported += 1
+        if self._reported % SCRAPED == 0:
             exposition(self._metrics.collect())
-        if self._told % SEALED_AFTER == 0:
+        if self._reported % SEALED_AFTER == 0:
             self.written.seal()
-        if self._told % EVERY == 0:
+        if self._reported % self._every == 0:
             cpu_s, self._cpu_s = self._cpu_s, time.process_time()
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.sizes.append((pages * PAGE / 2**20, (self._cpu_s - cpu_s) / EVERY))
-        if self._told < MANY:
+            self.sizes.append((pages * PAGE / 2**20, (self._cpu_s - cpu_s) / self._every))
+        if self._reported < READINGS * self._every:
             self._write()
         else:
             self.written.end()
 
     def _write(self) -> None:
-        slow = {3: 1.5} if self._told // SPELL % 2 else {}
-        first = 1 + SMALL_STEPS * self._told
+        slow = {3: 1.5} if self._reported // SPELL % 2 else {}
+        first = 1 + SMALL_STEPS * self._reported
         self.written.run(range(first, first + SMALL_STEPS), slow=slow)
 
 
 def _alarms() -> str:
+    """Incidents that healthy jobs would open."""
     seen = doubtful = 0
     alarms = []
-    for seed, case in itertools.product(itertools.count(FIRST_SEED), CASES):
+    for seed, case in ((seed, case) for seed in itertools.count(FIRST_SEED) for case in CASES):
         job = draw_job(seed, case)
         if job.shape.steps < FEWEST_STEPS:
             continue
@@ -184,6 +189,6 @@ def _alarms() -> str:
             break
     listed = "".join(f"\n- {alarm}" for alarm in alarms)
     return (
-        f"Healthy windows of the independent simulator: {seen:,}; incidents: {len(alarms)}, not trusted: {doubtful}."
+        f"Healthy windows of the event-driven simulator: {seen:,}; incidents: {len(alarms)}, untrusted: {doubtful}."
         f"{listed}"
     )

@@ -1,8 +1,8 @@
-"""A run directory as ranks write it, without the ranks: a data-parallel job of any size, its steps written when asked.
+"""Write a run directory without ranks: a data-parallel job of any size, its steps written on demand.
 
-In: how many ranks there are, and how long each takes. Out: segments and facts, as `tracekit watch` meets them while the
-job runs. Microbatches of 10 ms forward and 20 ms backward, gradients reduced in 5 ms once the last rank is there, an
-optimizer of 5 ms: with 2 microbatches a healthy step takes 70 ms.
+Writes segments and facts as `tracekit watch` finds them while a job runs. Microbatches of 10 ms forward and 20 ms
+backward, gradients reduced in 5 ms once the last rank arrives, an optimizer of 5 ms: a healthy step of 2 microbatches
+takes 70 ms.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ class WrittenRun:
             file.writelines(json.dumps({"kind": kind, "value": value}) + "\n" for kind, value in facts)
 
     def segment(self, rank: int) -> Path:
-        """Where a rank writes."""
+        """The open segment of a rank."""
         return self.attempt_directory / f"rank-{rank:06d}-{self._segments:04d}{OPEN_SUFFIX}"
 
     def seal(self) -> None:
-        """Every rank goes on in a new segment."""
+        """Continue every rank in a new segment."""
         for rank in range(self.ranks):
             self.segment(rank).rename(self.segment(rank).with_suffix(SEALED_SUFFIX))
         self._segments += 1
 
     def write(self, rank: int, content: bytes) -> None:
-        """Append bytes to the segment of a rank, which begins with its head."""
+        """Append bytes to the segment of a rank, which starts with its header."""
         path = self.segment(rank)
         if not path.exists():
             path.write_bytes(HEADER.pack(MAGIC, VERSION, RECORD.size, rank, self._attempt, 1000 + rank))
@@ -87,7 +87,7 @@ class WrittenRun:
     def run(
         self, steps: Iterable[int], *, slow: Mapping[int, float] | None = None, without: Collection[int] = ()
     ) -> None:
-        """Run steps: ranks take `slow` times as long for computes; those `without` write nothing, and nobody waits."""
+        """Run steps: ranks compute `slow` times as long; ranks in `without` write nothing and delay nobody."""
         slower = slow or {}
         for step in steps:
             computing_ms = {
@@ -126,5 +126,5 @@ class WrittenRun:
         return records
 
     def end(self, code: int | None = None) -> None:
-        """The launcher says that its command has ended with `code`, negative for a signal; None: as older ones did."""
+        """Mark the end of the launcher's command: exit code, negative for a signal; None: as older launchers did."""
         announce_end(self.directory / "launcher-elsewhere-1.running", code)

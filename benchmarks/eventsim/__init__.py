@@ -1,13 +1,13 @@
-"""A simulator of training jobs that shares no model with tracekit: an event-driven job on hosts and network cards.
+"""A simulator of training jobs that shares no model with tracekit: event-driven, with hosts and network cards.
 
     from benchmarks.eventsim import draw_job, simulate, truths
     job = draw_job(7, "P3")
-    simulate(job).trace     # what its ranks recorded
-    truths(job)             # what is wrong with it, and what each cause really costs
+    simulate(job).trace     # the recording of its ranks
+    truths(job)             # its causes and the true price of each
 
-`model` says what a job is, `schedule`, `topology` and `graph` what its ranks do in a step, `world`, `causes`, `uneven`
-and `troubles` what everything costs, `engine` and `network` run it, `run` records it, `truth` runs it again without a
-cause, and `cases` draws jobs. The scores of tracekit's diagnosis are in `benchmarks.verdicts`.
+`model` describes a job; `schedule`, `topology` and `graph` define a step; `world`, `causes`, `uneven` and `troubles`
+give every op its cost; `engine` and `network` run the job; `run` records it; `truth` runs it again without a cause;
+`cases` draws jobs. `benchmarks.verdicts` scores tracekit's diagnosis.
 """
 
 from benchmarks.eventsim.cases import CASES, draw_job

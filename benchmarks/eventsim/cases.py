@@ -1,7 +1,7 @@
-"""The cases that a corpus is drawn from: what is wrong with a job, and in which kinds of jobs.
+"""The cases that a corpus is drawn from: causes, and the kinds of jobs that have them.
 
-In: a seed and the name of a case. Out: a `Job`. P1 to P19 are the situations in which a diagnosis built on another
-simulator failed; the others are ordinary. A job's shape, costs, posting rule, machines and noise are drawn.
+Draws a `Job` from a seed and the name of a case. P1 to P19 are situations in which a diagnosis built on another
+simulator failed; the others are ordinary. Shape, costs, posting rule, machines and noise of a job are random.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ PIPELINES = SHALLOW + DEEP
 ANY = FLAT + PIPELINES
 HALVES = tuple(shape for shape in ANY if shape[0] >= 4)
 SHARED_HOSTS = tuple(shape for shape in ANY if shape[3] < 8 and shape[0] >= 4)
-#: At most so many ops in a trace, so that hundreds of jobs can be run several times each.
+#: Largest trace, ops, so that hundreds of jobs can be run several times each.
 MOST_OPS = 20_000
 ASKS_ANY_DIRECTION = (Posting.ANY_DIRECTION, Posting.BATCHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A situation: `makers` make its causes; the rest limits which jobs it is drawn for.
+    """A situation: `makers` make its causes; the other fields restrict its jobs.
 
-    `steps`: fewest and most. `healthy`: nobody is to be blamed. `finish`: a last change of the drawn job.
+    `steps`: fewest and most. `finish`: a last change of the drawn job.
     """
 
     makers: tuple[Maker, ...] = ()
@@ -66,7 +66,7 @@ def _p1(*more: Maker) -> Case:
 
 
 def _live(*makers: Maker) -> Case:
-    """Two ranks on one machine, as a test job runs."""
+    """Two ranks on one machine, like a test job."""
     return Case(makers, shapes=((2, 1, 1, 4),), steps=(16, 40), host=Host.IN_STEP)
 
 
@@ -226,12 +226,12 @@ def _healthy_job(rng: np.random.Generator, case: Case, name: str) -> Job:
 
 
 def _ops_in_step(dp: int, pp: int, vpp: int, microbatches: int) -> int:
-    """About how many ops a step records."""
+    """Approximate number of ops per step."""
     return dp * pp * ((6 if pp > 1 else 2) * microbatches * vpp + 8)
 
 
 def _posting(rng: np.random.Generator, allowed: tuple[Posting, ...], vpp: int) -> Posting:
-    """Mostly what real jobs do: batches, but with virtual stages transfers that overlap computes."""
+    """Mostly as in real jobs: batches, or transfers that overlap computes if there are virtual stages."""
     usual = {
         Posting.BATCHED: 0.2 if vpp > 1 else 0.4,
         Posting.ANY_DIRECTION: 0.25,

@@ -1,6 +1,6 @@
-"""What can be wrong with a job's workers and hosts. `uneven` has its data, `troubles` the network and the clocks.
+"""Causes in a job's workers and hosts. `uneven` has those in its data, `troubles` those in network and clocks.
 
-In: a `World` as drawn. Out: the same with a cause's effect on it. A cause that draws has a seed of its own.
+A cause changes a drawn `World`. Random causes have a seed of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """In which steps a cause acts: from `since` to before `until` (counted from 0), every `every`-th, in bursts.
+    """The steps in which a cause acts: from `since` to before `until` (counted from 0), every `every`-th, in bursts.
 
     `burst`: chance that a run of `burst_steps` steps is hit; 0 means no bursts but all steps.
     """
@@ -36,12 +36,12 @@ class When:
     seed: int = 0
 
     def mask(self, steps: int) -> Bools:
-        """The steps in which it acts, [steps]."""
+        """True for each step in which it acts, [steps]."""
         at = np.arange(steps)
         hit: Bools = (at >= self.since) & (at < (self.until or steps)) & (at % self.every == self.phase)
         if self.burst:
             runs = np.random.default_rng(self.seed).random(steps // self.burst_steps + 1) < self.burst
-            runs[1 + self.seed % max(len(runs) - 2, 1)] = True  # a cause acts at least once
+            runs[1 + self.seed % max(len(runs) - 2, 1)] = True  # at least one burst
             hit &= np.repeat(runs, self.burst_steps)[:steps]
         return hit
 
@@ -50,7 +50,7 @@ ALWAYS = When()
 
 
 class Part(StrEnum):
-    """Which of a worker's computes are slow."""
+    """The slow computes of a worker."""
 
     ALL = "all"
     FORWARD = "forward"
@@ -59,7 +59,7 @@ class Part(StrEnum):
 
 
 class Rise(StrEnum):
-    """How workers get slow: at once, or step by step up to the last one."""
+    """The course of a slowdown: at once, or rising up to the last step."""
 
     AT_ONCE = "at once"
     LINEAR = "linear"
@@ -67,7 +67,7 @@ class Rise(StrEnum):
     SATURATING = "saturating"
 
     def factors(self, at: Floats, last: float) -> Floats:
-        """How slow they are at these shares of the time, 0 to 1, if they are `last` times as slow in the end."""
+        """Factors at these shares of the time, 0 to 1, that end at `last`."""
         match self:
             case Rise.LINEAR:
                 return 1 + (last - 1) * at
@@ -88,7 +88,7 @@ class Cause:
         raise NotImplementedError
 
     def cells(self, job: Job) -> frozenset[Cell]:
-        """The workers it sits on, none where it sits on no worker."""
+        """The workers that the cause affects; empty if it is not tied to workers."""
         del job
         return frozenset()
 
@@ -97,7 +97,7 @@ class Cause:
 class SlowWorkers(Cause):
     """Some workers compute `factor` times as long: one bad worker, a host, or the older GPUs of a job.
 
-    `rise`: how they get there, from the first step on in which they are slow; in the last one they are this slow.
+    `rise`: the course from the first slow step to the last one, in which they are this slow.
     """
 
     workers: frozenset[Cell]
@@ -196,7 +196,7 @@ class SlowFirstMicrobatch(Cause):
 
 @dataclass(frozen=True, slots=True)
 class Wander(Cause):
-    """Every worker's speed walks slowly (AR(1)): nobody's fault, but it costs."""
+    """Every worker's speed drifts slowly (AR(1)): no worker is at fault, but it costs time."""
 
     seed: int
     sd: float = 0.03
@@ -225,7 +225,7 @@ class ProcessPauses(Cause):
 
 @dataclass(frozen=True, slots=True)
 class RandomPauses(Cause):
-    """Every process pauses for `pause_s` now and then, `rate` times a second, whatever it does: also while it waits."""
+    """Every process pauses for `pause_s` at random times, `rate` times a second, also while it waits."""
 
     seed: int
     rate: float = 0.4
@@ -242,7 +242,7 @@ class RandomPauses(Cause):
 
 @dataclass(frozen=True, slots=True)
 class StoppedProcess(Cause):
-    """One process is stopped for `length_s` every `period_s` (SIGSTOP, a busy neighbour): all that it does waits."""
+    """One process is stopped for `length_s` every `period_s` (SIGSTOP, a busy neighbour)."""
 
     worker: Cell
     period_s: float = 0.12
@@ -291,8 +291,8 @@ class GcPauses(Cause):
 class Checkpoints(Cause):
     """Workers stop for `stall_s` every few steps. `at_start`: when the step has begun, else between two steps.
 
-    `writers`: those that stop, none named: all; `scatter`: each of them by so much more or less, as a share.
-    `gathered`: when parameters are being gathered already.
+    `writers`: the workers that stop, empty: all; `scatter`: relative spread of their stalls. `gathered`: after the
+    gathering of parameters has started.
     """
 
     every: int = 5
@@ -314,16 +314,16 @@ class Checkpoints(Cause):
             if not self.recorded:
                 world.hidden.add(Source.CHECKPOINT)
         else:
-            steps[-1] = False  # behind the last step there is no trace in which it could be seen
+            steps[-1] = False  # invisible after the last step
             world.pause_s[steps] += self.stall_s
 
 
 @dataclass(frozen=True, slots=True)
 class LateData(Cause):
-    """Loading a step's data takes `delay_s` longer (give or take a fifth), on some DP ranks (none named: on all).
+    """Loading a step's data takes `delay_s` longer (give or take a fifth), on some DP ranks (empty: all).
 
-    `share`: of the steps; `in_turn`: in each step on one of these DP ranks, drawn; `tailed`: by an exponential time;
-    `spared`: DP ranks that get their data in time after all.
+    `share`: of the steps; `in_turn`: on one random DP rank per step; `tailed`: exponential delays; `spared`: DP ranks
+    that get their data in time after all.
     """
 
     seed: int
@@ -335,7 +335,7 @@ class LateData(Cause):
     spared: frozenset[int] = frozenset()
 
     def late(self, shape: Shape) -> Bools:
-        """On which DP ranks data is late, [steps, DP ranks]."""
+        """True for each step and DP rank with late data, [steps, DP ranks]."""
         rng, ranks = np.random.default_rng([self.seed, 1]), sorted(self.dp_ranks or range(shape.dp))
         steps = rng.random(shape.steps) < self.share
         turn, every = rng.choice(ranks, shape.steps)[:, None], np.arange(shape.dp)
@@ -352,7 +352,7 @@ class LateData(Cause):
 
 @dataclass(frozen=True, slots=True)
 class SlowHostThread(Cause):
-    """The host thread of some workers (none named: all) takes `extra_s` longer to launch each compute.
+    """The host thread of some workers (empty: all) takes `extra_s` longer to launch each compute.
 
     `backward_only`: user code sleeps between forward and backward.
     """
@@ -373,7 +373,7 @@ class SlowHostThread(Cause):
 
 
 def needs_gc(job: Job) -> bool:
-    """Whether the job records collections, so that its graph needs a place for them."""
+    """Whether the job records garbage collections, which need nodes in its graph."""
     return any(isinstance(cause, GcPauses) and cause.recorded for cause in job.causes)
 
 
@@ -383,5 +383,5 @@ def needs_checkpoint(job: Job) -> bool:
 
 
 def checkpoints_gathered(job: Job) -> bool:
-    """Whether it does so behind the first launch of a step."""
+    """Whether its checkpoints start after the first launch of a step."""
     return any(isinstance(cause, Checkpoints) and cause.gathered for cause in job.causes)

@@ -1,7 +1,7 @@
 """The event loop: runs one step of a job.
 
-In: the step's graph, the seconds of each work node, bandwidths, and what interferes while it runs (stopped processes,
-episodes of congestion). Out: when each node started and ended.
+Takes the step's graph, the seconds of each work node, bandwidths, stopped processes and episodes of congestion; returns
+the start and end of each node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Stops:
     phase_s: float = 0.0
 
     def end(self, start: float, seconds: float) -> float:
-        """When work of so many seconds ends that starts then."""
+        """End of work of `seconds` that starts at `start`."""
         running = self.period_s - self.length_s
         periods, within = divmod(start - self.phase_s, self.period_s)
         work = periods * running + max(within - self.length_s, 0.0) + seconds  # done by then since the first stop
@@ -40,7 +40,7 @@ class Pauses:
     ends: tuple[float, ...]
 
     def end(self, start: float, seconds: float) -> float:
-        """When work of so many seconds ends that starts then."""
+        """End of work of `seconds` that starts at `start`."""
         now = start
         for at in range(bisect_right(self.ends, start), len(self.begins)):
             if self.begins[at] > now + seconds:
@@ -61,7 +61,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one step takes. `seconds`: by node. `stretch`: factor on each flow's bytes, by its number."""
+    """Costs of one step. `seconds`: by node. `stretch`: factor on each flow's bytes, by its number."""
 
     begin: Sequence[float]
     seconds: Sequence[float]
@@ -72,14 +72,14 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """When each node started and ended, absolute seconds."""
+    """Start and end of each node, absolute seconds."""
 
     start: list[float]
     end: list[float]
 
 
 def run_step(graph: StepGraph, given: StepInput, network: SharedNetwork) -> StepTimes:
-    """Run one step. Raises RuntimeError where nodes wait for each other in a circle."""
+    """Run one step. Raises RuntimeError if nodes wait for each other in a circle."""
     step = _Step(graph, given, network)
     step.run()
     if step.open:
@@ -99,7 +99,7 @@ class _Step:
         self.events: list[tuple[float, int, int]] = []
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no event is left."""
         for node, waits in enumerate(self.graph.waits):
             begin = self.given.begin[self.graph.cell[node]]
             if waits == 0 and self._begin(node, begin):
@@ -127,7 +127,7 @@ class _Step:
                     ended.append(other)
 
     def _begin(self, node: int, now: float) -> bool:
-        """A node has all it waits for. True where it is over at once."""
+        """Start a node that waits for nothing more. True if it ends at once."""
         self.start[node] = now
         source = self.graph.source[node]
         if source == Source.FLOW:

@@ -1,9 +1,8 @@
-"""One step of a job as a graph of nodes: what waits for what, and where each node's time comes from.
+"""One step of a job as a graph: nodes, their dependencies, and the source of each node's time.
 
-In: a `Job`. Out: a `StepGraph`, the same for every step. Three kinds of nodes: work takes a number of seconds (a
-compute, a launch by the host thread, loading data), a point takes none (a receive is posted, a rank joins a
-collective), a flow moves bytes over the network. A stream's order, the host thread's order and the data's way are all
-edges.
+Builds a `StepGraph` from a `Job`, the same for every step. Work nodes take seconds (a compute, a launch by the host
+thread, loading data), points take none (a receive is posted, a rank joins a collective), flows move bytes over the
+network. Edges are the order of a stream, the order of the host thread, and data.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from benchmarks.eventsim.topology import Topology
 
 
 class Source(IntEnum):
-    """Where a node's seconds come from: a table of `world.Seconds`, or none."""
+    """Source of a node's seconds: a table of `world.Seconds`, or none."""
 
     POINT = 0
     FLOW = 1
@@ -40,7 +39,7 @@ class Source(IntEnum):
 
 #: Nodes that stop while their process is stopped.
 ON_THE_PROCESS = frozenset(Source) - {Source.POINT, Source.FLOW, Source.CLIP}
-#: Recorded only where they took time.
+#: Recorded only if they took time.
 OPTIONAL = frozenset({Source.DATA_LOAD, Source.GC, Source.CHECKPOINT})
 
 
@@ -71,7 +70,7 @@ class RecordedOp:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """Nodes: `source`, `cell` (a number, -1: nobody's) and `index` in the source's table; `after[n]` wait for n."""
+    """Nodes: `source`, `cell` (a number, -1: no worker) and `index` in the source's table; `after[n]` wait for n."""
 
     source: list[int]
     cell: list[int]
@@ -86,9 +85,9 @@ class StepGraph:
 
 
 def build(job: Job, *, gc_slots: bool, checkpoint_slots: bool, checkpoints_gathered: bool = False) -> StepGraph:
-    """The graph of one step. With slots, there is a node before each forward (each step) that may take time.
+    """The graph of one step. Slots add a node before each forward (each step) that may take time.
 
-    `checkpoints_gathered`: that of the step is behind the launch of the gathering of parameters.
+    `checkpoints_gathered`: the checkpoint follows the launch of the gathering of parameters.
     """
     builder = _Builder(job, gc_slots=gc_slots, checkpoint_slots=checkpoint_slots)
     builder.checkpoints_gathered = checkpoints_gathered
@@ -125,7 +124,7 @@ class _Builder:
         return number
 
     def meeting(self, key: tuple[object, ...], flow: Flow | None) -> int:
-        """The node where the members of a transfer or collective meet; made by whoever comes first."""
+        """The node where the members of a transfer or collective meet; created on first use."""
         if key not in self.rendezvous:
             number = self.node(Source.CLIP if flow is None else Source.FLOW, None, 0, ())
             self.rendezvous[key] = number
@@ -134,7 +133,7 @@ class _Builder:
         return self.rendezvous[key]
 
     def join(self) -> None:
-        """Number the flows by their key, so that equal jobs draw equal noise whoever came first."""
+        """Number the flows by their key, so that equal jobs draw equal noise."""
         ordered = sorted((key for key, node in self.rendezvous.items() if node in self.flows), key=str)
         for number, key in enumerate(ordered):
             node = self.rendezvous[key]
@@ -165,7 +164,7 @@ class _Builder:
 
 
 def launches(shape: Shape) -> int:
-    """How many launches a worker has at most that are not of a compute."""
+    """Upper bound of a worker's launches other than computes."""
     return 4 * shape.computes + 4 * shape.vpp + 16
 
 
@@ -176,7 +175,7 @@ class _Worker:
         self.build, self.job, self.shape, self.at = builder, builder.job, builder.shape, cell
         self.number = cell[0] * builder.shape.pp + cell[1]
         self.host: int | None = None  # the last launch
-        self.host_waits: list[int] = []  # what the host thread waits for before its next launch
+        self.host_waits: list[int] = []  # nodes that the next launch waits for
         self.launched = 0
         self.compute: int | None = None  # the last op of the compute stream
         self.engine: dict[str, int] = {}  # the last op of each send or receive engine

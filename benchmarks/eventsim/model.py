@@ -1,7 +1,7 @@
-"""What a simulated job is: its sizes, its machines, how it is launched and recorded, and what is wrong with it.
+"""Description of a simulated job: sizes, machines, launching, recording and causes.
 
-Nothing flows in. Out: `Job`, a frozen description from which `run.simulate` makes the same run every time. Each random
-stream has a seed of its own, so that a job without one of its causes draws the same numbers for everything else.
+`run.simulate` makes the same run of a `Job` every time. Each random stream has a seed of its own, so that a job without
+one of its causes draws the same numbers for everything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Cell = tuple[int, int]
 
 
 class Schedule(StrEnum):
-    """In which order a stage computes forwards and backwards."""
+    """Order of a stage's forwards and backwards."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -35,11 +35,11 @@ class Schedule(StrEnum):
 
 
 class Posting(StrEnum):
-    """When a receive is posted, and so when its recording starts.
+    """The time at which a receive is posted, where its recording starts.
 
-    SAME_DIRECTION: behind the previous compute of its direction. ANY_DIRECTION: behind the previous compute. EARLY:
-    behind the previous receive, before anybody needs it. BATCHED: sends and receives that are due together are one
-    batch, as Megatron's `batch_isend_irecv`; the host waits for the whole batch.
+    SAME_DIRECTION: after the previous compute of its direction. ANY_DIRECTION: after the previous compute. EARLY:
+    after the previous receive, before it is needed. BATCHED: sends and receives that are due together are one batch, as
+    Megatron's `batch_isend_irecv`; the host waits for the whole batch.
     """
 
     SAME_DIRECTION = "same-direction"
@@ -56,7 +56,7 @@ class Host(StrEnum):
 
 
 class Queueing(StrEnum):
-    """How transfers share a network card: equal shares, or between stages one after the other."""
+    """Sharing of a network card: equal shares, or one transfer between stages after the other."""
 
     FAIR = "fair"
     FIFO = "fifo"
@@ -85,7 +85,7 @@ class Shape:
 
     @property
     def hosts(self) -> int:
-        """How many hosts the job occupies."""
+        """Number of hosts."""
         return self.host(self.dp - 1, self.pp - 1) + 1
 
     def rank(self, dp: int, pp: int) -> int:
@@ -103,7 +103,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ComputeCost:
-    """What a microbatch costs, seconds per average stage at one unit of tokens.
+    """Cost of a microbatch, seconds per average stage at one unit of tokens.
 
     A forward takes forward_s x (constant + linear x tokens + quadratic x attention), where tokens and attention (the
     sum of squared lengths) are 1 on average. The tensor-parallel ranks of a worker meet `meetings` times in each
@@ -154,10 +154,10 @@ class HostCost:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What nobody causes. Standard deviations as shares.
+    """Noise without a cause. Standard deviations as shares.
 
     `tail`: share of computes that take `tail_factor` times as long. `wander`: a slow AR(1) walk of each worker.
-    `rank`: of what each tensor-parallel rank computes between two meetings with its peers; 0: they are not told apart.
+    `rank`: of the computes of each tensor-parallel rank between two meetings with its peers; 0: not distinguished.
     """
 
     op: float = 0.01
@@ -171,7 +171,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What the trace shows of the run. `drift`: how far clocks run apart, as a share; offsets in seconds."""
+    """The recording of the run. `drift`: of clocks, as a share; offsets in seconds."""
 
     offset_s: float = 50e-6
     drift: float = 2e-7
@@ -201,11 +201,11 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training job, as described above, and what is wrong with it. `gathers`: parameters, before each step.
+    """One training job with its causes. `gathers`: gathers parameters before each step.
 
     `balanced`, `replaced`, `dp_bytes`, `layer_factor`, `extra_step_s` are fixes: microbatches dealt evenly over DP
     ranks; workers exchanged for average ones; the share of bytes that data-parallel collectives still move; layers
-    moved between stages (what a stage's are multiplied by, none: nothing moved); seconds that a fix itself takes.
+    moved between stages (factor per stage, empty: none moved); seconds that a fix itself takes.
     """
 
     shape: Shape = Shape()

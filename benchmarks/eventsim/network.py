@@ -1,9 +1,8 @@
 """Flows that share wires and network cards.
 
-In: bandwidths of resources, and flows as they start and finish. Out: when each flow finishes. A flow moves at the
-smallest share it gets of any of its resources. FAIR: a resource divides its bandwidth equally among its flows. FIFO:
-transfers between stages pass one after the other, in order of arrival; collectives share with the one that passes.
-Switches always divide equally.
+A flow moves at the smallest share that any of its resources gives it. FAIR: a resource divides its bandwidth equally
+among its flows. FIFO: transfers between stages pass one after the other, in order of arrival; collectives share with
+the one that passes. Switches always divide equally.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ class SharedNetwork:
         self.version: dict[int, int] = {}
 
     def start(self, node: int, flow: Flow, size: float, now: float) -> list[tuple[float, int, int]]:
-        """A flow starts. Returns (time, node, version) of every flow whose end is now known anew."""
+        """Start a flow. Returns (time, node, version) of every flow whose end changes."""
         self.left[node], self.rate[node], self.since[node], self.version[node] = size, 0.0, now, 0
         for resource in flow.resources:
             self.on[resource][node] = flow
         return self._share(flow, now)
 
     def finish(self, node: int, flow: Flow, now: float) -> list[tuple[float, int, int]]:
-        """A flow is through; the others share what it leaves. Returns as `start`."""
+        """Finish a flow; the others share its bandwidth. Returns the same as `start`."""
         for resource in flow.resources:
             del self.on[resource][node]
         for table in (self.left, self.rate, self.since, self.version):
@@ -42,11 +41,11 @@ class SharedNetwork:
         return self._share(flow, now)
 
     def is_current(self, node: int, version: int) -> bool:
-        """Whether an end that was announced still holds."""
+        """Whether an end returned earlier is still valid."""
         return self.version.get(node) == version
 
     def _share(self, changed: Flow, now: float) -> list[tuple[float, int, int]]:
-        """Divide anew what `changed` touches."""
+        """Recompute the shares on the resources of `changed`."""
         touched = {node: flow for resource in changed.resources for node, flow in self.on[resource].items()}
         ends = []
         for node, flow in touched.items():

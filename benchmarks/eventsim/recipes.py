@@ -1,4 +1,4 @@
-"""How strong causes are drawn, and where they are put.
+"""Draws of causes: their strength and their place.
 
 In: a random generator and the job as drawn so far. Out: one `Cause`, sized to the job so that it matters.
 """
@@ -57,7 +57,7 @@ def _seed(rng: Rng) -> int:
 
 
 def _cell(rng: Rng, job: Job) -> Cell:
-    """A worker on which nothing sits yet; not of a DP rank whose data is skewed."""
+    """A worker without a cause, not of a DP rank with skewed data."""
     taken = {cell for cause in job.causes for cell in cause.cells(job)}
     skewed = {cause.dp for cause in job.causes if isinstance(cause, SkewedData)}
     free = [cell for cell in job.shape.cells if cell not in taken and cell[0] not in skewed]
@@ -75,7 +75,7 @@ def every_third(rng: Rng, job: Job) -> When:
 
 
 def since(share: float) -> Timing:
-    """From so far into the trace on."""
+    """From this share of the trace on."""
 
     def when(rng: Rng, job: Job) -> When:
         del rng
@@ -113,7 +113,7 @@ def slow_rank(factor: float, timing: Timing = always) -> Maker:
 
 
 def ranks_told_apart(rng: Rng, job: Job) -> Job:
-    """The trace says how long the ranks of a worker wait for each other."""
+    """The trace records how long the ranks of a worker wait for each other."""
     return replace(job, noise=replace(job.noise, rank=float(rng.choice([0.005, 0.01, 0.02]))))
 
 
@@ -163,13 +163,13 @@ def more_layers(rng: Rng, job: Job) -> Cause:
 
 
 def slow_first_microbatch(rng: Rng, job: Job) -> Cause:
-    """By so much that it costs 8 to 15 % of a step."""
+    """A factor that costs 8 to 15 % of a step."""
     share = float(rng.uniform(0.08, 0.15))
     return SlowFirstMicrobatch(1 + share * (job.shape.microbatches + job.shape.pp - 1) / job.shape.pp)
 
 
 def wander(*sds: float) -> Maker:
-    """Workers that wander by one of these shares, from within a few microbatches to over several steps."""
+    """Workers that drift by one of these shares, within a few microbatches to over several steps."""
 
     def make(rng: Rng, job: Job) -> Cause:
         memory_steps = max(float(rng.choice([0.1, 0.3, 1.0, 4.0])), 1 / job.shape.microbatches)
@@ -278,7 +278,7 @@ def another_loop(rng: Rng, job: Job) -> Job:
 
 
 def slow_steps(rng: Rng, job: Job) -> Cause:
-    """One or two neighbouring steps in which everybody is slow."""
+    """One or two neighbouring steps in which all workers are slow."""
     count = 1 if job.shape.steps < 8 else 2
     first = int(rng.integers(job.shape.steps - count + 1))
     return SlowSteps(_about(rng, 1.6), When(since=first, until=first + count))
@@ -329,7 +329,7 @@ def stretches(traffic: str, factor: float, timing: Timing = bursts) -> Maker:
 
 
 def scattered(rates: tuple[float, ...], factors: tuple[float, float], *, tails: bool = False) -> Maker:
-    """A share of all transfers takes longer, with `tails` some far longer."""
+    """A share of all transfers takes longer; with `tails`, some far longer."""
 
     def make(rng: Rng, job: Job) -> Cause:
         del job
@@ -349,7 +349,7 @@ def clock_offset(rng: Rng, job: Job) -> Cause:
 
 
 def busy_network(factor: float) -> Callable[[Rng, Job], Job]:
-    """A job that moves so many times as many bytes, so that its network matters."""
+    """A job that moves `factor` times as many bytes, so that its network matters."""
 
     def finish(rng: Rng, job: Job) -> Job:
         del rng
@@ -411,7 +411,7 @@ _ORDINARY: tuple[Maker, ...] = (
 
 
 def several(count: int) -> Callable[[Rng, Job], Job]:
-    """So many different ordinary causes at once."""
+    """`count` different ordinary causes at once."""
 
     def finish(rng: Rng, job: Job) -> Job:
         for at in rng.permutation(len(_ORDINARY)):

@@ -1,7 +1,6 @@
-"""Running a job: step after step, and the trace that its ranks record of it.
+"""Run a job, step after step, and record the trace of its ranks.
 
-In: a `Job`. Out: a `SimulatedJob`, the trace as tracekit reads it and the true length of each step. What a rank
-records is on its own clock and rounded to microseconds; what truth is made of is not.
+Recorded times are on the clock of each rank and rounded to microseconds; the true length of each step is exact.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from tracekit import Layout, Trace
 
 @dataclass(frozen=True)
 class SimulatedJob:
-    """A job that ran. `step_s`: what each step really took, seconds, [steps]."""
+    """A job that ran. `step_s`: true length of each step, seconds, [steps]."""
 
     trace: Trace
     step_s: Floats
 
 
 class RanStep(NamedTuple):
-    """A step's number, when it began (seconds from the start of the run), and the times of its nodes."""
+    """A step: its number, its start (seconds from the start of the run), and the times of its nodes."""
 
     step: int
     began: float

@@ -1,7 +1,7 @@
 """Pipeline schedules as each stage's program: computes, and calls that send and receive.
 
-In: a job's shape, schedule and posting rule. Out: per stage a tuple of `Compute` and `Transfer` items in program
-order, as Megatron-LM's three schedules issue them.
+`program` returns a tuple of `Compute` and `Transfer` items in program order, as Megatron-LM's three schedules issue
+them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def numbered(shape: Shape, number: int, *, forward: bool) -> Compute:
 
 
 def warm_up(job: Job, stage: int) -> int:
-    """How many forwards a stage runs before its first backward, the one of the steady state not counted."""
+    """Number of forwards before the first backward, without the one of the steady state."""
     shape, behind = job.shape, job.shape.pp - 1 - stage
     if job.schedule is Schedule.GPIPE:
         return shape.computes
@@ -65,7 +65,7 @@ def sends(shape: Shape, stage: int, compute: Compute) -> bool:
 
 
 def program(job: Job, stage: int) -> tuple[Item, ...]:
-    """What a stage does in a step, up to its last backward."""
+    """Program of a stage in a step, up to its last backward."""
     items = _batched(job, stage) if job.posting is Posting.BATCHED else _separate(job, stage)
     kept: list[Item] = []
     for item in items:

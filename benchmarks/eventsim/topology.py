@@ -1,4 +1,4 @@
-"""Which wires and network cards a transfer uses.
+"""Wires and network cards of each transfer.
 
 In: a `Job`. Out: numbers of resources, and each resource's bandwidth. Every host has one network card with a sending
 and a receiving side, shared by its workers; every connection between two stages of a DP rank has a wire of its own per
@@ -35,7 +35,7 @@ class Topology:
         return self.cards + (dp * self.shape.pp + link) * 2 + (not forward)
 
     def nvlink(self, host: int) -> int:
-        """What workers of one host share."""
+        """The NVLink of a host, which its workers share."""
         return self.cards + self.wires + host
 
     def bandwidth(self) -> npt.NDArray[np.float64]:
@@ -51,21 +51,21 @@ class Topology:
         return np.array([network.nic] * self.cards + wires + ends, np.float64)
 
     def between(self, sender: Cell, receiver: Cell, link: int, *, forward: bool) -> tuple[int, ...]:
-        """What a transfer between two stages of a DP rank uses."""
+        """Resources of a transfer between two stages of a DP rank."""
         wire = self.wire(sender[0], link, forward=forward)
         if self._neighbours(sender, receiver):
             return (wire,)
         return (wire, *self._sides([(self.shape.host(*sender), self.shape.host(*receiver))]))
 
     def exchange(self, one: Cell, other: Cell) -> tuple[int, ...]:
-        """What two workers use that send to each other at once."""
+        """Resources of two workers that send to each other at once."""
         hosts = self.shape.host(*one), self.shape.host(*other)
         if hosts[0] == hosts[1]:
             return (self.nvlink(hosts[0]),)
         return self._sides([hosts, hosts[::-1]])
 
     def ring(self, stage: int) -> tuple[int, ...]:
-        """What a ring over the DP ranks of a stage uses: each hop between hosts, or NVLink where there is none."""
+        """Resources of a ring over the DP ranks of a stage: each hop between hosts, or NVLink within one host."""
         hosts = [self.shape.host(dp, stage) for dp in range(self.shape.dp)]
         hops = [(one, other) for one, other in zip(hosts, hosts[1:] + hosts[:1], strict=True) if one != other]
         if not hops:
@@ -73,7 +73,7 @@ class Topology:
         return self._sides(hops)
 
     def _sides(self, hops: list[tuple[int, int]]) -> tuple[int, ...]:
-        """The card sides that bytes from host to host pass, and the uplink if they do."""
+        """Sides of cards on the way from host to host, and the uplink if it is crossed."""
         sides = {side for one, other in hops for side in (self.sending(one), self.receiving(other))}
         half = (self.shape.hosts + 1) // 2
         return (*sorted(sides), *([self.uplink] if any((one < half) != (other < half) for one, other in hops) else []))

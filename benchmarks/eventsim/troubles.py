@@ -1,7 +1,4 @@
-"""What can be wrong with a job's network and clocks.
-
-In: a `World` as drawn. Out: the same with a cause's effect on it, as in `causes`.
-"""
+"""Causes in a job's network and clocks. See `causes`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from benchmarks.eventsim.world import World
 
 
 class Way(StrEnum):
-    """Which way a link is slow, or which side of a network card."""
+    """Slow direction of a link, or slow side of a network card."""
 
     BOTH = "both"
     FORWARD = "forward"
@@ -26,7 +23,7 @@ class Way(StrEnum):
 
 
 class Traffic(StrEnum):
-    """Which transfers meet congestion."""
+    """Transfers that meet congestion."""
 
     ALL = "all"
     P2P = "p2p"
@@ -115,7 +112,7 @@ class CongestionEpisodes(Cause):
 
 @dataclass(frozen=True, slots=True)
 class BusyUplink(Cause):
-    """Others use the uplink between two switches: in some steps it has `share` of what half of the cards can send."""
+    """Other jobs use the uplink of two switches: in some steps it keeps `share` of half of the cards' bandwidth."""
 
     share: float = 0.2
     when: When = ALWAYS

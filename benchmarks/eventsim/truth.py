@@ -1,6 +1,6 @@
-"""What is wrong with a job, and what it costs: the same job, run again without it.
+"""The true price of each cause and fix: the same job, run again without the cause or with the fix.
 
-In: a `Job`. Out: per cause a `Truth`, and the job as it would be after a fix. All other random draws stay as they were.
+All other random draws stay the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from benchmarks.eventsim.uneven import SkewedData, UnequalSequences
 
 
 class TruthKind(StrEnum):
-    """What is wrong, in the words a diagnosis should use."""
+    """True kinds of causes, named as a diagnosis should name them."""
 
     BAD_WORKER = "bad-worker"
     SLOW_HOST = "slow-host"
@@ -86,10 +86,10 @@ _KINDS: dict[type[Cause], TruthKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """One thing that is wrong.
+    """One cause of a job, with its place and price.
 
-    `cells`: the workers it sits on; `dp_ranks`, `stages`: those it sits on as a whole; `link`: DP rank and the stage
-    it leaves. Empty where it has no such place. `saved_s`: mean seconds a step that the job runs faster without it.
+    `cells`: affected workers; `dp_ranks`, `stages`: those affected as a whole; `link`: DP rank and the stage it leaves.
+    Empty without such a place. `saved_s`: mean seconds a step that the job runs faster without the cause.
     """
 
     kind: TruthKind
@@ -103,7 +103,7 @@ class Truth:
 
 
 def truths(job: Job) -> list[Truth]:
-    """What is wrong with a job, costliest first."""
+    """Causes of a job with their prices, costliest first."""
     step_s = mean_step_s(job)
     found = [_truth(job, cause, step_s - mean_step_s(without(job, cause))) for cause in job.causes]
     return sorted(found, key=lambda truth: -truth.saved_s)
@@ -133,7 +133,7 @@ def _truth(job: Job, cause: Cause, saved_s: float) -> Truth:
 
 
 def kind_of(job: Job, cause: Cause) -> TruthKind:
-    """What to call a cause; of slow workers that depends on which they are."""
+    """The kind of a cause; that of slow workers depends on the set of workers."""
     if not isinstance(cause, SlowWorkers):
         return _KINDS[type(cause)]
     if cause.workers <= job.recording.unrecorded:
@@ -159,7 +159,7 @@ def without_kinds(job: Job, *kinds: TruthKind) -> Job:
 
 
 def with_workers_replaced(job: Job, cells: frozenset[Cell]) -> Job:
-    """The job with healthy, average workers in some places: what sits on these workers is gone, the network stays."""
+    """The job with average workers in some places: causes of these workers are gone, the network stays."""
     causes: list[Cause] = []
     for cause in job.causes:
         match cause:
@@ -193,7 +193,7 @@ def with_cards_repaired(job: Job, cells: frozenset[Cell]) -> Job:
 
 
 def with_data_in_time(job: Job, dp_ranks: frozenset[int]) -> Job:
-    """The job with data in time on some DP ranks (none named: on all)."""
+    """The job with data in time on some DP ranks (empty: all)."""
     spared = dp_ranks or frozenset(range(job.shape.dp))
     causes = (replace(cause, spared=spared) if isinstance(cause, LateData) else cause for cause in job.causes)
     return replace(job, causes=tuple(causes))

@@ -1,4 +1,4 @@
-"""What can be uneven in a job's data. See `causes`."""
+"""Causes in a job's data. See `causes`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.eventsim.world import World
 
 @dataclass(frozen=True, slots=True)
 class SkewedData(Cause):
-    """One DP rank gets sequences `factor` times as long as the others; the job's tokens stay as many."""
+    """One DP rank gets sequences `factor` times as long as the others; the number of tokens stays the same."""
 
     dp: int
     factor: float = 2.0
@@ -25,14 +25,14 @@ class SkewedData(Cause):
 
 
 class Lengths(StrEnum):
-    """How long documents are, relative to each other."""
+    """Distribution of document lengths."""
 
     LOGNORMAL = "lognormal"
     PARETO = "pareto"
     BIMODAL = "bimodal"
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...], sigma: float) -> Floats:
-        """The lengths of documents; `sigma`: of their logarithm, where they have one."""
+        """Draw lengths of documents; `sigma`: of their logarithm if it is lognormal."""
         match self:
             case Lengths.PARETO:
                 return np.asarray(np.minimum(0.3 + 0.3 * rng.pareto(1.3, shape), 40.0))
@@ -47,7 +47,7 @@ class UnequalSequences(Cause):
     """Microbatches of documents with a long-tailed length.
 
     `packed`: each is filled to the same tokens, attention differs; else it holds `documents`, and both differ.
-    `shards`: for so many steps, one DP rank gets the costliest microbatches, the next one the next; 0: whatever comes.
+    `shards`: for so many steps, one DP rank gets the costliest microbatches, another the next; 0: random.
     """
 
     seed: int
@@ -63,7 +63,7 @@ class UnequalSequences(Cause):
         if self.packed:
             lengths = np.minimum(self.lengths.draw(rng, (*shape, 400), self.sigma), 40.0)
             before = np.cumsum(lengths, axis=-1) - lengths
-            lengths = np.clip(40.0 - before, 0.0, lengths)  # the last document is cut where the budget ends
+            lengths = np.clip(40.0 - before, 0.0, lengths)  # the last document is cut at the budget
             tokens = np.ones(shape)
         else:
             lengths = self.lengths.draw(rng, (*shape, self.documents), self.sigma)

@@ -1,4 +1,4 @@
-"""How workers that become slower, slower halves and uneven sequences are drawn. See `recipes`."""
+"""Draws of workers that become slower, slower halves and uneven sequences. See `recipes`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def creeping_host(rng: Rng, job: Job) -> Cause:
 
 
 def odd_sequences(shards: bool = False) -> Maker:
-    """Documents of any kind of length, one or a few to a microbatch or packed into it."""
+    """Documents of any length distribution, one or a few per microbatch, or packed into it."""
 
     def make(rng: Rng, job: Job) -> Cause:
         del job
@@ -57,7 +57,7 @@ def odd_sequences(shards: bool = False) -> Maker:
 
 
 def few_microbatches(rng: Rng, job: Job) -> Job:
-    """So few that chance gives some DP ranks more work than others."""
+    """Few enough microbatches that chance gives some DP ranks more work than others."""
     if job.shape.vpp > 1:
         return job
     count = max(int(rng.integers(2, 5)), job.shape.pp)

@@ -1,7 +1,7 @@
-"""What everything costs in one run: the draws of a job, and what its causes make of them.
+"""Costs of one run: a job's random draws, changed by its causes.
 
-In: a `Job`. Out: a `World` of arrays, one value per step and op. Every array is drawn whole from a seed of its own
-before any cause is applied; causes scale and add. So the same job without a cause differs in that cause alone.
+A `World` has arrays with one value per step and op. Every array is drawn in full from a seed of its own before any
+cause is applied; causes scale and add. So the same job without a cause differs in that cause alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class World:
     Network: `bandwidth` [S, resources], `p2p` and `collectives`, [S, flows], factors on bytes; `episodes` per step:
     (begin after the start of the step, length, factor). Recording: `offset_s`, `drift` [D, P]. `pause_s` [S]: seconds
     between two steps in which every rank waits. `ranks_forward`, `ranks_backward` [S, D, P, V, M, meetings, tp]:
-    factors on what each rank of a worker computes up to a meeting, None where ranks are not told apart. `hidden`: work
+    factors on what each rank of a worker computes up to a meeting, None if ranks are not distinguished. `hidden`: work
     that takes its time and is not recorded.
     """
 
@@ -141,7 +141,7 @@ def walk(steps: int, cells: tuple[int, int], microbatches: int, sd: float, memor
 
 
 def _workers(job: Job) -> Floats:
-    """How much slower than average each worker is; those that were replaced are average, [S, D, P]."""
+    """Slowness of each worker relative to the average; replaced workers are average, [S, D, P]."""
     shape = job.shape
     factor = 1 + job.noise.worker * np.random.default_rng(job.seeds.worker).standard_normal((shape.dp, shape.pp))
     for cell in job.replaced:
@@ -159,7 +159,7 @@ def _clocks(job: Job) -> tuple[Floats, Floats]:
 
 
 def workload(world: World) -> Floats:
-    """What a microbatch costs on an average stage, forward, as a share of `forward_s`, [S, D, M]."""
+    """Forward cost of a microbatch on an average stage, as a share of `forward_s`, [S, D, M]."""
     cost = world.job.compute
     total: Floats = cost.constant + cost.linear * world.tokens + cost.quadratic * world.attention
     return total
@@ -186,7 +186,7 @@ def _deal(world: World) -> None:
 
 
 def seconds(world: World) -> dict[Source, Floats]:
-    """What each work node takes, by source: [S, entries], as `graph` numbers the entries."""
+    """Seconds of each work node, by source: [S, entries], as `graph` numbers the entries."""
     job, shape = world.job, world.job.shape
     cost, host = job.compute, job.host
     tokens = world.tokens[:, :, None, None, :]
@@ -219,12 +219,12 @@ def seconds(world: World) -> dict[Source, Floats]:
 
 
 def _together(ranks: Floats | None) -> Floats | float:
-    """How much longer a compute takes because at each meeting the last rank counts, [S, D, P, V, M]."""
+    """Factor of a compute because each meeting waits for the last rank, [S, D, P, V, M]."""
     return 1.0 if ranks is None else np.asarray(ranks.max(axis=-1).mean(axis=-1))
 
 
 def waited_share(world: World) -> dict[Source, Floats]:
-    """For which share of a compute each rank of its worker waits for the last one, [S, entries, tp]."""
+    """Share of a compute for which each rank of its worker waits for the last one, [S, entries, tp]."""
     found = {}
     for source, ranks in ((Source.FORWARD, world.ranks_forward), (Source.BACKWARD, world.ranks_backward)):
         if ranks is not None:

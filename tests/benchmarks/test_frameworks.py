@@ -1,6 +1,4 @@
-"""The matrix of frameworks: how reports are judged. Rows train beside the shared runs: `tests/collectors`."""
-
-import pytest
+"""Judging the matrix of frameworks. Its rows train in `tests/collectors`."""
 
 from benchmarks.frameworks import ROWS, judge, present
 
@@ -19,9 +17,8 @@ def report(*causes, trustworthy=True, pp=1):
     }
 
 
-@pytest.mark.parametrize(
-    ("part", "said", "right"),
-    [
+def test_rank_1_alone_must_be_blamed_for_a_fitting_reason_and_nobody_on_a_healthy_run():
+    cases = [
         ("", report(), True),
         ("", report(("host-bound-launch", [])), True),
         ("", report(("bad-worker", [0])), False),
@@ -36,10 +33,9 @@ def report(*causes, trustworthy=True, pp=1):
         ("forward", report(("late-data-loading", [1])), False),
         ("host", report(("host-bound-launch", []), ("slow-host-code", [1])), True),
         ("gc", report(), False),
-    ],
-)
-def test_what_counts_as_right(part, said, right):
-    assert judge("ddp", part, said).right is right
+    ]
+    for part, found, right in cases:
+        assert judge("ddp", part, found).right is right, (part, found["causes"])
 
 
 def test_every_row_has_its_training_and_missing_frameworks_are_named(monkeypatch):

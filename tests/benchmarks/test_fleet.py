@@ -1,4 +1,4 @@
-"""What the benchmarks of fleets work out themselves."""
+"""Figures that the benchmark of fleets computes itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from benchmarks.fleet.common import watched
-from benchmarks.fleet.reports import enlarge
-from benchmarks.fleet.runs import makespan
+from benchmarks.fleet import enlarge, makespan, watched
 from tests.fleet.written import job, write_study
 from tracekit.fleet.figures import figures_of
 from tracekit.fleet.study import PARTS, Study
