@@ -17,7 +17,6 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import OUT
 
 _PATH = click.Path(path_type=Path)
 _STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
@@ -26,7 +25,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @click.group("store")
 def store_command() -> None:
-    """Keep a store in order: list windows, check, repair, prune, migrate."""
+    """Keep a store in order: list windows, check, repair, prune."""
 
 
 @store_command.command()
@@ -122,19 +121,6 @@ def prune(store: Path | None, older_than: str | None, max_size: str | None) -> N
         removed = pruning(Store(path), older_than=age, most_bytes=most, tell=tell)
     if not _echo(removed):
         click.echo(f"{printable(str(path))}: nothing to prune")
-
-
-@store_command.command()
-@click.argument("old", type=_PATH)
-@click.option("--out", type=OUT, help="New store [default: the same name ending in .store].")
-def migrate(old: Path, out: Path | None) -> None:
-    """Put the jobs of OLD, a store in one file as an older tracekit wrote it, into a new store. OLD stays as it is."""
-    from tracekit.store.care import migrate as migrating
-
-    new = out or old.with_suffix(".store")
-    with progress() as tell:
-        jobs = migrating(old, new, tell)
-    click.echo(f"Migrated {jobs} job{'s' * (jobs != 1)} to {short(str(new))}; {short(str(old))} is no longer needed")
 
 
 def _echo(lines: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Maintenance of a store: check its files, drop damaged ones, prune ops, migrate older stores.
+"""Maintenance of a store: check its files, drop damaged ones, prune ops.
 
 In: a store. Out: what was found or done, one line each. Findings stay when ops go.
 """
@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-from tracekit.base.command_line import command
-from tracekit.base.errors import OutputError, StoreError, TracekitError
+from tracekit.base.errors import StoreError, TracekitError
 from tracekit.base.s3 import s3_url
 from tracekit.base.text import short
-from tracekit.report.findings import Findings, Unanalysed, WorkerSlowdowns
+from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
-from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
+from tracekit.store.folder import JOBS, Folder, checksum
 from tracekit.store.hangs import hang_files, read_hang
-from tracekit.store.single_file import SingleFile
 from tracekit.store.store import Store
 from tracekit.store.window import Incoming, Part, StoredWindow
 from tracekit.store.writer import Writer
@@ -62,14 +59,9 @@ def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow
     """
     files = sorted((store.path / JOBS).glob("*/*"))
     with if_nobody_writes(folder.catalogue) as nobody:
-        noted = set() if nobody else folder.unfinished() or set()
+        at_work = set() if nobody else folder.noted_files()
         with store.reading() as catalogue:
-            named = {
-                folder.file(window.job_id, window.number, part): file
-                for window in catalogue.windows()
-                for part, file in window.files.items()
-            }
-        at_work = {folder.file(*window, part) for window in noted for part in Part}
+            named = folder.named_files(catalogue)
         left = [path for path in files if path not in named and path not in at_work and path.exists()]
     for window, part, problem in problems:
         if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
@@ -108,9 +100,7 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
 
 def _unnamed(catalogue: Catalogue, folder: Folder) -> list[Path]:
     """The files of jobs that no window names."""
-    windows = catalogue.windows()
-    named = {folder.file(window.job_id, window.number, part) for window in windows for part in window.files}
-    return sorted(set((folder.path / JOBS).glob("*/*")) - named)
+    return sorted(set((folder.path / JOBS).glob("*/*")) - folder.named_files(catalogue).keys())
 
 
 def _damaged_hangs(store: Store) -> dict[Path, str]:
@@ -208,56 +198,11 @@ def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
             yield f"{path}: removed the report on a hang of {made_at:%Y-%m-%d %H:%M}"
 
 
-def migrate(old: Path, new: Path, tell: Tell = _silent) -> int:
-    """Copy the jobs of a single-file store of version 2 to a new store; returns how many. The file stays."""
-    source = Store(old)
-    source.check()
-    if old.is_dir():
-        raise StoreError(f"{old}: already a folder; only single-file stores need migrating")
-    target = Store(new)
-    try:
-        if Folder(new).check_place():
-            raise StoreError(f"{new}: already exists; name a new store with --out")
-    except OutputError as error:
-        raise StoreError(str(error)) from None
-    reader = SingleFile(old)
-    with reader.reading() as catalogue:
-        rows = {row["name"]: row for row in catalogue.job_list().iter_rows(named=True)}
-        windows = catalogue.windows()
-    with target.writing() as writer:
-        for window in windows:  # one at a time in memory
-            tell(f"copying {short(window.job)}")
-            findings = _findings(reader, window, rows[window.job])
-            item = Incoming(reader.trace(window), window.job, rows[window.job]["source"], findings)
-            job_id = writer.catalogue.add_job(item.name, item.source)
-            writer.write(job_id, 0, item, added_at=window.added_at)
-    return len(windows)
-
-
-def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> Findings | Unanalysed | None:
-    """The findings of an older store about a job."""
-    if not row["analysed"]:
-        return None
-    report, rows = reader.report(window), reader.workers(window)
-    if report is None:
-        return Unanalysed(str(row["problem"]))
-    if rows is None:
-        return Findings(report)
-    dp_ranks = rows["dp_ranks"][0].to_list()
-    slowdown = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
-    return Findings(report, WorkerSlowdowns(rows["step"].to_list(), dp_ranks, slowdown))
-
-
 def _folder(store: Store) -> Folder:
     """The folder of a store. Raises StoreError if it has none."""
     if s3_url(store.path) is not None:
         raise StoreError(f"{store.name}: a store in S3 is read-only; use the folder that it was copied from")
     store.check()
-    if not is_store_folder(store.path):
-        raise StoreError(
-            f"{store.path}: a single-file store of an older tracekit; convert it to a folder with"
-            f" `{command('store', 'migrate', store.path)}`"
-        )
     return Folder(store.path)
 
 

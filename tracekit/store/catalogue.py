@@ -1,16 +1,16 @@
 """The catalogue: what the store knows about jobs and windows without opening their files, and the only SQL of the
 store.
 
-In: a connection to a DuckDB file that has the tables of `schema.sql`, or views with their names. Out: lists; and rows
-for a window that was written.
+In: a connection to a DuckDB file that has the tables of `schema.sql`. Out: lists; and rows for a window that was
+written.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say
 from tracekit.base.text import short
 from tracekit.report.findings import FIGURES, Findings
+from tracekit.store.connection import OF_JOBS, OF_WINDOWS, check_version, insert
 from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
@@ -44,11 +45,6 @@ if TYPE_CHECKING:
     import duckdb
 
 STORE_VERSION = 6
-#: Stores from this version on are read as they are, with empty tables for missing ones; the next writer adds these.
-OLDEST_VERSION = 3
-KNOWN_VERSIONS = range(OLDEST_VERSION, STORE_VERSION + 1)
-#: Version -> the file with the tables that it added.
-_BROUGHT = {4: "live.sql", 5: "gpus.sql", 6: "endings.sql"}
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Impossible rows to name on stderr.
 MOST_NAMED = 20
@@ -100,26 +96,20 @@ class Catalogue:
     @classmethod
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
-        connection.execute(_statements("schema.sql"))
-        return cls.upgraded(connection, path, OLDEST_VERSION)
-
-    @classmethod
-    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
-        """Upgrade a catalogue of this version to the newest."""
-        connection.execute(_lacking(version))
-        connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
+        connection.execute(files("tracekit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        insert(connection, "store_version", {"version": STORE_VERSION})
         return cls(connection, path)
 
     @classmethod
-    def read_only(
-        cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int, views: Collection[str] = ()
-    ) -> Catalogue:
-        """A read-only catalogue of this version, with empty tables for missing ones, and without impossible rows.
+    def existing(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, *, read_only: bool) -> Catalogue:
+        """The catalogue in a DuckDB file; a reader sees no impossible rows. Raises StoreError for another version.
 
-        `views`: as in `without_impossible`.
+        A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader.
         """
-        connection.execute(_lacking(version).replace("CREATE ", "CREATE TEMP "))
-        left_out = without_impossible(connection, views)
+        check_version(connection, path, STORE_VERSION)
+        if not read_only:
+            return cls(connection, path)
+        left_out = without_impossible(connection)
         for line in left_out[:MOST_NAMED]:
             _warn(f"{path}: left out, since it is impossible: {line}")
         if (more := len(left_out) - MOST_NAMED) > 0:
@@ -191,36 +181,23 @@ class Catalogue:
 
     def _windows(self, which: str, **wanted: object) -> tuple[StoredWindow, ...]:
         """The windows of a condition, with the values it names. Raises StoreError for impossible rows if writing."""
+        files = self.connection.execute(_FILES.format(which=which), wanted).fetchall()
+        rows = self.connection.execute(_WINDOWS.format(which=which), wanted).fetchall()
+        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
         try:
-            return self._read_windows(which, wanted)
+            for job_id, number, part, size, crc32 in files:
+                parts.setdefault((job_id, number), {})[Part(part)] = StoredFile(size, crc32)
+            return tuple(
+                StoredWindow(
+                    name, job_id, number, TraceKind(kind), added_at.replace(tzinfo=UTC), first, last, ops, slowdown,
+                    problem, parts.get((job_id, number), {}),
+                )
+                for name, job_id, number, kind, added_at, first, last, ops, slowdown, problem in rows
+            )  # fmt: skip
         except (ValueError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{self.path}: {error}; run `{command('store', 'repair', '--store', self.path)}`"
             ) from None
-
-    def _read_windows(self, which: str, wanted: Mapping[str, object]) -> tuple[StoredWindow, ...]:
-        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
-        for job_id, window, part, size, crc32 in self.connection.execute(
-            _FILES.format(which=which), dict(wanted)
-        ).fetchall():
-            parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)
-        rows = self.connection.execute(_WINDOWS.format(which=which), dict(wanted)).fetchall()
-        return tuple(
-            StoredWindow(
-                job=row[0],
-                job_id=row[1],
-                number=row[2],
-                kind=TraceKind(row[3]),
-                added_at=row[4].replace(tzinfo=UTC),
-                first_step=row[5],
-                last_step=row[6],
-                ops=row[7],
-                slowdown=row[8],
-                problem=row[9],
-                files=parts.get((row[1], row[2]), {}),
-            )
-            for row in rows
-        )
 
     def job_id(self, name: str) -> int | None:
         """The number of a job; None if there is no such job."""
@@ -291,13 +268,9 @@ class Catalogue:
             **_facts(item.trace),
             **_found(item),
         }
-        columns, values = ", ".join(row), ", ".join(f"${column}" for column in row)
-        self.connection.execute(f"INSERT INTO windows ({columns}) VALUES ({values})", row)  # noqa: S608 - our own names
+        insert(self.connection, "windows", row)
         for part, file in parts.items():
-            self.connection.execute(
-                "INSERT INTO files VALUES ($job, $number, $part, $bytes, $crc32)",
-                {"job": job_id, "number": number, "part": part, "bytes": file.bytes, "crc32": file.crc32},
-            )
+            insert(self.connection, "files", {"job_id": job_id, "number": number, "part": part, **asdict(file)})
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
             self._add_gpus(job_id, item.trace.metadata)
@@ -308,25 +281,19 @@ class Catalogue:
         line for each.
         """
         for table in TABLES:
-            for row in impossible(self.connection, table, table):
+            for row in impossible(self.connection, table):
                 self.connection.execute(f"DELETE FROM {table} WHERE rowid = $key", {"key": row.key})  # noqa: S608
-                for other in ("files", "findings", "culprits") if table == "windows" else ():
-                    self.connection.execute(
-                        f"DELETE FROM {other} WHERE job_id = $job AND number = $number",  # noqa: S608
-                        {"job": row.job_id, "number": row.number},
-                    )
+                if table == "windows":
+                    self._delete(OF_WINDOWS, job_id=row.job_id, number=row.number)
                 yield table, row.line
 
     def remove_file(self, window: StoredWindow, part: Part) -> None:
         """Stop naming a file."""
-        self.connection.execute(
-            "DELETE FROM files WHERE job_id = $job AND number = $number AND part = $part",
-            {"job": window.job_id, "number": window.number, "part": part},
-        )
+        self._delete(["files"], job_id=window.job_id, number=window.number, part=part)
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
         """Forget the findings of a window, and store the reason."""
-        self.live.remove_findings(window.job_id, window.number)
+        self._delete(["findings", "culprits"], job_id=window.job_id, number=window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
             f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
@@ -335,28 +302,19 @@ class Catalogue:
 
     def remove_window(self, window: StoredWindow) -> None:
         """Remove a window, and its job if it was the last one."""
-        for deletion in ("DELETE FROM files", "DELETE FROM findings", "DELETE FROM culprits", "DELETE FROM windows"):
-            self.connection.execute(
-                f"{deletion} WHERE job_id = $job AND number = $number", {"job": window.job_id, "number": window.number}
-            )
+        self._delete(OF_WINDOWS, job_id=window.job_id, number=window.number)
         if self.next_window(window.job_id) == 0:
             self.remove_job(window.job_id)
 
     def remove_job(self, job_id: int) -> None:
         """Remove a job with all its windows."""
-        for deletion in (
-            "DELETE FROM files",
-            "DELETE FROM hosts",
-            "DELETE FROM gpus",
-            "DELETE FROM findings",
-            "DELETE FROM culprits",
-            "DELETE FROM incidents",
-            "DELETE FROM watches",
-            "DELETE FROM endings",
-            "DELETE FROM windows",
-            "DELETE FROM jobs",
-        ):
-            self.connection.execute(f"{deletion} WHERE job_id = $job", {"job": job_id})
+        self._delete(OF_JOBS, job_id=job_id)
+
+    def _delete(self, tables: Iterable[str], **which: object) -> None:
+        """Delete the rows that have these values from all of the tables."""
+        condition = " AND ".join(f"{column} = ${column}" for column in which)
+        for table in tables:
+            self.connection.execute(f"DELETE FROM {table} WHERE {condition}", which)  # noqa: S608 - our own names
 
     def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
         self.connection.execute(
@@ -386,16 +344,6 @@ def _text(values: object, key: str) -> str | None:
     """The value of a key in free metadata, if it is text."""
     value = values.get(key) if isinstance(values, dict) else None
     return value if isinstance(value, str) else None
-
-
-def _lacking(version: int) -> str:
-    """The statements that create the tables missing from a catalogue of this version."""
-    return "".join(_statements(name) for brought, name in _BROUGHT.items() if brought > version)
-
-
-def _statements(name: str) -> str:
-    """The SQL in a file next to this one."""
-    return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

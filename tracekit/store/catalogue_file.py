@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,8 +20,7 @@ from tracekit.base.errors import StoreBusyError, StoreError
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-#: Prefix of the names of copies; a digest of the store's name follows.
-COPY_PREFIX = ".tracekit.store-"
+_COPY_PREFIX = ".tracekit.store-"
 
 
 def is_duckdb(file: BinaryIO) -> bool:
@@ -31,6 +30,15 @@ def is_duckdb(file: BinaryIO) -> bool:
 
 #: The kind of file that a catalogue may replace. Whether tracekit made it is known once DuckDB has opened it.
 STORE_FILE = Kind("a tracekit store", is_duckdb)
+
+
+def is_duckdb_file(path: Path) -> bool:
+    """Whether a path is a DuckDB file. Raises StoreError if it cannot be read."""
+    try:  # must not wait for the writer of a pipe
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +71,41 @@ class CatalogueCopy:
 
 @contextmanager
 def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
-    """A copy to work on, for a process that is `alone`; without `put` it is removed.
+    """A copy of the catalogue at `path` to work on, for the process that has it `locked`; it is removed unless `put`.
 
     Raises OutputError or StoreError if something else is at `path` or it cannot be written.
     """
     place = Place(path, STORE_FILE)
+    found = place.check()
+    _check_complete(path)
+    _remove_copies(path.parent)  # killed writers left them: nobody else is writing now
     try:
-        with _copy_path(path) as copy:
-            found = place.check()
-            _check_complete(path)
-            yield CatalogueCopy(copy, found is not None, place, _identity(found))
+        copy = path.with_name(f"{_COPY_PREFIX}{secrets.token_hex(4)}")
+        yield CatalogueCopy(copy, found is not None, place, _identity(found))
     except OSError as error:
         raise place.error(error) from None
+    finally:
+        _remove_copies(path.parent)
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Wait until no other process writes the catalogue at `path`, and keep others waiting.
 
     Raises StoreBusyError if that takes too long, OutputError if the lock cannot be written.
     """
-    place = Place(path, STORE_FILE)
-    place.check()  # before a lock is created next to something that is not a store
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while (lock := _lock(path)) is None:
+        if time.monotonic() > deadline:
+            raise StoreBusyError(
+                f"{path.parent}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
+                " try again when it is done"
+            )
+        time.sleep(_POLL_S)
     try:
-        with _locked(path):
-            yield
-    except OSError as error:
-        raise place.error(error) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager
@@ -115,57 +131,28 @@ def _lock_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> int | None:
+    """The lock of a catalogue, open and held; None if another process holds it, or has just removed the store."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    name = _lock_of(path)
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        lock = os.open(name, flags, 0o666)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StoreBusyError(
-                        f"{path.parent}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
-                        " try again when it is done"
-                    ) from None
-                time.sleep(_POLL_S)
-                continue
-            if not os.fstat(lock).st_nlink:  # the previous holder has removed the store
-                continue
-            yield
-            return
-        finally:
-            os.close(lock)
-
-
-@contextmanager
-def _copy_path(path: Path) -> Iterator[Path]:
-    """A name for a copy, which is removed at the end. First removes what killed writers of this store left.
-
-    Nobody else is writing the store now, so no other copy is in use.
-    """
-    digest = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
-    prefix = f"{COPY_PREFIX}{digest}-"
-    _remove_own(path.parent, prefix)
-    copy = path.with_name(f"{prefix}{secrets.token_hex(4)}")
     try:
-        yield copy
-    finally:
-        _remove_own(path.parent, copy.name)
+        with ExitStack() as stack:
+            lock = os.open(_lock_of(path), flags, 0o666)
+            stack.callback(os.close, lock)
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_nlink:
+                    stack.pop_all()
+                    return lock
+    except OSError as error:
+        raise Place(path, STORE_FILE).error(error) from None
+    return None
 
 
-def _remove_own(folder: Path, prefix: str) -> None:
-    """Remove this user's files with `prefix` in a folder: copies, and what DuckDB creates next to them."""
-    with suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable but not readable
-        for entry in entries:
-            if entry.name.startswith(prefix) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    Path(entry.path).unlink()
+def _remove_copies(folder: Path) -> None:
+    """Remove copies, and what DuckDB creates next to them."""
+    for left in folder.glob(f"{_COPY_PREFIX}*"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def sync(path: Path) -> None:

@@ -23,7 +23,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -35,9 +35,9 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
-from tracekit.store.catalogue import KNOWN_VERSIONS, Catalogue
+from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
-from tracekit.store.connection import check_version, connected, in_memory
+from tracekit.store.connection import IMPORT_AGAIN, connected, in_memory
 from tracekit.store.hangs import StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
 from tracekit.trace.canonical import Trace, read_columns, read_parquet
@@ -75,23 +75,27 @@ class Folder:
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
-        if not self.catalogue.exists():
-            self.check_no_jobs()
-        if not self.catalogue.exists():
-            # The first writer has not finished.
-            with in_memory() as connection:
-                yield Catalogue.new(connection, self.path)
+        self.check_no_jobs()
+        if self.catalogue.exists():
+            with open_catalogue(self.catalogue, self.path) as catalogue:
+                yield catalogue
             return
-        with open_catalogue(self.catalogue, self.path) as catalogue:
-            yield catalogue
+        with in_memory() as connection:  # the first writer has not finished
+            yield Catalogue.new(connection, self.path)
 
     def check_no_jobs(self) -> None:
-        """Raise StoreError if there are files of jobs in a store without a catalogue."""
-        left = any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists()
-        if left and not self.catalogue.exists():  # the first writer may have finished between the two checks
+        """Raise StoreError if a store without a catalogue has files of jobs that no writer is adding."""
+        if self.catalogue.exists():
+            return
+        left = set((self.path / JOBS).glob("*/*")) - self.noted_files()
+        if left and not self.catalogue.exists():  # the first writer may have finished meanwhile
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
+
+    def holding(self, _: StoredWindow, __: Part) -> AbstractContextManager[Folder]:
+        """The folder that has this part of a window meanwhile."""
+        return nullcontext(self)
 
     def trace(self, window: StoredWindow) -> AnyTrace:
         """The trace of a window. Raises FileGoneError, StoreError if it is damaged."""
@@ -102,10 +106,8 @@ class Folder:
             self._checked(window, Part.OPS)  # it may have been removed just now
             raise _damaged(self.path, str(error)) from None
 
-    def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None if there is none."""
-        if Part.REPORT not in window.files:
-            return None
+    def report(self, window: StoredWindow) -> str:
+        """The report of a window that has one, as JSON."""
         path = self._checked(window, Part.REPORT)
         content = path.read_bytes()
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
@@ -116,10 +118,8 @@ class Folder:
         """The reports on hangs, newest first."""
         return tuple(read_hangs(self.path, job))
 
-    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
-        if Part.WORKERS not in window.files:
-            return None
+    def workers(self, window: StoredWindow) -> pl.DataFrame:
+        """S of each worker in each step of a window that has it, as in `WorkerSlowdowns.rows`."""
         path = self._checked(window, Part.WORKERS)
         try:
             return read_columns(path)
@@ -209,7 +209,7 @@ class Folder:
             )
         if not stat.S_ISDIR(found.st_mode):
             _place(self.path).check()
-            raise OutputError(f"{self.path}: a file; a store is a folder, choose another place, or move it away")
+            raise older_store(self.path)
         if is_store_folder(self.path):
             return True
         with suppress(OSError):
@@ -255,37 +255,53 @@ class Folder:
         """Forget the note: the catalogue names all noted files."""
         (self.path / UNFINISHED).unlink(missing_ok=True)
 
-    def unfinished(self) -> set[tuple[int, int]] | None:
-        """The noted windows; None if there is no note."""
+    def unfinished(self) -> set[tuple[int, int]]:
+        """The noted windows."""
         try:
             with open(self.path / UNFINISHED, encoding="utf-8", opener=_no_link) as file:
                 lines = file.read().split("\n")[:-1]  # the last line may be incomplete
         except FileNotFoundError:
-            return None
+            return set()
         return {(int(job), int(window)) for job, window in (line.split() for line in lines)}
+
+    def noted_files(self) -> set[Path]:
+        """All files that noted windows can have."""
+        return {self.file(*window, part) for window in self.unfinished() for part in Part}
 
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""
-        noted = self.unfinished()
-        if noted is None:
+        if not (self.path / UNFINISHED).exists():
             return
-        with self.reading() as catalogue:
-            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if noted else {}
-        for job_id, number in noted:
-            for part in Part:
-                if part not in named.get((job_id, number), {}):
-                    self.file(job_id, number, part).unlink(missing_ok=True)
-            with suppress(OSError):  # other windows are there
-                (self.path / JOBS / str(job_id)).rmdir()
+        if noted := self.noted_files():
+            with self.reading() as catalogue:
+                noted -= self.named_files(catalogue).keys()
+        for path in noted:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # other files are there, or none
+                path.parent.rmdir()
         self.forget_unfinished()
+
+    def named_files(self, catalogue: Catalogue) -> dict[Path, StoredFile]:
+        """All files that a catalogue names."""
+        return {
+            self.file(window.job_id, window.number, part): file
+            for window in catalogue.windows()
+            for part, file in window.files.items()
+        }
 
 
 @contextmanager
 def open_catalogue(path: Path, store: Path | str) -> Iterator[Catalogue]:
     """The catalogue in the file `path`, for reading; errors name `store`."""
     with connected(path, store, read_only=True) as connection:
-        version = check_version(connection, store, *KNOWN_VERSIONS)
-        yield Catalogue.read_only(connection, store, version)
+        yield Catalogue.existing(connection, store, read_only=True)
+
+
+def older_store(path: Path) -> StoreError:
+    """The error for a DuckDB file in the place of a store."""
+    return StoreError(
+        f"{path}: a file of DuckDB, and a store is a folder; if an older tracekit wrote it, {IMPORT_AGAIN}"
+    )
 
 
 def is_store_folder(path: Path) -> bool:

@@ -20,11 +20,9 @@ from tracekit.base import s3
 from tracekit.base.errors import StoreError
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, open_catalogue
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
-from tracekit.store.window import AnyTrace, Part, StoredWindow
+from tracekit.store.window import Part, StoredWindow
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from tracekit.store.catalogue import Catalogue
 
 #: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
@@ -71,25 +69,6 @@ class Remote:
         with open_catalogue(copy.path, self.url) as catalogue:
             yield catalogue
 
-    def trace(self, window: StoredWindow) -> AnyTrace:
-        """The trace of a window."""
-        with self._fetched(window, Part.OPS) as folder:
-            return folder.trace(window)
-
-    def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None if there is none."""
-        if Part.REPORT not in window.files:
-            return None
-        with self._fetched(window, Part.REPORT) as folder:
-            return folder.report(window)
-
-    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
-        if Part.WORKERS not in window.files:
-            return None
-        with self._fetched(window, Part.WORKERS) as folder:
-            return folder.workers(window)
-
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
         with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name, _errors(self.url):
@@ -100,8 +79,8 @@ class Remote:
             return tuple(read_hangs(Path(name), job))
 
     @contextmanager
-    def _fetched(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
-        """A folder with this part of a window."""
+    def holding(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
+        """A folder that has this part of a window meanwhile."""
         with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name:
             folder = Folder(Path(name))
             path = folder.file(window.job_id, window.number, part)

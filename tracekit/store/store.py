@@ -6,7 +6,6 @@ Readers see a consistent state of the catalogue and never meet a writer. Writers
 
 from __future__ import annotations
 
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,18 +17,16 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from tracekit.base.command_line import adding, command
+from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.s3 import s3_url, shown
 from tracekit.base.text import encodable, short
 from tracekit.report.findings import Findings
-from tracekit.store.backend import Backend, backend_of, check_encodable, exists, is_duckdb_file, is_store, remote_of
+from tracekit.store.backend import backend_of, check_encodable, exists, is_store, remote_of
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import alone, catalogue_copy
 from tracekit.store.folder import FileGoneError, Folder
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident
-from tracekit.store.single_file import SingleFile
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.store.writer import Writer, changing
 
@@ -41,7 +38,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store in the folder `path`; or a read-only store in a file of version 2, or at an s3:// address.
+    """The store in the folder `path`, or a read-only store at an s3:// address.
 
     Every method raises StoreError if the store cannot be used, NotStoredError if it does not have the job or window.
     """
@@ -117,15 +114,9 @@ class Store:
 
         It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
-        check_encodable(self.path)
-        self._refuse_read_only()
-        try:
-            Folder(self.path).make()
+        with self._folder_to_write() as folder:
+            folder.make()
             write_hang(self.path, job, lines, report)
-        except OutputError as error:
-            raise StoreError(str(error)) from None
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
         if not report.get("hang"):
             return
         with self.writing() as writer:
@@ -140,12 +131,8 @@ class Store:
         """
         if name is not None:
             self._check_name(name)
-        check_encodable(self.path)
-        self._refuse_read_only()
-        try:
-            Folder(self.path).check_writable()
-        except OutputError as error:
-            raise StoreError(str(error)) from None
+        with self._folder_to_write() as folder:
+            folder.check_writable()
         if exists(self.path):
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
@@ -172,20 +159,8 @@ class Store:
 
         `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
         """
-        check_encodable(self.path)
-        self._refuse_read_only()
-        folder = Folder(self.path)
-        try:
-            made = folder.make()
-            with alone(folder.catalogue):
-                try:
-                    with catalogue_copy(folder.catalogue) as copy:
-                        yield from changing(folder, self.path, copy, rebuilding=rebuilding)
-                finally:
-                    if made:  # and nothing written
-                        folder.unmake()
-        except OutputError as error:
-            raise StoreError(str(error)) from None
+        with self._folder_to_write() as folder, changing(folder, rebuilding=rebuilding) as writer:
+            yield writer
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
         catalogue = writer.catalogue
@@ -207,20 +182,20 @@ class Store:
                 " choose another --name"
             )
 
-    def _refuse_read_only(self) -> None:
-        """Raise StoreError at an S3 address or a DuckDB file: this tracekit writes neither."""
+    @contextmanager
+    def _folder_to_write(self) -> Iterator[Folder]:
+        """The folder; errors while writing it become StoreErrors."""
+        check_encodable(self.path)
         if s3_url(self.path) is not None:
             raise StoreError(
                 f"{self.name}: a store in S3 is read-only; write to a folder, and copy that to S3 (docs/store.md)"
             )
-        with suppress(OSError):
-            if not stat.S_ISREG(self.path.lstat().st_mode) or not is_duckdb_file(self.path):
-                return
-            with SingleFile(self.path).reading():
-                raise StoreError(
-                    f"{self.path}: a single-file store of an older tracekit is read-only; convert it to a folder with"
-                    f" `{command('store', 'migrate', self.path)}`"
-                )
+        try:
+            yield Folder(self.path)
+        except OutputError as error:
+            raise StoreError(str(error)) from None
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
 
     # ---- reading
 
@@ -262,11 +237,18 @@ class Store:
 
     def load(self, name: str, window: int | None = None) -> AnyTrace:
         """The trace of a window of the job `name`, by default of the newest."""
-        return self._read(name, window, self._trace)
+        found = self._read(name, window, Part.OPS, Folder.trace)
+        if found is None:
+            with self.reading() as catalogue:
+                number = catalogue.window(name, window).number
+            raise NotStoredError(
+                f"{self.name}: the ops of job {short(name)!r}, window {number}, were pruned; its report is still there"
+            )
+        return found
 
     def report(self, name: str, window: int | None = None) -> str | None:
         """The JSON of the `whatif` report stored with a window, by default the newest; None if there is none."""
-        return self._read(name, window, lambda backend, found: backend.report(found))
+        return self._read(name, window, Part.REPORT, Folder.report)
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """The existing reports on windows of several jobs, by name and number, in one go."""
@@ -277,36 +259,32 @@ class Store:
             found = catalogue.windows_of(windows)
         reports = {}
         for window in found:
-            with suppress(FileGoneError):
-                if (report := backend.report(window)) is not None:
-                    reports[window.job, window.number] = report
+            if Part.REPORT in window.files:
+                with suppress(FileGoneError), backend.holding(window, Part.REPORT) as folder:
+                    reports[window.job, window.number] = folder.report(window)
         return reports
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
         """S of each worker in each step of a window, as in `WorkerSlowdowns.rows`; None if there is none."""
-        return self._read(name, window, lambda backend, found: backend.workers(found))
+        return self._read(name, window, Part.WORKERS, Folder.workers)
 
-    def _trace(self, backend: Backend, window: StoredWindow) -> AnyTrace:
-        if Part.OPS not in window.files:
-            raise NotStoredError(
-                f"{self.name}: the ops of job {short(window.job)!r}, window {window.number}, were pruned; its report is"
-                " still there"
-            )
-        return backend.trace(window)
-
-    def _read(self, name: str, number: int | None, read: Callable[[Backend, StoredWindow], _Read]) -> _Read:
-        """Read from a window; retry once if a file has been removed since the catalogue was read."""
-        backend = backend_of(self.path)
-        with backend.reading() as catalogue:
-            window = catalogue.window(name, number)
-        try:
-            return read(backend, window)
-        except FileGoneError:
+    def _read(
+        self, name: str, number: int | None, part: Part, read: Callable[[Folder, StoredWindow], _Read]
+    ) -> _Read | None:
+        """Read a part of a window, None if it has none. If its file is gone, the catalogue is read again."""
+        backend, gone = backend_of(self.path), None
+        while True:
             with backend.reading() as catalogue:
-                again = catalogue.window(name, number)
-            if again == window:
-                raise
-            return read(backend, again)
+                window = catalogue.window(name, number)
+            if part not in window.files:
+                return None
+            try:
+                with backend.holding(window, part) as folder:
+                    return read(folder, window)
+            except FileGoneError:
+                if window == gone:
+                    raise
+                gone = window
 
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:

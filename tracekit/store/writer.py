@@ -6,34 +6,50 @@ In: a folder and what to write or remove. Out: the files of windows, and a catal
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tracekit.base.errors import StoreError
-from tracekit.store.catalogue import KNOWN_VERSIONS, STORE_VERSION, Catalogue
-from tracekit.store.catalogue_file import CatalogueCopy
-from tracekit.store.connection import check_version, connected
+from tracekit.store.catalogue import Catalogue
+from tracekit.store.catalogue_file import CatalogueCopy, catalogue_copy, locked
+from tracekit.store.connection import connected
 from tracekit.store.folder import Folder
 from tracekit.store.window import Incoming, Part, StoredWindow
 
 
-def changing(folder: Folder, path: Path, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
-    """The one writer, on a copy of the catalogue that replaces it at the end."""
-    folder.clear_unfinished()
+@contextmanager
+def changing(folder: Folder, *, rebuilding: bool) -> Iterator[Writer]:
+    """The one writer of a store, which is made if needed. Raises OutputError, StoreError.
+
+    `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
+    """
+    made = folder.make()
+    with locked(folder.catalogue):
+        try:
+            with catalogue_copy(folder.catalogue) as copy:
+                yield from _on_copy(folder, copy, rebuilding=rebuilding)
+        finally:
+            if made:  # and nothing written
+                folder.unmake()
+
+
+def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
+    """The writer, on a copy of the catalogue that replaces it at the end."""
+    if rebuilding:
+        folder.forget_unfinished()  # nobody knows any more which of those files were whole
+    else:
+        folder.check_no_jobs()
+        folder.clear_unfinished()
     if copy.replaces:
-        with folder.reading():  # nobody else has it open for writing
+        with connected(folder.catalogue, folder.path, read_only=True):  # nobody else has it open for writing
             copy.fill()
     try:
-        with connected(copy.path, path, read_only=False) as connection:
-            catalogue = Catalogue(connection, path)
-            if not copy.replaces:
-                if not rebuilding:
-                    folder.check_no_jobs()
-                catalogue = Catalogue.new(connection, path)
-            elif (version := check_version(connection, path, *KNOWN_VERSIONS)) < STORE_VERSION:
-                catalogue = Catalogue.upgraded(connection, path, version)
+        with connected(copy.path, folder.path, read_only=False) as connection:
+            if copy.replaces:
+                catalogue = Catalogue.existing(connection, folder.path, read_only=False)
+            else:
+                catalogue = Catalogue.new(connection, folder.path)
             connection.begin()
             writer = Writer(folder, catalogue)
             yield writer
