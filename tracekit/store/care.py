@@ -15,7 +15,7 @@ from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
-from tracekit.store.folder import JOBS, Folder, checksum
+from tracekit.store.folder import JOBS, LEFT_OUT, Folder, checksum
 from tracekit.store.hangs import hang_files, read_hang
 from tracekit.store.store import Store
 from tracekit.store.window import Incoming, Part, StoredWindow
@@ -67,31 +67,29 @@ def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow
         if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
             yield problem
     for path in left:
-        yield f"{path}: no window names it; a killed writer left it behind"
+        yield f"{path}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
 def repair(store: Store, tell: Tell = _silent) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
 
-    If the catalogue is gone, it is rebuilt from the traces, each of which names its job.
+    If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names move
+    to `LEFT_OUT`.
     """
     folder = _folder(store)
-    if not folder.catalogue.exists():
-        return _rebuilt(store, folder, tell)
-    lines: list[str] = []
-    with store.writing() as writer:
+    rebuilding = not folder.catalogue.exists()
+    with store.writing(rebuilding=rebuilding) as writer:
         dropped = list(writer.catalogue.remove_impossible())
-        lines += [f"{line}: dropped" for _, line in dropped]
-        if any(table == "windows" for table, _ in dropped):
-            lines += _recovered(writer.catalogue, folder, _unnamed(writer.catalogue, folder), tell)
+        lines = [f"{line}: dropped" for _, line in dropped]
+        if rebuilding or any(table == "windows" for table, _ in dropped):
+            lines += _recovered(writer.catalogue, folder, tell)
         left = _unnamed(writer.catalogue, folder)
         windows = writer.catalogue.windows()
         for number, window in enumerate(windows, 1):
             tell(_checking(number, len(windows)))
             lines += _repaired(writer, window)
-    for path in left:
-        path.unlink(missing_ok=True)
-        lines.append(f"{path}: removed; no window named it")
+    if left:
+        lines += _moved_out(store, folder)
     for path, problem in _damaged_hangs(store).items():
         path.unlink(missing_ok=True)
         lines.append(f"removed; {problem}")
@@ -116,15 +114,20 @@ def _damaged_hangs(store: Store) -> dict[Path, str]:
     return found
 
 
-def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
-    """Build a catalogue from the traces in the folder; of several jobs with one name, the newest."""
-    with store.writing(rebuilding=True) as writer:
-        return list(_recovered(writer.catalogue, folder, (store.path / JOBS).glob("*/*"), tell))
+def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
+    """Move the files that no window names out of the way of new windows."""
+    out = folder.path / LEFT_OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    with store.writing() as writer:  # now that the catalogue no longer names them, and while nobody adds files
+        for path in _unnamed(writer.catalogue, folder):
+            moved = out / path.relative_to(folder.path / JOBS)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(moved)
+            yield f"{path}: moved to {moved}; no window names it"
 
 
-def _recovered(catalogue: Catalogue, folder: Folder, paths: Iterable[Path], tell: Tell) -> Iterator[str]:
-    """Add windows from those of `paths` that are their traces, each of which names its job."""
-    traces = [path for path in paths if path.suffix == ".parquet" and path.stem.isdecimal()]
+def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str]:
+    """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
+    traces = [path for path in _unnamed(catalogue, folder) if path.suffix == ".parquet" and path.stem.isdecimal()]
     for path in sorted(traces, key=lambda path: (-int(path.parent.name), int(path.stem))):
         job_id, number = int(path.parent.name), int(path.stem)
         tell(f"reading {path.name} of job {job_id}")

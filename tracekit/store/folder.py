@@ -4,6 +4,7 @@
     STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
     STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
     STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
+    STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
     STORE/unfinished                      files that a writer at work adds or removes
     STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/survived_errors.py)
     STORE/told/<receiver>                 which incidents a webhook has been told of (live/delivery_log.py)
@@ -43,7 +44,7 @@ from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWi
 from tracekit.trace.canonical import Trace, read_columns, read_parquet
 from tracekit.trace.op import read_op_trace
 
-MARK, CATALOGUE, UNFINISHED, JOBS = "tracekit-store", "catalog.duckdb", "unfinished", "jobs"
+MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 _SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}
 _MARK_TEXT = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
@@ -245,6 +246,14 @@ class Folder:
             sync(folder.parent)
             sync(self.path)
         return written
+
+    def check_free(self, job_id: int, number: int) -> None:
+        """Raise StoreError if a window that is to be written has a file already, which no window names."""
+        for part in Part:
+            if (path := self.file(job_id, number, part)).exists():
+                raise StoreError(
+                    f"{path}: is in the way of a new window, and no window names it; move it with `{self._repair}`"
+                )
 
     def note_unfinished(self, windows: Iterable[tuple[int, int]]) -> None:
         """Note windows, by job and number, whose files are about to be written or removed."""

@@ -76,6 +76,7 @@ class Writer:
 
     def write(self, job_id: int, number: int, item: Incoming, added_at: datetime | None = None) -> None:
         """Write the files of a window and name them. `added_at`: by default now. Raises OSError."""
+        self.folder.check_free(job_id, number)  # a note of what others have written would be its end
         self.folder.note_unfinished([(job_id, number)])
         files = self.folder.write_window(job_id, number, item)
         self.catalogue.add_window(job_id, number, item, files, added_at or datetime.now(UTC))
