@@ -308,6 +308,24 @@ def test_what_cannot_be_pruned_is_said(arguments: tuple[str, ...], reason: str, 
     assert files(store) == {"1/0.parquet"}
 
 
+def test_the_care_of_a_store_takes_it_as_an_argument(store: Store) -> None:
+    store.append(window(0))
+    for command in (["check"], ["repair"], ["prune", "--max-size", "1G"]):
+        with_option = run("store", *command, "--store", store.path)
+        assert run("store", *command, store.path) == with_option
+        assert with_option.code == 0
+        ran = run("store", *command, store.path, "--store", store.path)
+        assert (ran.code, "two stores" in ran.message) == (2, True)
+
+
+def test_a_store_in_the_place_of_a_job_is_answered_with_the_right_form(store: Store) -> None:
+    store.append(window(0))
+    for command, job in (("windows", "JOB "), ("incidents", "")):
+        ran = run("store", command, store.path)
+        assert ran.code == 2
+        assert f"a store, not a job; type `tracekit store {command} {job}--store {store.path}`" in ran.message
+
+
 # ---- robustness
 
 

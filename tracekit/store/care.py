@@ -73,8 +73,8 @@ def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow
 def repair(store: Store, tell: Tell = _silent) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
 
-    If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names move
-    to `LEFT_OUT`.
+    If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
+    move to `LEFT_OUT`.
     """
     folder = _folder(store)
     rebuilding = not folder.catalogue.exists()
