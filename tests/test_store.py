@@ -525,14 +525,14 @@ def test_a_lock_that_is_a_link_is_not_followed(store: Store) -> None:
 
 def test_of_two_first_writers_both_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one makes the store while this one is about to."""
-    path, rename, others = tmp_path / "jobs.store", Path.rename, iter(["other"])
+    path, mkdir, others = tmp_path / "jobs.store", Path.mkdir, iter(["other"])
 
-    def late(self: Path, target: Path) -> Path:
+    def late(self: Path, *given: int, **options: bool) -> None:
         for name in others:
             Store(path).add([Incoming(slow_trace(name=name), name, "by hand")])
-        return rename(self, target)
+        mkdir(self, *given, **options)
 
-    monkeypatch.setattr(Path, "rename", late)
+    monkeypatch.setattr(Path, "mkdir", late)
     Store(path).add([Incoming(slow_trace(name="this"), "this", "by hand")])
     assert {job.name for job in Store(path).jobs()} == {"this", "other"}
     assert {file.name for file in tmp_path.iterdir()} == {"jobs.store"}

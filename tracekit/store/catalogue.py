@@ -122,7 +122,7 @@ class Catalogue:
         `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
         `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch.
         """
-        return self._job_list(None, None)
+        return self._job_list()
 
     def job_row(self, name: str, number: int) -> dict[str, Any]:
         """The row of `job_list` as it was when window `number` of the job was its newest, except for the totals.
@@ -132,7 +132,7 @@ class Catalogue:
         self.window(name, number)
         return self._job_list(name, number).row(0, named=True)
 
-    def _job_list(self, name: str | None, number: int | None) -> pl.DataFrame:
+    def _job_list(self, name: str | None = None, number: int | None = None) -> pl.DataFrame:
         query = self.connection.sql(_JOB_LIST, params={"name": name, "number": number})
         return pl.DataFrame(query.to_arrow_table())
 
@@ -217,13 +217,6 @@ class Catalogue:
         )
         return NotStoredError(f"{self.path}: no job {name!r}; {known}")
 
-    def add_job(self, name: str, source: str) -> int:
-        """Add a job without windows; returns its number."""
-        rows = self.connection.execute(
-            "INSERT INTO jobs (name, source) VALUES ($name, $source) RETURNING job_id", {"name": name, "source": source}
-        ).fetchall()
-        return int(rows[0][0])
-
     def holds(self, name: str) -> bool:
         """Whether a job has a window. A job that hangs at once, or has just begun, has none."""
         found = self.job_id(name)
@@ -235,8 +228,10 @@ class Catalogue:
 
     def ensured(self, name: str, source: str) -> int:
         """The number of a job, which is created if needed."""
-        found = self.job_id(name)
-        return self.add_job(name, source) if found is None else found
+        if (found := self.job_id(name)) is not None:
+            return found
+        insert(self.connection, "jobs", {"name": name, "source": source})
+        return self.ensured(name, source)
 
     @property
     def live(self) -> LiveTables:
@@ -245,10 +240,9 @@ class Catalogue:
 
     def ensure_job(self, job_id: int, name: str, source: str) -> None:
         """Add a job with this number, unless it exists; later jobs get higher numbers."""
-        job = {"job": job_id, "name": name, "source": source}
         if self.connection.execute("SELECT 1 FROM jobs WHERE job_id = $job", {"job": job_id}).fetchall():
             return
-        self.connection.execute("INSERT INTO jobs VALUES ($job, $name, $source)", job)
+        insert(self.connection, "jobs", {"job_id": job_id, "name": name, "source": source})
         while int(self.connection.execute("SELECT nextval('job_id')").fetchall()[0][0]) < job_id:
             pass
 
@@ -261,16 +255,11 @@ class Catalogue:
         self, job_id: int, number: int, item: Incoming, parts: Mapping[Part, StoredFile], added_at: datetime
     ) -> None:
         """Add a window whose files have been written."""
-        row = {
-            "job_id": job_id,
-            "number": number,
-            "added_at": added_at.astimezone(UTC).replace(tzinfo=None),
-            **_facts(item.trace),
-            **_found(item),
-        }
-        insert(self.connection, "windows", row)
+        window = {"job_id": job_id, "number": number}
+        added = {"added_at": added_at.astimezone(UTC).replace(tzinfo=None)}
+        insert(self.connection, "windows", window | added | _facts(item.trace) | _found(item))
         for part, file in parts.items():
-            insert(self.connection, "files", {"job_id": job_id, "number": number, "part": part, **asdict(file)})
+            insert(self.connection, "files", window | {"part": part} | asdict(file))
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
             self._add_gpus(job_id, item.trace.metadata)
@@ -325,13 +314,9 @@ class Catalogue:
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
         """Add the GPUs that the free metadata names by rank."""
-        named, hosts = metadata.get("gpus"), metadata.get("hosts")
-        gpus = (
-            {rank: gpu.get("uuid") for rank, gpu in named.items() if isinstance(gpu, dict)}
-            if isinstance(named, dict)
-            else {}
-        )
-        found = {uuid: _text(hosts, rank) for rank, uuid in gpus.items() if isinstance(uuid, str)}
+        gpus, hosts = (_by_rank(metadata.get(name)) for name in ("gpus", "hosts"))
+        uuids = {rank: _by_rank(gpu).get("uuid") for rank, gpu in gpus.items()}
+        found = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
         self.connection.execute(
             "INSERT INTO gpus SELECT $job, gpu, host"
             " FROM (SELECT unnest($gpus::VARCHAR[]) AS gpu, unnest($hosts::VARCHAR[]) AS host)"
@@ -340,33 +325,27 @@ class Catalogue:
         )
 
 
-def _text(values: object, key: str) -> str | None:
-    """The value of a key in free metadata, if it is text."""
-    value = values.get(key) if isinstance(values, dict) else None
+def _by_rank(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-@cache
-def _warn(line: str) -> None:
-    """Say something on stderr, once in each process."""
-    say(line)
-
-
-@cache
-def _version() -> str:
-    """The version of tracekit; looking it up takes a third of an append."""
-    return version("tracekit")
+#: Warns on stderr, once in each process.
+_warn = cache(say)
+#: Looking up the version of tracekit takes a third of an append.
+_version = cache(version)
 
 
 def _found(item: Incoming) -> dict[str, Any]:
-    """The columns of `windows` with findings."""
-    found: dict[str, Any] = {"tracekit": None, "problem": None} | dict.fromkeys(FIGURES)
+    """The columns of `windows` with findings; empty if the window was not analysed."""
     if item.findings is None:
-        return found
-    found["tracekit"] = _version()
-    if isinstance(item.findings, Findings):
-        return found | item.findings.figures()
-    return found | {"problem": item.findings.problem}
+        return {}
+    found = item.findings
+    figures = found.figures() if isinstance(found, Findings) else {"problem": found.problem}
+    return {"tracekit": _version("tracekit")} | figures
 
 
 def _facts(trace: AnyTrace) -> dict[str, Any]:
@@ -374,9 +353,9 @@ def _facts(trace: AnyTrace) -> dict[str, Any]:
     if isinstance(trace, OpTrace):
         steps = trace.ops["step"].cast(pl.Int32).unique() if "step" in trace.ops.columns else pl.Series([0])
         starts: list[float] = []
-        sizes: dict[str, int | None] = dict.fromkeys(SIZES) | {"world_size": trace.ops["rank"].n_unique()}
+        sizes = {"world_size": trace.ops["rank"].n_unique()}
     else:
-        steps, sizes = pl.Series(trace.steps), {**trace.layout.to_dict()}
+        steps, sizes = pl.Series(trace.steps), trace.layout.to_dict()
         starts = [float(start) for start in trace.step_starts.values()]
     return {
         "kind": trace_kind(trace),

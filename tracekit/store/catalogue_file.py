@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from tracekit.base.atomic_write import Kind, Place
 from tracekit.base.errors import StoreBusyError, StoreError
+from tracekit.store.connection import identity
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
@@ -51,7 +52,7 @@ class CatalogueCopy:
     path: Path
     replaces: bool
     _place: Place
-    _found: tuple[int, ...]
+    _found: tuple[int, ...] | None
 
     def fill(self) -> None:
         """Copy the catalogue. Raises OSError."""
@@ -62,7 +63,7 @@ class CatalogueCopy:
 
         Raises StoreBusyError if another program has changed the catalogue meanwhile.
         """
-        if _identity(self._place.check()) != self._found:
+        if identity(self._place.path) != self._found:
             raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
         sync(self.path)
         self._place.put(self.path)
@@ -76,12 +77,12 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
     Raises OutputError or StoreError if something else is at `path` or it cannot be written.
     """
     place = Place(path, STORE_FILE)
-    found = place.check()
+    found = place.check() and identity(path)
     _check_complete(path)
     _remove_copies(path.parent)  # killed writers left them: nobody else is writing now
     try:
         copy = path.with_name(f"{_COPY_PREFIX}{secrets.token_hex(4)}")
-        yield CatalogueCopy(copy, found is not None, place, _identity(found))
+        yield CatalogueCopy(copy, found is not None, place, found)
     except OSError as error:
         raise place.error(error) from None
     finally:
@@ -173,8 +174,3 @@ def _check_complete(path: Path) -> None:
             f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
             " DuckDB, or move this file away if there is no store"
         )
-
-
-def _identity(found: os.stat_result | None) -> tuple[int, ...]:
-    """Identifies a file and its state."""
-    return () if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

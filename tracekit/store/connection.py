@@ -147,14 +147,14 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
 
     deadline = time.monotonic() + _OPENING_S
     while time.monotonic() < deadline:
-        before = _identity(path)
+        before = identity(path)
         try:
             _attach(connection, name, _name(path), read_only=True)
         except duckdb.Error:
-            if _identity(path) == before:
+            if identity(path) == before:
                 raise
             continue
-        if _identity(path) == before:
+        if identity(path) == before:
             return
         connection.execute(f"DETACH {name}")
     raise duckdb.IOException(
@@ -174,8 +174,8 @@ def _name(path: Path) -> str:
     return str(path.absolute())
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Identifies a file, as opposed to one that replaces it; None if there is none."""
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Identifies a file and its state, as opposed to one that replaces it; None if there is none."""
     try:
         found = path.stat()
     except OSError:

@@ -16,10 +16,7 @@ So a reader of any state of the catalogue finds every file that it names, unless
 from __future__ import annotations
 
 import errno
-import glob
 import os
-import secrets
-import shutil
 import stat
 import tempfile
 import zlib
@@ -69,6 +66,9 @@ class Folder:
     def _repair(self) -> str:
         return command("store", "repair", "--store", self.path)
 
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(f"{what}; `{self._repair}` drops what is damaged")
+
     def file(self, job_id: int, number: int, part: Part) -> Path:
         """The path of a part of a window."""
         return self.path / JOBS / str(job_id) / f"{number}{_SUFFIX[part]}"
@@ -105,14 +105,14 @@ class Folder:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
             self._checked(window, Part.OPS)  # it may have been removed just now
-            raise _damaged(self.path, str(error)) from None
+            raise self._damaged(str(error)) from None
 
     def report(self, window: StoredWindow) -> str:
         """The report of a window that has one, as JSON."""
         path = self._checked(window, Part.REPORT)
         content = path.read_bytes()
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
-            raise _damaged(self.path, f"{path}: has changed since it was written")
+            raise self._damaged(f"{path}: has changed since it was written")
         return content.decode()
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
@@ -125,7 +125,7 @@ class Folder:
         try:
             return read_columns(path)
         except FormatError as error:
-            raise _damaged(self.path, str(error)) from None
+            raise self._damaged(str(error)) from None
 
     def _checked(self, window: StoredWindow, part: Part) -> Path:
         """The path of a file that exists with its recorded size."""
@@ -137,7 +137,7 @@ class Folder:
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
         if size != window.files[part].bytes:
-            raise _damaged(self.path, f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
+            raise self._damaged(f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
@@ -156,35 +156,25 @@ class Folder:
     def make(self) -> bool:
         """Make the folder a store, unless it is one; returns whether it had to be made.
 
-        Of several first writers, one creates it atomically: nobody sees a folder without its mark. Raises OutputError
-        if something else is there.
+        Until it has its mark, it is an empty folder, which another first writer marks. Raises OutputError if something
+        else is there.
         """
         if self.check_place():
             return False
-        empty = self.path.exists()
-        whole = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        made = not self.path.exists()
         try:
-            whole.mkdir()
-            try:
-                with open(whole / MARK, "w", encoding="utf-8") as mark:
-                    mark.write(_MARK_TEXT)
-                whole.rename(self.path)  # or onto an empty folder
-            except OSError:
-                shutil.rmtree(whole, ignore_errors=True)
-                if self.check_place():  # by another writer, meanwhile
-                    return False
-                raise
-            self._remove_unborn()
+            if made:
+                self.path.mkdir()
+            with open(self.path / MARK, "x", encoding="utf-8") as mark:
+                mark.write(_MARK_TEXT)
             sync(self.path.parent)
+        except FileExistsError:  # others were faster
+            return self.make()
         except OSError as error:
+            with suppress(OSError):
+                self.path.rmdir()
             raise _place(self.path).error(error) from None
-        return not empty
-
-    def _remove_unborn(self) -> None:
-        """Remove stores that killed writers were creating. Writers still at work can no longer install theirs."""
-        for other in self.path.parent.glob(f".{glob.escape(self.path.name)}.????????"):
-            if other.is_dir() and {file.name for file in other.iterdir()} <= {MARK}:
-                shutil.rmtree(other, ignore_errors=True)
+        return made
 
     def unmake(self) -> None:
         """Remove a store into which nothing was written."""
@@ -264,18 +254,15 @@ class Folder:
         """Forget the note: the catalogue names all noted files."""
         (self.path / UNFINISHED).unlink(missing_ok=True)
 
-    def unfinished(self) -> set[tuple[int, int]]:
-        """The noted windows."""
+    def noted_files(self) -> set[Path]:
+        """All files that noted windows can have."""
         try:
             with open(self.path / UNFINISHED, encoding="utf-8", opener=_no_link) as file:
                 lines = file.read().split("\n")[:-1]  # the last line may be incomplete
         except FileNotFoundError:
             return set()
-        return {(int(job), int(window)) for job, window in (line.split() for line in lines)}
-
-    def noted_files(self) -> set[Path]:
-        """All files that noted windows can have."""
-        return {self.file(*window, part) for window in self.unfinished() for part in Part}
+        noted = [line.split() for line in lines]
+        return {self.file(int(job_id), int(number), part) for job_id, number in noted for part in Part}
 
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""
@@ -349,7 +336,3 @@ def _no_link(path: str, flags: int) -> int:
 
 def _place(path: Path) -> Place:
     return Place(path, STORE_FILE)
-
-
-def _damaged(folder: Path, what: str) -> StoreError:
-    return StoreError(f"{what}; `{command('store', 'repair', '--store', folder)}` drops what is damaged")

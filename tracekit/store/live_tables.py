@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 from msgspec import structs
 
-from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings, WindowVerdict
+from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
 from tracekit.store.connection import insert
-from tracekit.store.incidents import Incident, followed
+from tracekit.store.incidents import Incident
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
 
@@ -220,13 +220,6 @@ class LiveTables:
         insert(self.connection, "findings", window | row)
         for one in sorted(verdict.sightings, key=lambda one: -one.cost_s)[:MOST_CULPRITS]:
             insert(self.connection, "culprits", window | {column: getattr(one, column) for column in _OF_CULPRITS})
-
-    def follow(
-        self, job_id: int, job: str, number: int, verdict: WindowVerdict, at: datetime, moved_at: datetime | None
-    ) -> None:
-        """Continue the incidents of a job with a window that has been added. `moved_at`: as in `followed`."""
-        for incident in followed(self.incidents(job, only_open=True), job, number, verdict, at, moved_at):
-            self.put_incident(job_id, incident)
 
     def put_incident(self, job_id: int, incident: Incident) -> None:
         """Insert or update an incident."""

@@ -6,6 +6,7 @@ Readers see a consistent state of the catalogue and never meet a writer. Writers
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,22 +19,31 @@ from typing import Any, TypeVar
 import polars as pl
 
 from tracekit.base.command_line import adding
-from tracekit.base.errors import NotStoredError, OutputError, StoreError, StoreTakenError
+from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.s3 import s3_url, shown
 from tracekit.base.text import encodable, short
 from tracekit.report.findings import Findings
-from tracekit.store.backend import backend_of, check_encodable, exists, is_store, remote_of
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.folder import FileGoneError, Folder
+from tracekit.store.catalogue_file import is_duckdb_file
+from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_store
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
-from tracekit.store.incidents import HANG, Incident
+from tracekit.store.incidents import HANG, Incident, followed
+from tracekit.store.remote import Remote
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.store.writer import Writer, changing
 
+#: Names the default store; without it the store is DEFAULT_NAME in the working directory.
+STORE_VARIABLE = "TRACEKIT_STORE"
+DEFAULT_NAME = "tracekit.store"
 #: The largest number of characters in a job's name; two names fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300
 
 _Read = TypeVar("_Read")
+
+
+def default_store() -> Path:
+    """`$TRACEKIT_STORE`, else tracekit.store in the working directory."""
+    return Path(os.environ.get(STORE_VARIABLE) or DEFAULT_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,9 @@ class Store:
             writer.write(job_id, number, item)
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
             if verdict is not None:
-                catalogue.live.follow(job_id, item.name, number, verdict, datetime.now(UTC), _moved_at(item.trace))
+                now, before = datetime.now(UTC), catalogue.live.incidents(item.name, only_open=True)
+                for incident in followed(before, item.name, number, verdict, now, _moved_at(item.trace)):
+                    catalogue.live.put_incident(job_id, incident)
         return number
 
     def begin_watch(self, name: str, source: str) -> int:
@@ -133,7 +145,7 @@ class Store:
             self._check_name(name)
         with self._folder_to_write() as folder:
             folder.check_writable()
-        if exists(self.path):
+        if self._exists():
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: already has a job {short(name)!r}; choose another --name")
@@ -144,7 +156,7 @@ class Store:
         A job without windows that is not watched, created by a hang, does not block its name.
         """
         self._check_name(name)
-        if not exists(self.path):
+        if not self._exists():
             return name
         with self.reading() as catalogue:
             return next(
@@ -164,13 +176,13 @@ class Store:
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
         catalogue = writer.catalogue
-        old = catalogue.job_id(item.name)
-        if old is not None and catalogue.holds(item.name):
+        if catalogue.holds(item.name):
             if not replace:
                 raise StoreError(
                     f"{self.path}: already has a job {item.name!r}; replace it with --replace, or choose another --name"
                 )
-            writer.remove(old, catalogue.windows(item.name))
+            windows = catalogue.windows(item.name)
+            writer.remove(windows[0].job_id, windows)
         writer.write(catalogue.ensured(item.name, item.source), 0, item)
 
     def _check_name(self, name: str) -> None:
@@ -185,7 +197,7 @@ class Store:
     @contextmanager
     def _folder_to_write(self) -> Iterator[Folder]:
         """The folder; errors while writing it become StoreErrors."""
-        check_encodable(self.path)
+        self._check_encodable()
         if s3_url(self.path) is not None:
             raise StoreError(
                 f"{self.name}: a store in S3 is read-only; write to a folder, and copy that to S3 (docs/store.md)"
@@ -211,7 +223,7 @@ class Store:
 
     def hangs(self, job: str | None = None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""
-        return backend_of(self.path).hangs(job)
+        return self._backend().hangs(job)
 
     def history(self, name: str, most: int = 1000) -> pl.DataFrame:
         """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
@@ -252,7 +264,7 @@ class Store:
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """The existing reports on windows of several jobs, by name and number, in one go."""
-        backend = backend_of(self.path)
+        backend = self._backend()
         if not windows:
             return {}
         with backend.reading() as catalogue:
@@ -272,7 +284,7 @@ class Store:
         self, name: str, number: int | None, part: Part, read: Callable[[Folder, StoredWindow], _Read]
     ) -> _Read | None:
         """Read a part of a window, None if it has none. If its file is gone, the catalogue is read again."""
-        backend, gone = backend_of(self.path), None
+        backend, gone = self._backend(), None
         while True:
             with backend.reading() as catalogue:
                 window = catalogue.window(name, number)
@@ -289,12 +301,12 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
-        with backend_of(self.path).reading() as catalogue:
+        with self._backend().reading() as catalogue:
             yield catalogue
 
     def state(self) -> str:
         """A tag that changes with the state of the store."""
-        if (remote := remote_of(self.path)) is not None:
+        if (remote := self._remote()) is not None:
             return remote.state()
         catalogue = Folder(self.path).catalogue
         try:
@@ -308,13 +320,49 @@ class Store:
         """The path or address for display."""
         return shown(self.path)
 
+    def is_store(self) -> bool:
+        """Whether there is a store, or a DuckDB file, which an older tracekit may have made. Raises StoreError."""
+        if (remote := self._remote()) is not None:
+            return remote.exists()
+        return self._exists() and (is_store_folder(self.path) if self.path.is_dir() else is_duckdb_file(self.path))
+
     def check(self) -> None:
         """Raise StoreError if there is no store, or something else."""
-        backend_of(self.path)
+        self._backend()
 
-    def is_store(self) -> bool:
-        """Whether there is a store, or a DuckDB file that may be one. Raises StoreError if it cannot be read."""
-        return is_store(self.path)
+    def _backend(self) -> Folder | Remote:
+        """What reads the store. Raises StoreError if there is none."""
+        path = self.path
+        if (remote := self._remote()) is not None:
+            if not remote.exists():
+                raise remote.missing()
+            return remote
+        if not self._exists():
+            raise StoreError(f"{path}: no such store; make one with `{adding(path)}`")
+        if self.is_store():
+            if path.is_dir():
+                return Folder(path)
+            raise older_store(path)
+        if path.is_dir():
+            raise NotAStoreError(path, "a folder, but not a tracekit store; choose another --store")
+        raise NotAStoreError(path, "not a tracekit store; pass a trace file without --store")
+
+    def _remote(self) -> Remote | None:
+        """The store at an address in S3; None for a path."""
+        url = s3_url(self.path)
+        return None if url is None else Remote(url)
+
+    def _exists(self) -> bool:
+        """Whether anything is at the path. Raises StoreError if that cannot be determined."""
+        self._check_encodable()
+        try:
+            return self.path.exists()
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
+
+    def _check_encodable(self) -> None:
+        if encodable(str(self.path)) != str(self.path):
+            raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
 
 
 def _numbered(name: str, number: int) -> str:

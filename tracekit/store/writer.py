@@ -83,18 +83,19 @@ class Writer:
 
     def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
         """Remove a job with all its windows."""
-        self.removes = True
-        self.folder.note_unfinished((job_id, window.number) for window in windows)
+        self._note_removal(windows)
         self.catalogue.remove_job(job_id)
 
     def remove_window(self, window: StoredWindow) -> None:
         """Remove a window, and its job if it was the last one."""
-        self.removes = True
-        self.folder.note_unfinished([(window.job_id, window.number)])
+        self._note_removal([window])
         self.catalogue.remove_window(window)
 
     def remove_part(self, window: StoredWindow, part: Part) -> None:
         """Remove one file of a window."""
-        self.removes = True
-        self.folder.note_unfinished([(window.job_id, window.number)])
+        self._note_removal([window])
         self.catalogue.remove_file(window, part)
+
+    def _note_removal(self, windows: Sequence[StoredWindow]) -> None:
+        self.removes = True
+        self.folder.note_unfinished((window.job_id, window.number) for window in windows)
