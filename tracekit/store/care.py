@@ -5,12 +5,11 @@ In: a store. Out: what was found or done, one line each. Findings stay when ops 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tracekit.base.errors import StoreError, TracekitError
-from tracekit.base.s3 import s3_url
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
@@ -36,21 +35,25 @@ _NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of wo
 
 def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
     """Problems with the files of a store, one line each; reads every byte. Changes nothing."""
-    folder = _folder(store)
+    folder = store.folder()
     with store.reading() as catalogue:
         windows = catalogue.windows()
     yield from catalogue.left_out
-    problems: list[tuple[StoredWindow, Part, str]] = []
-    for number, window in enumerate(windows, 1):
-        tell(_checking(number, len(windows)))
-        for part in window.files:
-            if problem := folder.damage(window, part):
-                problems.append((window, part, f"{_title(window)}: {_NAMES[part]}: {problem}"))
-    yield from _lasting(store, folder, problems)
+    yield from _lasting(store, folder, list(_damaged(folder, windows, tell)))
     yield from _damaged_hangs(store).values()
 
 
-def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow, Part, str]]) -> Iterator[str]:
+def _damaged(
+    folder: Folder, windows: Sequence[StoredWindow], tell: Tell
+) -> Iterator[tuple[StoredWindow, dict[Part, str]]]:
+    """The windows with damaged files, and what is wrong with each; reads all files."""
+    for number, window in enumerate(windows, 1):
+        tell(f"checking window {number:,} of {len(windows):,}")
+        if bad := {part: problem for part in window.files if (problem := folder.damage(window, part))}:
+            yield window, bad
+
+
+def _lasting(store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow, dict[Part, str]]]) -> Iterator[str]:
     """Those problems, and files that no window names, that are not the work of a writer.
 
     Writers may have come and gone since the catalogue was read, so it is read again. A writer notes windows before it
@@ -63,9 +66,10 @@ def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow
         with store.reading() as catalogue:
             named = folder.named_files(catalogue)
         left = [path for path in files if path not in named and path not in at_work and path.exists()]
-    for window, part, problem in problems:
-        if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
-            yield problem
+    for window, bad in damaged:
+        for part, problem in bad.items():
+            if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
+                yield f"{_title(window)}: {_NAMES[part]}: {problem}"
     for path in left:
         yield f"{path}: no window names it; a killed writer or a lost catalogue left it behind"
 
@@ -76,7 +80,8 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
     If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
     move to `LEFT_OUT`.
     """
-    folder = _folder(store)
+    folder = store.folder()
+    store.check()
     rebuilding = not folder.catalogue.exists()
     with store.writing(rebuilding=rebuilding) as writer:
         dropped = list(writer.catalogue.remove_impossible())
@@ -84,10 +89,8 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
         if rebuilding or any(table == "windows" for table, _ in dropped):
             lines += _recovered(writer.catalogue, folder, tell)
         left = _unnamed(writer.catalogue, folder)
-        windows = writer.catalogue.windows()
-        for number, window in enumerate(windows, 1):
-            tell(_checking(number, len(windows)))
-            lines += _repaired(writer, window)
+        for window, bad in _damaged(folder, writer.catalogue.windows(), tell):
+            lines += _without(writer, window, bad)
     if left:
         lines += _moved_out(store, folder)
     for path, problem in _damaged_hangs(store).items():
@@ -149,11 +152,8 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
         yield f"{short(item.name)}, window {number}: recovered"
 
 
-def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
+def _without(writer: Writer, window: StoredWindow, bad: dict[Part, str]) -> Iterator[str]:
     """Drop the damaged parts of a window, or the window itself if nothing is left of it."""
-    bad = {part: problem for part in window.files if (problem := writer.folder.damage(window, part))}
-    if not bad:
-        return
     if set(window.files) == set(bad):
         writer.remove_window(window)
         yield f"{_title(window)}: dropped; {'; '.join(bad.values())}"
@@ -174,7 +174,8 @@ def prune(
     Reports and slowdowns of workers stay. Reports on hangs are removed by age only; their incidents stay. `most_bytes`:
     target size of all files of windows.
     """
-    _folder(store)
+    store.folder()
+    store.check()
     lines = [] if older_than is None else list(_prune_hangs(store, older_than))
     with store.writing() as writer:
         windows = [window for window in writer.catalogue.windows() if Part.OPS in window.files]
@@ -199,18 +200,6 @@ def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
         if datetime.now(UTC) - made_at > older_than:
             path.unlink(missing_ok=True)
             yield f"{path}: removed the report on a hang of {made_at:%Y-%m-%d %H:%M}"
-
-
-def _folder(store: Store) -> Folder:
-    """The folder of a store. Raises StoreError if it has none."""
-    if s3_url(store.path) is not None:
-        raise StoreError(f"{store.name}: a store in S3 is read-only; use the folder that it was copied from")
-    store.check()
-    return Folder(store.path)
-
-
-def _checking(number: int, count: int) -> str:
-    return f"checking window {number:,} of {count:,}"
 
 
 def _title(window: StoredWindow) -> str:

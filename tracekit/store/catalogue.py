@@ -25,7 +25,7 @@ from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say
 from tracekit.base.text import short
 from tracekit.report.findings import FIGURES, Findings
-from tracekit.store.connection import OF_JOBS, OF_WINDOWS, check_version, insert
+from tracekit.store.connection import OF_WINDOWS, check_version, insert
 from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
@@ -222,10 +222,6 @@ class Catalogue:
         found = self.job_id(name)
         return found is not None and self.next_window(found) > 0
 
-    def in_use(self, name: str) -> bool:
-        """Whether a job of this name has a window or is, or was, watched."""
-        return self.holds(name) or self.live.is_watched(name)
-
     def ensured(self, name: str, source: str) -> int:
         """The number of a job, which is created if needed."""
         if (found := self.job_id(name)) is not None:
@@ -256,8 +252,7 @@ class Catalogue:
     ) -> None:
         """Add a window whose files have been written."""
         window = {"job_id": job_id, "number": number}
-        added = {"added_at": added_at.astimezone(UTC).replace(tzinfo=None)}
-        insert(self.connection, "windows", window | added | _facts(item.trace) | _found(item))
+        insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item.trace) | _found(item))
         for part, file in parts.items():
             insert(self.connection, "files", window | {"part": part} | asdict(file))
         if isinstance(item.findings, Findings):
@@ -273,33 +268,19 @@ class Catalogue:
             for row in impossible(self.connection, table):
                 self.connection.execute(f"DELETE FROM {table} WHERE rowid = $key", {"key": row.key})  # noqa: S608
                 if table == "windows":
-                    self._delete(OF_WINDOWS, job_id=row.job_id, number=row.number)
+                    self.delete(OF_WINDOWS, job_id=row.job_id, number=row.number)
                 yield table, row.line
-
-    def remove_file(self, window: StoredWindow, part: Part) -> None:
-        """Stop naming a file."""
-        self._delete(["files"], job_id=window.job_id, number=window.number, part=part)
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
         """Forget the findings of a window, and store the reason."""
-        self._delete(["findings", "culprits"], job_id=window.job_id, number=window.number)
+        self.delete(["findings", "culprits"], job_id=window.job_id, number=window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
             f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
             {"job": window.job_id, "number": window.number, "problem": problem},
         )
 
-    def remove_window(self, window: StoredWindow) -> None:
-        """Remove a window, and its job if it was the last one."""
-        self._delete(OF_WINDOWS, job_id=window.job_id, number=window.number)
-        if self.next_window(window.job_id) == 0:
-            self.remove_job(window.job_id)
-
-    def remove_job(self, job_id: int) -> None:
-        """Remove a job with all its windows."""
-        self._delete(OF_JOBS, job_id=job_id)
-
-    def _delete(self, tables: Iterable[str], **which: object) -> None:
+    def delete(self, tables: Iterable[str], **which: object) -> None:
         """Delete the rows that have these values from all of the tables."""
         condition = " AND ".join(f"{column} = ${column}" for column in which)
         for table in tables:
@@ -372,8 +353,4 @@ def _facts(trace: AnyTrace) -> dict[str, Any]:
 
 def _is_short(value: object) -> bool:
     """Whether this is one value that fits into a line."""
-    return (
-        value is None
-        or isinstance(value, bool | int | float)
-        or (isinstance(value, str) and len(value) <= LONGEST_FACT)
-    )
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_FACT)

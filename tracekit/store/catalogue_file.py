@@ -78,7 +78,11 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
     """
     place = Place(path, STORE_FILE)
     found = place.check() and identity(path)
-    _check_complete(path)
+    if os.path.lexists(log := f"{path}.wal"):  # DuckDB would add them to the store
+        raise StoreError(
+            f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
+            " DuckDB, or move this file away if there is no store"
+        )
     _remove_copies(path.parent)  # killed writers left them: nobody else is writing now
     try:
         copy = path.with_name(f"{_COPY_PREFIX}{secrets.token_hex(4)}")
@@ -164,13 +168,3 @@ def sync(path: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _check_complete(path: Path) -> None:
-    """Raise StoreError if DuckDB would add changes from another file to the store."""
-    log = f"{path}.wal"
-    if os.path.lexists(log):
-        raise StoreError(
-            f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
-            " DuckDB, or move this file away if there is no store"
-        )

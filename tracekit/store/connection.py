@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,13 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
         with _reading(path, store) if read_only else _writing(_name(path)) as connection:
             yield connection
     except duckdb.Error as error:
-        raise _store_error(error, store) from None
+        reason = str(error).splitlines()[0]
+        if "Could not set lock" not in reason:
+            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}") from None
+        raise StoreBusyError(
+            f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
+            " done"
+        ) from None
 
 
 @contextmanager
@@ -183,16 +190,6 @@ def identity(path: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _store_error(error: Exception, store: Path | str) -> StoreError:
-    reason = str(error).splitlines()[0]
-    if "Could not set lock" in reason:
-        return StoreBusyError(
-            f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
-            " done"
-        )
-    return StoreError(f"{store}: DuckDB cannot use the store: {reason}")
-
-
 def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, known: int) -> None:
     """Raise StoreError unless this is a catalogue of the version that is `known`."""
     import duckdb
@@ -211,6 +208,12 @@ def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, know
 
 
 def insert(connection: duckdb.DuckDBPyConnection, table: str, row: Mapping[str, Any], verb: str = "INSERT") -> None:
-    """Insert a row, by the names of its columns."""
+    """Insert a row, by the names of its columns; a time of any zone as DuckDB keeps it."""
     columns, values = ", ".join(row), ", ".join(f"${column}" for column in row)
-    connection.execute(f"{verb} INTO {table} ({columns}) VALUES ({values})", dict(row))
+    stored = {column: naive(value) if isinstance(value, datetime) else value for column, value in row.items()}
+    connection.execute(f"{verb} INTO {table} ({columns}) VALUES ({values})", stored)
+
+
+def naive(at: datetime) -> datetime:
+    """The time as DuckDB keeps it, UTC."""
+    return at.astimezone(UTC).replace(tzinfo=None)

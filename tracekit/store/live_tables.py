@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
-from tracekit.store.connection import insert
+from tracekit.store.connection import insert, naive
 from tracekit.store.incidents import Incident
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MOST_CULPRITS = 4
 #: Columns of `culprits`, and fields of `Account`.
 _OF_CULPRITS = ("kind", "part", "ranks", "hosts", "gpu_uuids", "cost_s", "share", "confidence")
+#: Columns of `incidents`, and fields of `Incident`.
+_OF_INCIDENTS = ("opened_at", "opened_window", "seen_window", "clear", "closed_at", "closed_window")
 _OR_REPLACE = "INSERT OR REPLACE"
 
 _HISTORY = """
@@ -150,11 +152,10 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                row[0], row[1], cause, _utc(row[3]), row[4], row[5], row[6],
-                None if row[7] is None else _utc(row[7]), row[8], row[9],
+                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending
             )
-            for row in rows
-            if (cause := stored_account(row[2])) is not None  # a reader's `left_out` names others
+            for number, job, text, opened, first, last, clear, closed, closed_by, ending in rows
+            if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
     def is_watched(self, name: str) -> bool:
@@ -229,21 +230,19 @@ class LiveTables:
             "job_id": job_id,
             "kind": incident.cause.kind,
             "cause": json.dumps(structs.asdict(incident.cause)),
-            "opened_at": _naive(incident.opened_at),
-            "closed_at": None if incident.closed_at is None else _naive(incident.closed_at),
-            **{name: getattr(incident, name) for name in ("opened_window", "seen_window", "clear", "closed_window")},
+            **{column: getattr(incident, column) for column in _OF_INCIDENTS},
         }
         insert(self.connection, "incidents", row, _OR_REPLACE)
 
     def watch_begins(self, job_id: int, at: datetime) -> None:
         """Note that the job is cut into windows from now on."""
-        insert(self.connection, "watches", {"job_id": job_id, "began_at": _naive(at), "ended_at": None}, _OR_REPLACE)
+        insert(self.connection, "watches", {"job_id": job_id, "began_at": at, "ended_at": None}, _OR_REPLACE)
 
     def watch_ends(self, job_id: int, at: datetime, ending: str | None) -> None:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, _OR_REPLACE)
-        now = {"job": job_id, "at": _naive(at)}
+        now = {"job": job_id, "at": naive(at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
         self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
 
@@ -254,11 +253,6 @@ def _count(value: object) -> int:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
-
-
-def _naive(at: datetime) -> datetime:
-    """The time in DuckDB's format."""
-    return at.astimezone(UTC).replace(tzinfo=None)
 
 
 def _utc(at: datetime) -> datetime:

@@ -158,12 +158,9 @@ class Store:
         self._check_name(name)
         if not self._exists():
             return name
+        names = (_numbered(name, number) if number > 1 else name for number in count(1))
         with self.reading() as catalogue:
-            return next(
-                free
-                for number in count(1)
-                if not catalogue.in_use(free := name if number == 1 else _numbered(name, number))
-            )
+            return next(one for one in names if not (catalogue.holds(one) or catalogue.live.is_watched(one)))
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:
@@ -194,16 +191,21 @@ class Store:
                 " choose another --name"
             )
 
-    @contextmanager
-    def _folder_to_write(self) -> Iterator[Folder]:
-        """The folder; errors while writing it become StoreErrors."""
+    def folder(self) -> Folder:
+        """The folder that can be written. Raises StoreError for an address in S3."""
         self._check_encodable()
         if s3_url(self.path) is not None:
             raise StoreError(
                 f"{self.name}: a store in S3 is read-only; write to a folder, and copy that to S3 (docs/store.md)"
             )
+        return Folder(self.path)
+
+    @contextmanager
+    def _folder_to_write(self) -> Iterator[Folder]:
+        """The folder; errors while writing it become StoreErrors."""
+        folder = self.folder()
         try:
-            yield Folder(self.path)
+            yield folder
         except OutputError as error:
             raise StoreError(str(error)) from None
         except OSError as error:

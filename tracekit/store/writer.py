@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from tracekit.base.errors import StoreError
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import CatalogueCopy, catalogue_copy, locked
-from tracekit.store.connection import connected
+from tracekit.store.connection import OF_JOBS, OF_WINDOWS, connected
 from tracekit.store.folder import Folder
 from tracekit.store.window import Incoming, Part, StoredWindow
 
@@ -84,17 +84,19 @@ class Writer:
     def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
         """Remove a job with all its windows."""
         self._note_removal(windows)
-        self.catalogue.remove_job(job_id)
+        self.catalogue.delete(OF_JOBS, job_id=job_id)
 
     def remove_window(self, window: StoredWindow) -> None:
         """Remove a window, and its job if it was the last one."""
         self._note_removal([window])
-        self.catalogue.remove_window(window)
+        self.catalogue.delete(OF_WINDOWS, job_id=window.job_id, number=window.number)
+        if self.catalogue.next_window(window.job_id) == 0:
+            self.catalogue.delete(OF_JOBS, job_id=window.job_id)
 
     def remove_part(self, window: StoredWindow, part: Part) -> None:
         """Remove one file of a window."""
         self._note_removal([window])
-        self.catalogue.remove_file(window, part)
+        self.catalogue.delete(["files"], job_id=window.job_id, number=window.number, part=part)
 
     def _note_removal(self, windows: Sequence[StoredWindow]) -> None:
         self.removes = True
