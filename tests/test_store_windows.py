@@ -251,6 +251,24 @@ def test_a_catalogue_made_anew_names_windows_without_a_trace_and_the_next_one_la
     assert (store.report("live", 2), [one.number for one in store.windows("live")]) == (None, [0, 1, 2])
 
 
+def test_damaged_reports_and_foreign_files_do_not_keep_a_catalogue_from_being_made_anew(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    store.append(window(1, analysed=True))
+    (store.path / "jobs" / "1" / "0.report.json").write_text('{"job": {}}')
+    (store.path / "jobs" / "mine").mkdir()
+    (store.path / "jobs" / "mine" / "0.parquet").write_bytes(b"x")
+    (store.path / "catalog.duckdb").unlink()
+    assert run("store", "repair", store.path).code == 0
+    assert [one.number for one in store.windows("live")] == [0, 1]
+    assert (store.report("live", 0), store.report("live", 1) is None) == (None, False)
+    assert {path.name for path in store.path.glob("left-out/*/*/*")} == {
+        "0.parquet",
+        "0.report.json",
+        "0.workers.parquet",
+    }
+    assert list(damages(store)) == []
+
+
 def test_a_window_that_a_killed_writer_had_stored_outlives_the_catalogue(store: Store) -> None:
     """Its note was still there, and the note of a writer without a catalogue names what to remove."""
     store.append(window(0))

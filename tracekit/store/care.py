@@ -5,6 +5,7 @@ In: a store. Out: what was found or done, one line each. Findings stay when ops 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,15 +26,12 @@ from tracekit.trace.op import is_op_trace, read_op_trace
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]
 
-
-def _silent(_: str) -> None:
-    """Say nothing."""
-
-
+#: Where a trace of a window is, below `JOBS`.
+_TRACE = re.compile(r"[0-9]+/[0-9]+\.parquet")
 _NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of workers"}
 
 
-def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
+def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
     """Problems with the files of a store, one line each; reads every byte. Changes nothing."""
     folder = store.folder()
     with store.reading() as catalogue:
@@ -74,7 +72,7 @@ def _lasting(store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow,
         yield f"{path}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
-def repair(store: Store, tell: Tell = _silent) -> list[str]:
+def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
 
     If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
@@ -130,7 +128,7 @@ def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
 
 def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str]:
     """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
-    traces = [path for path in _unnamed(catalogue, folder) if path.suffix == ".parquet" and path.stem.isdecimal()]
+    traces = [path for path in _unnamed(catalogue, folder) if _TRACE.fullmatch(f"{path.parent.name}/{path.name}")]
     for path in sorted(traces, key=lambda path: (-int(path.parent.name), int(path.stem))):
         job_id, number = int(path.parent.name), int(path.stem)
         tell(f"reading {path.name} of job {job_id}")
@@ -143,13 +141,23 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
             yield f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one"
             continue
         files = {part: checksum(file) for part in Part if (file := folder.file(job_id, number, part)).exists()}
-        found = None
-        if Part.REPORT in files:
-            found = Findings(folder.file(job_id, number, Part.REPORT).read_text(encoding="utf-8"))
+        found = _findings(folder.file(job_id, number, Part.REPORT))
+        if found is None:
+            files = {Part.OPS: files[Part.OPS]}
         item = Incoming(trace, trace.name, "unknown: found by repair", found)
         catalogue.ensure_job(job_id, item.name, item.source)
         catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(path.stat().st_mtime, UTC))
         yield f"{short(item.name)}, window {number}: recovered"
+
+
+def _findings(path: Path) -> Findings | None:
+    """The findings in a report; None if there is none, or it is damaged."""
+    try:
+        found = Findings(path.read_text(encoding="utf-8"))
+        found.figures(), found.verdict(), found.hosts()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return found
 
 
 def _without(writer: Writer, window: StoredWindow, bad: dict[Part, str]) -> Iterator[str]:
@@ -166,7 +174,7 @@ def _without(writer: Writer, window: StoredWindow, bad: dict[Part, str]) -> Iter
 
 
 def prune(
-    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = _silent
+    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = lambda _: None
 ) -> list[str]:
     """Remove ops, one line each, oldest windows first: those added earlier than `older_than` ago, and as many as
     needed.
@@ -178,9 +186,9 @@ def prune(
     store.check()
     lines = [] if older_than is None else list(_prune_hangs(store, older_than))
     with store.writing() as writer:
-        windows = [window for window in writer.catalogue.windows() if Part.OPS in window.files]
-        size = sum(file.bytes for window in writer.catalogue.windows() for file in window.files.values())
-        for window in windows:
+        windows = writer.catalogue.windows()
+        size = sum(file.bytes for window in windows for file in window.files.values())
+        for window in (one for one in windows if Part.OPS in one.files):
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
                 continue

@@ -23,7 +23,7 @@ import polars as pl
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say
-from tracekit.base.text import short
+from tracekit.base.text import listed, short
 from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.connection import OF_WINDOWS, check_version, insert
 from tracekit.store.live_tables import LiveTables
@@ -101,7 +101,7 @@ class Catalogue:
         return cls(connection, path)
 
     @classmethod
-    def existing(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, *, read_only: bool) -> Catalogue:
+    def existing(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, *, read_only: bool = False) -> Catalogue:
         """The catalogue in a DuckDB file; a reader sees no impossible rows. Raises StoreError for another version.
 
         A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader.
@@ -210,11 +210,7 @@ class Catalogue:
         if name in names:
             return NotStoredError(f"{self.path}: no window of job {name!r} yet")
         close = difflib.get_close_matches(name, names, n=1)
-        known = (
-            f"did you mean {short(close[0])!r}?"
-            if close
-            else f"the store holds {', '.join(map(short, names[:8])) or 'none'}"
-        )
+        known = f"did you mean {short(close[0])!r}?" if close else f"the store holds {listed(names, 8) or 'none'}"
         return NotStoredError(f"{self.path}: no job {name!r}; {known}")
 
     def holds(self, name: str) -> bool:
@@ -288,8 +284,7 @@ class Catalogue:
 
     def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
         self.connection.execute(
-            "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
-            " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
+            "INSERT INTO hosts SELECT $job, unnest($hosts::VARCHAR[]) EXCEPT SELECT job_id, host FROM hosts",
             {"job": job_id, "hosts": list(hosts)},
         )
 

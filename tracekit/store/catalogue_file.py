@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -46,17 +45,13 @@ def is_duckdb_file(path: Path) -> bool:
 class CatalogueCopy:
     """A copy that will become the catalogue. `path`: where to create it; nothing is there yet.
 
-    `replaces`: whether there is a catalogue already, which `fill` copies.
+    `replaces`: whether there is a catalogue already.
     """
 
     path: Path
     replaces: bool
     _place: Place
     _found: tuple[int, ...] | None
-
-    def fill(self) -> None:
-        """Copy the catalogue. Raises OSError."""
-        shutil.copyfile(self._place.path, self.path)
 
     def put(self) -> None:
         """Replace the catalogue by the copy, and sync it to the disk.

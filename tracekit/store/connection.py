@@ -28,6 +28,7 @@ IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
 OF_WINDOWS = ("files", "findings", "culprits", "windows")
 OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "watches", "endings", "jobs")
 TABLES = frozenset({"store_version", *OF_JOBS})
+_VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
 
 #: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
@@ -48,7 +49,7 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     import duckdb
 
     try:
-        with _reading(path, store) if read_only else _writing(_name(path)) as connection:
+        with _reading(path, store) if read_only else writing(_name(path)) as connection:
             yield connection
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
@@ -61,15 +62,8 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
 
 
 @contextmanager
-def in_memory() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to an empty database that goes with it."""
-    with _writing(":memory:") as connection:
-        yield connection
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection that creates and changes tables in a file."""
+def writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that creates and changes tables in a file, or in ":memory:"."""
     name = f"catalogue_{next(_NUMBERS)}"
     try:
         with _duckdb().cursor() as connection:  # closing it ends its transaction
@@ -96,7 +90,9 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
                 if not readers:
                     _attach_to_read(connection, name, path)
                 connection.execute(f"SET search_path = 'system.main,{name}.main'")
-                _refuse_views(connection, name, store)
+                found = {view.lower() for (view,) in connection.execute(_VIEWS, {"name": name}).fetchall()} & TABLES
+                if found:
+                    raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
                 yield connection
         finally:
             _, readers = _READ.pop(which)
@@ -167,13 +163,6 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
     raise duckdb.IOException(
         f"for {_OPENING_S:.0f} s, the file was replaced during every attempt to open it; try again"
     )
-
-
-def _refuse_views(connection: duckdb.DuckDBPyConnection, name: str, store: Path | str) -> None:
-    views = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
-    found = {view.lower() for (view,) in connection.execute(views, {"name": name}).fetchall()} & TABLES
-    if found:
-        raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
 
 
 def _name(path: Path) -> str:

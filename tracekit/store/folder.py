@@ -35,7 +35,7 @@ from tracekit.base.text import short
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
-from tracekit.store.connection import IMPORT_AGAIN, connected, in_memory
+from tracekit.store.connection import IMPORT_AGAIN, connected, writing
 from tracekit.store.hangs import StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
 from tracekit.trace.canonical import Trace, read_columns, read_parquet
@@ -81,7 +81,7 @@ class Folder:
             with open_catalogue(self.catalogue, self.path) as catalogue:
                 yield catalogue
             return
-        with in_memory() as connection:  # the first writer has not finished
+        with writing(":memory:") as connection:  # the first writer has not finished
             yield Catalogue.new(connection, self.path)
 
     def check_no_jobs(self) -> None:
@@ -117,7 +117,7 @@ class Folder:
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
-        return tuple(read_hangs(self.path, job))
+        return read_hangs(self.path, job)
 
     def workers(self, window: StoredWindow) -> pl.DataFrame:
         """S of each worker in each step of a window that has it, as in `WorkerSlowdowns.rows`."""

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,12 +49,9 @@ class Remote:
     def missing(self) -> StoreError:
         """The error for a missing store; names the bucket if that is what is missing."""
         bucket, _, key = self.url.removeprefix(s3.S3).partition("/")
-        try:
-            known = s3.has_bucket(bucket)
-        except OSError:  # keys without permission to ask
-            known = True
-        if not known:
-            return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
+        with suppress(OSError):  # keys without permission to ask
+            if not s3.has_bucket(bucket):
+                return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
         return StoreError(f"{self.url}: no tracekit store at {key!r} in bucket {bucket!r}; choose another --store")
 
     def state(self) -> str:
@@ -76,7 +73,7 @@ class Remote:
                 path = Path(name, HANGS, info.base_name)
                 path.parent.mkdir(exist_ok=True)
                 s3.fetch(f"{s3.S3}{info.path}", path)
-            return tuple(read_hangs(Path(name), job))
+            return read_hangs(Path(name), job)
 
     @contextmanager
     def holding(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
@@ -134,10 +131,8 @@ class _Copy:
         return found
 
 
-@lru_cache(maxsize=8)
-def _copy(url: str) -> _Copy:
-    """One copy per store and process."""
-    return _Copy(url)
+#: One copy per store and process.
+_copy = lru_cache(maxsize=8)(_Copy)
 
 
 @contextmanager

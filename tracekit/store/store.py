@@ -59,13 +59,12 @@ class Store:
 
     def add(self, incoming: Sequence[Incoming], *, replace: bool = False) -> None:
         """Add jobs of one window each, all or none. A job of the same name is an error unless `replace`."""
-        names = [item.name for item in incoming]
-        for name in names:
+        for name, times in Counter(item.name for item in incoming).items():
             self._check_name(name)
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise StoreError(
-                f"two of the traces have the job name {twice[0]!r}; import one of them with another --name"
-            )
+            if times > 1:
+                raise StoreError(
+                    f"two of the traces have the job name {name!r}; import one of them with another --name"
+                )
         with self.writing() as writer:
             for item in incoming:
                 self._add(writer, item, replace)
@@ -345,9 +344,10 @@ class Store:
             if path.is_dir():
                 return Folder(path)
             raise older_store(path)
-        if path.is_dir():
-            raise NotAStoreError(path, "a folder, but not a tracekit store; choose another --store")
-        raise NotAStoreError(path, "not a tracekit store; pass a trace file without --store")
+        folder = "a folder, but not a tracekit store; choose another --store"
+        raise NotAStoreError(
+            path, folder if path.is_dir() else "not a tracekit store; pass a trace file without --store"
+        )
 
     def _remote(self) -> Remote | None:
         """The store at an address in S3; None for a path."""

@@ -5,6 +5,7 @@ In: a folder and what to write or remove. Out: the files of windows, and a catal
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,15 +44,12 @@ def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterat
         folder.clear_unfinished()
     if copy.replaces:
         with connected(folder.catalogue, folder.path, read_only=True):  # nobody else has it open for writing
-            copy.fill()
+            shutil.copyfile(folder.catalogue, copy.path)
     try:
         with connected(copy.path, folder.path, read_only=False) as connection:
-            if copy.replaces:
-                catalogue = Catalogue.existing(connection, folder.path, read_only=False)
-            else:
-                catalogue = Catalogue.new(connection, folder.path)
+            open_catalogue = Catalogue.existing if copy.replaces else Catalogue.new
+            writer = Writer(folder, open_catalogue(connection, folder.path))
             connection.begin()
-            writer = Writer(folder, catalogue)
             yield writer
             connection.commit()
             connection.execute("CHECKPOINT")  # closing would hide a failure
@@ -74,12 +72,12 @@ class Writer:
     catalogue: Catalogue
     removes: bool = False
 
-    def write(self, job_id: int, number: int, item: Incoming, added_at: datetime | None = None) -> None:
-        """Write the files of a window and name them. `added_at`: by default now. Raises OSError."""
+    def write(self, job_id: int, number: int, item: Incoming) -> None:
+        """Write the files of a window and name them. Raises OSError."""
         self.folder.check_free(job_id, number)  # a note of what others have written would be its end
         self.folder.note_unfinished([(job_id, number)])
         files = self.folder.write_window(job_id, number, item)
-        self.catalogue.add_window(job_id, number, item, files, added_at or datetime.now(UTC))
+        self.catalogue.add_window(job_id, number, item, files, datetime.now(UTC))
 
     def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
         """Remove a job with all its windows."""
