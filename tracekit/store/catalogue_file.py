@@ -120,10 +120,8 @@ def if_nobody_writes(path: Path) -> Iterator[bool]:
             lock = os.open(_lock_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:  # each writer begins with creating it
-            pass
-        except OSError:
-            alone = False
+        except OSError as error:
+            alone = isinstance(error, FileNotFoundError)  # each writer begins with creating it
         yield alone
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,7 +27,7 @@ from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.base.atomic_write import Place
+from tracekit.base.atomic_write import Place, check_writable
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError
 from tracekit.base.text import short
@@ -173,7 +172,7 @@ class Folder:
         except OSError as error:
             with suppress(OSError):
                 self.path.rmdir()
-            raise _place(self.path).error(error) from None
+            raise Place(self.path, STORE_FILE).error(error) from None
         return made
 
     def unmake(self) -> None:
@@ -193,13 +192,13 @@ class Folder:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _place(self.path).error(error) from None
+            raise Place(self.path, STORE_FILE).error(error) from None
         if stat.S_ISLNK(found.st_mode):
             raise OutputError(
                 f"{self.path}: is a link to {self.path.readlink()}, which is not followed; name the folder itself"
             )
         if not stat.S_ISDIR(found.st_mode):
-            _place(self.path).check()
+            Place(self.path, STORE_FILE).check()
             raise older_store(self.path)
         if is_store_folder(self.path):
             return True
@@ -210,12 +209,8 @@ class Folder:
 
     def check_writable(self) -> None:
         """Raise the OutputError that writing would raise, as far as it can be predicted; writes nothing."""
-        folder = self.path if self.check_place() else self.path.parent
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                return
-        except OSError as error:
-            raise _place(self.path).error(error) from None
+        self.check_place()
+        check_writable(self.catalogue if self.path.exists() else self.path, STORE_FILE)
 
     def write_window(self, job_id: int, number: int, item: Incoming) -> dict[Part, StoredFile]:
         """Write the files of a window; they are on disk when this returns. Raises OSError."""
@@ -332,7 +327,3 @@ def _written(path: Path, write: Callable[[BinaryIO], object]) -> StoredFile:
 def _no_link(path: str, flags: int) -> int:
     """Open a file that others could have put into a store that they share; waits for no pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-def _place(path: Path) -> Place:
-    return Place(path, STORE_FILE)

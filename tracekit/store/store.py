@@ -32,9 +32,8 @@ from tracekit.store.remote import Remote
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.store.writer import Writer, changing
 
-#: Names the default store; without it the store is DEFAULT_NAME in the working directory.
+#: Names the default store.
 STORE_VARIABLE = "TRACEKIT_STORE"
-DEFAULT_NAME = "tracekit.store"
 #: The largest number of characters in a job's name; two names fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300
 
@@ -43,7 +42,7 @@ _Read = TypeVar("_Read")
 
 def default_store() -> Path:
     """`$TRACEKIT_STORE`, else tracekit.store in the working directory."""
-    return Path(os.environ.get(STORE_VARIABLE) or DEFAULT_NAME)
+    return Path(os.environ.get(STORE_VARIABLE) or "tracekit.store")
 
 
 @dataclass(frozen=True, slots=True)
