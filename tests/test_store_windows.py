@@ -258,7 +258,7 @@ def test_damaged_reports_and_foreign_files_do_not_keep_a_catalogue_from_being_ma
     (store.path / "jobs" / "mine").mkdir()
     (store.path / "jobs" / "mine" / "0.parquet").write_bytes(b"x")
     (store.path / "catalog.duckdb").unlink()
-    assert run("store", "repair", store.path).code == 0
+    assert run("store", "repair", "--store", store.path).code == 0
     assert [one.number for one in store.windows("live")] == [0, 1]
     assert (store.report("live", 0), store.report("live", 1) is None) == (None, False)
     assert {path.name for path in store.path.glob("left-out/*/*/*")} == {
