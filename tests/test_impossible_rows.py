@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shutil
 from pathlib import Path
@@ -169,16 +168,3 @@ def test_a_job_with_an_impossible_row_can_still_be_appended_to_or_says_why(whole
     with pytest.raises(StoreError, match="run `tracekit store repair --store"):
         store.append(Incoming(trace, "bad", "x"))
     assert store.append(Incoming(trace, "good", "x")) == 1
-
-
-def test_a_store_in_one_file_is_listed_without_its_impossible_job(tmp_path: Path) -> None:
-    path = tmp_path / "old.duckdb"
-    with gzip.open(Path(__file__).parent / "stores" / "version2.duckdb.gz") as packed:
-        path.write_bytes(packed.read())
-    before = {job.name for job in Store(path).jobs()}
-    with duckdb.connect(str(path)) as connection:
-        name = connection.execute("UPDATE job SET dp = -5 WHERE job_id = 1 RETURNING name").fetchall()[0][0]
-    ran = run("info", "--store", path)
-    assert ran.code == 0
-    assert f"{name}, window 0: windows.dp is -5" in ran.message
-    assert {job.name for job in Store(path).jobs()} == before - {name}

@@ -315,7 +315,6 @@ TO_A_DASH = (
     ("fleet", "report", "study", "--html", "-"),
     ("fleet", "culprits", "study", "--csv", "-"),
     ("hang", "dumps", "--out", "-"),
-    ("store", "migrate", "old.duckdb", "--out", "-"),
     ("collect", "--out", "-", "--", "true"),
     ("alerts", "-"),
 )

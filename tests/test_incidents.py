@@ -8,8 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import pytest
 from msgspec.structs import replace
 
 from tests.handmade import run
@@ -118,35 +116,6 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
     assert run("store", "incidents", "--store", store.path, "--open").out == ""
     assert store.history("live", 2)["number"].to_list() == [1, 2]
-
-
-@pytest.mark.parametrize("version", [3, 4, 5])
-def test_a_store_of_an_older_version_is_read_as_it_is_and_the_next_writer_adds_what_it_lacks(
-    version: int, tmp_path: Path
-) -> None:
-    store = Store(tmp_path / "jobs.store")
-    store.append(window(0, analysed=True))
-    catalogue = store.path / "catalog.duckdb"
-    with duckdb.connect(str(catalogue)) as connection:
-        connection.execute("DROP TABLE endings")
-        connection.execute("DROP TABLE gpus" if version < 5 else "SELECT 1")
-        for table in ("findings", "culprits", "incidents", "watches") if version < 4 else ():
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("DROP SEQUENCE incident_id" if version < 4 else "SELECT 1")
-        connection.execute("UPDATE store_version SET version = $version", {"version": version})
-    before = catalogue.read_bytes()
-    assert (len(store.incidents()), store.history("live")["headline"].null_count()) == ((0, 1), (1, 0), (1, 0))[
-        version - 3
-    ]
-    with store.reading() as opened:
-        assert opened.live.gpu_history("", last=9, most=1).is_empty()
-        assert opened.live.live_jobs()["ending"].to_list() == [None]
-    assert store.newest() == "live"
-    assert catalogue.read_bytes() == before
-    assert store.append(window(1, analysed=True)) == 1
-    assert [one.opened_window for one in store.incidents()] == [1 if version < 4 else 0]
-    with duckdb.connect(str(catalogue), read_only=True) as connection:
-        assert connection.execute("SELECT version FROM store_version").fetchall() == [(6,)]
 
 
 STANDS: dict[str, Any] = {

@@ -48,7 +48,7 @@ def test_the_notebook_shows_the_card_the_figures_and_the_tables(site: Path) -> N
 def test_every_command_is_in_the_reference_with_its_help(site: Path) -> None:
     shown = page(site, "commands")
     assert all(f'id="tracekit-{name}"' in shown for name in COMMANDS)
-    assert 'id="tracekit-store-migrate"' in shown
+    assert 'id="tracekit-store-repair"' in shown
     assert "--gpu-hour" in shown
 
 

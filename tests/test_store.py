@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -324,9 +325,9 @@ def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.
     [
         (b"", "not a tracekit store"),
         (b"PAR1" * 100, "not a tracekit store"),
-        (b"\0" * 8 + b"DUCK" + b"\0" * 8000, "DuckDB cannot use the store"),
+        (b"\0" * 8 + b"DUCK" + b"\0" * 8000, "a file of DuckDB, and a store is a folder"),
     ],
-    ids=["empty", "Parquet", "corrupt"],
+    ids=["empty", "Parquet", "DuckDB"],
 )
 def test_a_file_that_is_no_store_is_said_and_left_alone(content: bytes, reason: str, store: Store) -> None:
     store.path.write_bytes(content)
@@ -358,7 +359,7 @@ def test_a_store_cut_short_is_said(store: Store) -> None:
             "UPDATE store_version SET version = 9",
             "store version 9; this tracekit uses 6: a newer tracekit wrote it, upgrade",
         ),
-        ("DELETE FROM store_version", "store version none; this tracekit uses 6: use the tracekit that wrote it"),
+        ("DELETE FROM store_version", "store version none; this tracekit uses 6: import its traces again"),
         ("DROP TABLE windows", "DuckDB cannot use the store"),
     ],
 )
@@ -404,13 +405,23 @@ def test_the_default_store_is_named_by_the_environment(monkeypatch: pytest.Monke
     assert default_store() == Path("tracekit.store")
 
 
-def test_the_default_store_of_an_older_tracekit_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("TRACEKIT_STORE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("tracekit.duckdb").touch()
-    assert default_store() == Path("tracekit.duckdb")
-    Store(Path("tracekit.store")).add([incoming(slow_trace((0,)))])
-    assert default_store() == Path("tracekit.store")
+@pytest.mark.parametrize("version", [2, 3, 5])
+def test_a_store_of_an_older_version_says_what_to_do_and_is_not_touched(version: int, store: Store) -> None:
+    """Version 2 was a file, later ones are folders."""
+    store.append(incoming(slow_trace((0,))))
+    with duckdb.connect(str(store.path / CATALOGUE)) as connection:
+        connection.execute("UPDATE store_version SET version = $version", {"version": version})
+    if version == 2:
+        (store.path / CATALOGUE).rename(store.path.with_suffix(".duckdb"))
+        shutil.rmtree(store.path)
+        store.path.with_suffix(".duckdb").rename(store.path)
+    slow_trace((0,)).write_parquet(store.path.parent / "slow.parquet")
+    before = {path: path.read_bytes() for path in store.path.parent.rglob("*") if path.is_file()}
+    for command in (["info"], ["whatif"], ["import", "slow.parquet"], ["store", "check"], ["store", "repair"]):
+        ran = run(*command, "--store", store.path, cwd=store.path.parent)
+        assert ran.code == 2
+        assert ran.message.endswith("import its traces again with `tracekit import TRACE --store NEW`"), command
+    assert {path: path.read_bytes() for path in store.path.parent.rglob("*") if path.is_file()} == before
 
 
 def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
@@ -515,14 +526,14 @@ def test_a_lock_that_is_a_link_is_not_followed(store: Store) -> None:
 
 def test_of_two_first_writers_both_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one makes the store while this one is about to."""
-    path, rename, others = tmp_path / "jobs.store", Path.rename, iter(["other"])
+    path, mkdir, others = tmp_path / "jobs.store", Path.mkdir, iter(["other"])
 
-    def late(self: Path, target: Path) -> Path:
+    def late(self: Path, *given: int, **options: bool) -> None:
         for name in others:
             Store(path).add([Incoming(slow_trace(name=name), name, "by hand")])
-        return rename(self, target)
+        mkdir(self, *given, **options)
 
-    monkeypatch.setattr(Path, "rename", late)
+    monkeypatch.setattr(Path, "mkdir", late)
     Store(path).add([Incoming(slow_trace(name="this"), "this", "by hand")])
     assert {job.name for job in Store(path).jobs()} == {"this", "other"}
     assert {file.name for file in tmp_path.iterdir()} == {"jobs.store"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -155,12 +156,14 @@ def test_damage_is_found_and_dropped_and_all_else_stays(store: Store) -> None:
         str(store.path),
     ]
     lines = run("store", "repair", "--store", store.path).out.splitlines()
+    (moved,) = store.path.glob("left-out/*/1/7.parquet")
     assert [line.split(": ")[1].split(";")[0] for line in lines] == [
         "dropped its ops",
         "dropped its report",
         "dropped",
-        "removed",
+        "moved to " + str(moved),
     ]
+    assert moved.read_bytes() == b"a killed writer's"
     assert list(damages(store)) == []
     assert [one.number for one in store.windows("live")] == [0, 1, 3]
     assert store.report("live", 0) is not None
@@ -229,6 +232,70 @@ def test_a_catalogue_that_is_gone_is_made_anew_of_the_traces(store: Store) -> No
     assert list(damages(store)) == []
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"x")], ids=["pruned", "damaged"])
+def test_a_catalogue_made_anew_names_windows_without_a_trace_and_the_next_one_lands(
+    damage: Callable[[Path], object], store: Store
+) -> None:
+    """The report of such a window is kept, and in nobody's way."""
+    for number in range(3):
+        store.append(window(number, analysed=True))
+    report = store.report("live", 2)
+    damage(store.path / "jobs" / "1" / "2.parquet")
+    (store.path / "catalog.duckdb").unlink()
+    named = run("store", "repair", "--store", store.path).out
+    kept = list(store.path.glob("left-out/*/1/2.*"))
+    assert {path.name for path in kept} >= {"2.report.json", "2.workers.parquet"}
+    assert all(str(path) in named for path in kept)
+    assert report in [path.read_text(encoding="utf-8") for path in kept if path.suffix == ".json"]
+    assert list(damages(store)) == []
+    assert store.append(window(2)) == 2
+    assert (store.report("live", 2), [one.number for one in store.windows("live")]) == (None, [0, 1, 2])
+
+
+def test_damaged_reports_and_foreign_files_do_not_keep_a_catalogue_from_being_made_anew(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    store.append(window(1, analysed=True))
+    (store.path / "jobs" / "1" / "0.report.json").write_text('{"job": {}}')
+    (store.path / "jobs" / "mine").mkdir()
+    (store.path / "jobs" / "mine" / "0.parquet").write_bytes(b"x")
+    (store.path / "catalog.duckdb").unlink()
+    assert run("store", "repair", "--store", store.path).code == 0
+    assert [one.number for one in store.windows("live")] == [0, 1]
+    assert (store.report("live", 0), store.report("live", 1) is None) == (None, False)
+    assert {path.name for path in store.path.glob("left-out/*/*/*")} == {
+        "0.parquet",
+        "0.report.json",
+        "0.workers.parquet",
+    }
+    assert list(damages(store)) == []
+
+
+def test_a_window_that_a_killed_writer_had_stored_outlives_the_catalogue(store: Store) -> None:
+    """Its note was still there, and the note of a writer without a catalogue names what to remove."""
+    store.append(window(0))
+    store.append(window(1))
+    (store.path / "unfinished").write_text("1 1\n")
+    (store.path / "catalog.duckdb").unlink()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"its catalog\.duckdb is missing; .* `tracekit store repair"):
+            store.append(window(2))
+    assert len(repair(store)) == 2
+    assert [one.number for one in store.windows("live")] == [0, 1]
+
+
+def test_a_file_that_no_window_names_is_not_written_over(store: Store) -> None:
+    """As after an older catalogue was put back."""
+    store.append(window(0, analysed=True))
+    before = (store.path / "catalog.duckdb").read_bytes()
+    store.append(window(1, analysed=True))
+    (store.path / "catalog.duckdb").write_bytes(before)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"1/1\.parquet: is in the way of a new window, .* `tracekit store repair"):
+            store.append(window(2))
+    assert len(repair(store)) == 3
+    assert store.append(window(2)) == 1
+
+
 def test_pruning_removes_the_oldest_ops_and_keeps_what_was_found(store: Store) -> None:
     for number in range(3):
         store.append(window(number, analysed=True))
@@ -258,6 +325,24 @@ def test_what_cannot_be_pruned_is_said(arguments: tuple[str, ...], reason: str, 
     ran: Ran = run("store", "prune", "--store", store.path, *arguments)
     assert (ran.code, reason in ran.message) == (2, True)
     assert files(store) == {"1/0.parquet"}
+
+
+def test_the_care_of_a_store_takes_it_as_an_argument(store: Store) -> None:
+    store.append(window(0))
+    for command in (["check"], ["repair"], ["prune", "--max-size", "1G"]):
+        with_option = run("store", *command, "--store", store.path)
+        assert run("store", *command, store.path) == with_option
+        assert with_option.code == 0
+        ran = run("store", *command, store.path, "--store", store.path)
+        assert (ran.code, "two stores" in ran.message) == (2, True)
+
+
+def test_a_store_in_the_place_of_a_job_is_answered_with_the_right_form(store: Store) -> None:
+    store.append(window(0))
+    for command, job in (("windows", "JOB "), ("incidents", "")):
+        ran = run("store", command, store.path)
+        assert ran.code == 2
+        assert f"a store, not a job; type `tracekit store {command} {job}--store {store.path}`" in ran.message
 
 
 # ---- robustness

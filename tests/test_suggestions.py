@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import html
 import pickle
 import re
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import duckdb
 import pytest
 
 from tests.dashboards.page_text import Pages
@@ -63,7 +63,6 @@ TYPED = [
     ("fleet", "report", STORE),
     ("fleet", "report", TRACE),
     ("store", "check", "--store", "damaged one.store"),
-    ("store", "migrate", STORE),
     ("whatif", "--store", "damaged one.store"),
     ("whatif", "--store", "without catalogue.store"),
     ("store", "prune", "--store", "old one.duckdb", "--older-than", "1d"),
@@ -104,9 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Store(Path("empty one.store")).add([])
         Path("damaged one.store/jobs/1/0.parquet").write_bytes(b"")
         Path("without catalogue.store/catalog.duckdb").unlink()
-        Path("old one.duckdb").write_bytes(
-            gzip.decompress((Path(__file__).parent / "stores" / "version2.duckdb.gz").read_bytes())
-        )
+        duckdb.connect("old one.duckdb").close()
         Path("my dumps").mkdir()
         Path("my dumps/nccl_trace_rank_0").write_bytes(pickle.dumps(DUMP))
         Path("my traces").mkdir()

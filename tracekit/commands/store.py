@@ -5,32 +5,66 @@ In: options. Out: a line for everything found or done. `check` exits with 3 if a
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
+from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.complete import job_names
-from tracekit.commands.options import OUT
+from tracekit.commands.recognise import is_store
 
 _PATH = click.Path(path_type=Path)
 _STORE = click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
+_Code = TypeVar("_Code")
+
+
+def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
+    """Give a command the store that is its argument or its option, else the default one."""
+
+    @click.argument("path", metavar="[STORE]", required=False, type=_PATH)
+    @_STORE
+    @functools.wraps(body)
+    def with_store(path: Path | None, store: Path | None, **options: object) -> _Code:
+        from tracekit.store import default_store
+
+        if path is not None and store is not None:
+            raise SelectionError(f"two stores, {path} and {store}; give one, without --store")
+        return body(path or store or default_store(), **options)
+
+    return with_store
+
+
+def _name_of_job(context: click.Context, parameter: click.Parameter, job: str | None) -> str | None:
+    """A job's name. Raises SelectionError for the path of a store."""
+    if job is not None and is_store(path := Path(job)):
+        right = command("store", str(context.info_name), *["JOB"] * parameter.required, "--store", path)
+        raise SelectionError(f"{job}: a store, not a job; type `{right}`")
+    return job
+
+
+def _job_argument(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.argument("job", required=required, shell_complete=job_names, callback=_name_of_job)
+
+
 @click.group("store")
 def store_command() -> None:
-    """Keep a store in order: list windows, check, repair, prune, migrate."""
+    """Keep a store in order: list windows, check, repair, prune."""
 
 
 @store_command.command()
-@click.argument("job", shell_complete=job_names)
+@_job_argument(required=True)
 @_STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
@@ -50,7 +84,7 @@ def windows(job: str, store: Path | None) -> None:
 
 
 @store_command.command()
-@click.argument("job", required=False, shell_complete=job_names)
+@_job_argument(required=False)
 @_STORE
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
@@ -73,68 +107,52 @@ def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
 
 
 @store_command.command()
-@_STORE
-def check(store: Path | None) -> int:
+@_of_a_store
+def check(store: Path) -> int:
     """Read every file and say what is damaged; changes nothing. Exits with 3 if anything is."""
-    from tracekit.store import Store, default_store
+    from tracekit.store import Store
     from tracekit.store.care import damages
 
-    path = store or default_store()
     with progress() as tell:
-        found = list(damages(Store(path), tell))
+        found = list(damages(Store(store), tell))
     _echo(found)
     result = f"{len(found)} damaged" if found else "all files are whole"
-    click.echo(f"{printable(str(path))}: {result}")
+    click.echo(f"{printable(str(store))}: {result}")
     return ExitCode.CONDITION if found else ExitCode.DONE
 
 
 @store_command.command()
-@_STORE
-def repair(store: Path | None) -> None:
+@_of_a_store
+def repair(store: Path) -> None:
     """Drop what is damaged, with a line for each; everything else stays."""
-    from tracekit.store import Store, default_store
+    from tracekit.store import Store
     from tracekit.store.care import repair as repairing
 
-    path = store or default_store()
     with progress() as tell:
-        done = repairing(Store(path), tell)
+        done = repairing(Store(store), tell)
     if not _echo(done):
-        click.echo(f"{printable(str(path))}: nothing to repair")
+        click.echo(f"{printable(str(store))}: nothing to repair")
 
 
 @store_command.command()
-@_STORE
+@_of_a_store
 @click.option("--older-than", metavar="AGE", help="Remove ops of windows added longer ago, such as 30d or 12h.")
 @click.option(
     "--max-size", metavar="SIZE", help="Remove the oldest ops until all files take at most this, such as 50G."
 )
-def prune(store: Path | None, older_than: str | None, max_size: str | None) -> None:
+def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
     """Remove raw ops by age or size; reports and findings stay."""
-    from tracekit.store import Store, default_store
+    from tracekit.store import Store
     from tracekit.store.care import prune as pruning
 
     if older_than is None and max_size is None:
         raise SelectionError("say what to prune with --older-than or --max-size")
-    path = store or default_store()
     age = None if older_than is None else _age(older_than)
     most = None if max_size is None else _size(max_size)
     with progress() as tell:
-        removed = pruning(Store(path), older_than=age, most_bytes=most, tell=tell)
+        removed = pruning(Store(store), older_than=age, most_bytes=most, tell=tell)
     if not _echo(removed):
-        click.echo(f"{printable(str(path))}: nothing to prune")
-
-
-@store_command.command()
-@click.argument("old", type=_PATH)
-@click.option("--out", type=OUT, help="New store [default: the same name ending in .store].")
-def migrate(old: Path, out: Path | None) -> None:
-    """Put the jobs of OLD, a store in one file as an older tracekit wrote it, into a new store. OLD stays as it is."""
-    from tracekit.store.care import migrate as migrating
-
-    new = out or old.with_suffix(".store")
-    with progress() as tell:
-        jobs = migrating(old, new, tell)
-    click.echo(f"Migrated {jobs} job{'s' * (jobs != 1)} to {short(str(new))}; {short(str(old))} is no longer needed")
+        click.echo(f"{printable(str(store))}: nothing to prune")
 
 
 def _echo(lines: Sequence[str]) -> int:

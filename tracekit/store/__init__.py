@@ -4,10 +4,9 @@ In: validated traces of any kind and findings of the analysis. Out: the same by 
 `folder.py` describes the files.
 """
 
-from tracekit.store.backend import STORE_VARIABLE, default_store
 from tracekit.store.hangs import StoredHang
 from tracekit.store.incidents import HANG, Incident
-from tracekit.store.store import Store
+from tracekit.store.store import STORE_VARIABLE, Store, default_store
 from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow, TraceKind
 
 __all__ = [

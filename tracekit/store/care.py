@@ -1,25 +1,22 @@
-"""Maintenance of a store: check its files, drop damaged ones, prune ops, migrate older stores.
+"""Maintenance of a store: check its files, drop damaged ones, prune ops.
 
 In: a store. Out: what was found or done, one line each. Findings stay when ops go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-from tracekit.base.command_line import command
-from tracekit.base.errors import OutputError, StoreError, TracekitError
-from tracekit.base.s3 import s3_url
+from tracekit.base.errors import StoreError, TracekitError
 from tracekit.base.text import short
-from tracekit.report.findings import Findings, Unanalysed, WorkerSlowdowns
+from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
-from tracekit.store.folder import JOBS, Folder, checksum, is_store_folder
+from tracekit.store.folder import JOBS, LEFT_OUT, Folder, checksum
 from tracekit.store.hangs import hang_files, read_hang
-from tracekit.store.single_file import SingleFile
 from tracekit.store.store import Store
 from tracekit.store.window import Incoming, Part, StoredWindow
 from tracekit.store.writer import Writer
@@ -29,31 +26,32 @@ from tracekit.trace.op import is_op_trace, read_op_trace
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]
 
-
-def _silent(_: str) -> None:
-    """Say nothing."""
-
-
+#: Where a trace of a window is, below `JOBS`.
+_TRACE = re.compile(r"[0-9]+/[0-9]+\.parquet")
 _NAMES = {Part.OPS: "ops", Part.REPORT: "report", Part.WORKERS: "slowdowns of workers"}
 
 
-def damages(store: Store, tell: Tell = _silent) -> Iterator[str]:
+def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
     """Problems with the files of a store, one line each; reads every byte. Changes nothing."""
-    folder = _folder(store)
+    folder = store.folder()
     with store.reading() as catalogue:
         windows = catalogue.windows()
     yield from catalogue.left_out
-    problems: list[tuple[StoredWindow, Part, str]] = []
-    for number, window in enumerate(windows, 1):
-        tell(_checking(number, len(windows)))
-        for part in window.files:
-            if problem := folder.damage(window, part):
-                problems.append((window, part, f"{_title(window)}: {_NAMES[part]}: {problem}"))
-    yield from _lasting(store, folder, problems)
+    yield from _lasting(store, folder, list(_damaged(folder, windows, tell)))
     yield from _damaged_hangs(store).values()
 
 
-def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow, Part, str]]) -> Iterator[str]:
+def _damaged(
+    folder: Folder, windows: Sequence[StoredWindow], tell: Tell
+) -> Iterator[tuple[StoredWindow, dict[Part, str]]]:
+    """The windows with damaged files, and what is wrong with each; reads all files."""
+    for number, window in enumerate(windows, 1):
+        tell(f"checking window {number:,} of {len(windows):,}")
+        if bad := {part: problem for part in window.files if (problem := folder.damage(window, part))}:
+            yield window, bad
+
+
+def _lasting(store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow, dict[Part, str]]]) -> Iterator[str]:
     """Those problems, and files that no window names, that are not the work of a writer.
 
     Writers may have come and gone since the catalogue was read, so it is read again. A writer notes windows before it
@@ -62,44 +60,37 @@ def _lasting(store: Store, folder: Folder, problems: Iterable[tuple[StoredWindow
     """
     files = sorted((store.path / JOBS).glob("*/*"))
     with if_nobody_writes(folder.catalogue) as nobody:
-        noted = set() if nobody else folder.unfinished() or set()
+        at_work = set() if nobody else folder.noted_files()
         with store.reading() as catalogue:
-            named = {
-                folder.file(window.job_id, window.number, part): file
-                for window in catalogue.windows()
-                for part, file in window.files.items()
-            }
-        at_work = {folder.file(*window, part) for window in noted for part in Part}
+            named = folder.named_files(catalogue)
         left = [path for path in files if path not in named and path not in at_work and path.exists()]
-    for window, part, problem in problems:
-        if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
-            yield problem
+    for window, bad in damaged:
+        for part, problem in bad.items():
+            if named.get(folder.file(window.job_id, window.number, part)) == window.files[part]:
+                yield f"{_title(window)}: {_NAMES[part]}: {problem}"
     for path in left:
-        yield f"{path}: no window names it; a killed writer left it behind"
+        yield f"{path}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
-def repair(store: Store, tell: Tell = _silent) -> list[str]:
+def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report, and the other way round.
 
-    If the catalogue is gone, it is rebuilt from the traces, each of which names its job.
+    If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
+    move to `LEFT_OUT`.
     """
-    folder = _folder(store)
-    if not folder.catalogue.exists():
-        return _rebuilt(store, folder, tell)
-    lines: list[str] = []
-    with store.writing() as writer:
+    folder = store.folder()
+    store.check()
+    rebuilding = not folder.catalogue.exists()
+    with store.writing(rebuilding=rebuilding) as writer:
         dropped = list(writer.catalogue.remove_impossible())
-        lines += [f"{line}: dropped" for _, line in dropped]
-        if any(table == "windows" for table, _ in dropped):
-            lines += _recovered(writer.catalogue, folder, _unnamed(writer.catalogue, folder), tell)
+        lines = [f"{line}: dropped" for _, line in dropped]
+        if rebuilding or any(table == "windows" for table, _ in dropped):
+            lines += _recovered(writer.catalogue, folder, tell)
         left = _unnamed(writer.catalogue, folder)
-        windows = writer.catalogue.windows()
-        for number, window in enumerate(windows, 1):
-            tell(_checking(number, len(windows)))
-            lines += _repaired(writer, window)
-    for path in left:
-        path.unlink(missing_ok=True)
-        lines.append(f"{path}: removed; no window named it")
+        for window, bad in _damaged(folder, writer.catalogue.windows(), tell):
+            lines += _without(writer, window, bad)
+    if left:
+        lines += _moved_out(store, folder)
     for path, problem in _damaged_hangs(store).items():
         path.unlink(missing_ok=True)
         lines.append(f"removed; {problem}")
@@ -108,9 +99,7 @@ def repair(store: Store, tell: Tell = _silent) -> list[str]:
 
 def _unnamed(catalogue: Catalogue, folder: Folder) -> list[Path]:
     """The files of jobs that no window names."""
-    windows = catalogue.windows()
-    named = {folder.file(window.job_id, window.number, part) for window in windows for part in window.files}
-    return sorted(set((folder.path / JOBS).glob("*/*")) - named)
+    return sorted(set((folder.path / JOBS).glob("*/*")) - folder.named_files(catalogue).keys())
 
 
 def _damaged_hangs(store: Store) -> dict[Path, str]:
@@ -126,15 +115,20 @@ def _damaged_hangs(store: Store) -> dict[Path, str]:
     return found
 
 
-def _rebuilt(store: Store, folder: Folder, tell: Tell) -> list[str]:
-    """Build a catalogue from the traces in the folder; of several jobs with one name, the newest."""
-    with store.writing(rebuilding=True) as writer:
-        return list(_recovered(writer.catalogue, folder, (store.path / JOBS).glob("*/*"), tell))
+def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
+    """Move the files that no window names out of the way of new windows."""
+    out = folder.path / LEFT_OUT / f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    with store.writing() as writer:  # now that the catalogue no longer names them, and while nobody adds files
+        for path in _unnamed(writer.catalogue, folder):
+            moved = out / path.relative_to(folder.path / JOBS)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(moved)
+            yield f"{path}: moved to {moved}; no window names it"
 
 
-def _recovered(catalogue: Catalogue, folder: Folder, paths: Iterable[Path], tell: Tell) -> Iterator[str]:
-    """Add windows from those of `paths` that are their traces, each of which names its job."""
-    traces = [path for path in paths if path.suffix == ".parquet" and path.stem.isdecimal()]
+def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str]:
+    """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
+    traces = [path for path in _unnamed(catalogue, folder) if _TRACE.fullmatch(f"{path.parent.name}/{path.name}")]
     for path in sorted(traces, key=lambda path: (-int(path.parent.name), int(path.stem))):
         job_id, number = int(path.parent.name), int(path.stem)
         tell(f"reading {path.name} of job {job_id}")
@@ -147,20 +141,27 @@ def _recovered(catalogue: Catalogue, folder: Folder, paths: Iterable[Path], tell
             yield f"{path}: left out; job {short(trace.name)!r} was replaced by a newer one"
             continue
         files = {part: checksum(file) for part in Part if (file := folder.file(job_id, number, part)).exists()}
-        found = None
-        if Part.REPORT in files:
-            found = Findings(folder.file(job_id, number, Part.REPORT).read_text(encoding="utf-8"))
+        found = _findings(folder.file(job_id, number, Part.REPORT))
+        if found is None:
+            files = {Part.OPS: files[Part.OPS]}
         item = Incoming(trace, trace.name, "unknown: found by repair", found)
         catalogue.ensure_job(job_id, item.name, item.source)
         catalogue.add_window(job_id, number, item, files, datetime.fromtimestamp(path.stat().st_mtime, UTC))
         yield f"{short(item.name)}, window {number}: recovered"
 
 
-def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
+def _findings(path: Path) -> Findings | None:
+    """The findings in a report; None if there is none, or it is damaged."""
+    try:
+        found = Findings(path.read_text(encoding="utf-8"))
+        found.figures(), found.verdict(), found.hosts()
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return found
+
+
+def _without(writer: Writer, window: StoredWindow, bad: dict[Part, str]) -> Iterator[str]:
     """Drop the damaged parts of a window, or the window itself if nothing is left of it."""
-    bad = {part: problem for part in window.files if (problem := writer.folder.damage(window, part))}
-    if not bad:
-        return
     if set(window.files) == set(bad):
         writer.remove_window(window)
         yield f"{_title(window)}: dropped; {'; '.join(bad.values())}"
@@ -173,7 +174,7 @@ def _repaired(writer: Writer, window: StoredWindow) -> Iterator[str]:
 
 
 def prune(
-    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = _silent
+    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = lambda _: None
 ) -> list[str]:
     """Remove ops, one line each, oldest windows first: those added earlier than `older_than` ago, and as many as
     needed.
@@ -181,12 +182,13 @@ def prune(
     Reports and slowdowns of workers stay. Reports on hangs are removed by age only; their incidents stay. `most_bytes`:
     target size of all files of windows.
     """
-    _folder(store)
+    store.folder()
+    store.check()
     lines = [] if older_than is None else list(_prune_hangs(store, older_than))
     with store.writing() as writer:
-        windows = [window for window in writer.catalogue.windows() if Part.OPS in window.files]
-        size = sum(file.bytes for window in writer.catalogue.windows() for file in window.files.values())
-        for window in windows:
+        windows = writer.catalogue.windows()
+        size = sum(file.bytes for window in windows for file in window.files.values())
+        for window in (one for one in windows if Part.OPS in one.files):
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
                 continue
@@ -206,63 +208,6 @@ def _prune_hangs(store: Store, older_than: timedelta) -> Iterator[str]:
         if datetime.now(UTC) - made_at > older_than:
             path.unlink(missing_ok=True)
             yield f"{path}: removed the report on a hang of {made_at:%Y-%m-%d %H:%M}"
-
-
-def migrate(old: Path, new: Path, tell: Tell = _silent) -> int:
-    """Copy the jobs of a single-file store of version 2 to a new store; returns how many. The file stays."""
-    source = Store(old)
-    source.check()
-    if old.is_dir():
-        raise StoreError(f"{old}: already a folder; only single-file stores need migrating")
-    target = Store(new)
-    try:
-        if Folder(new).check_place():
-            raise StoreError(f"{new}: already exists; name a new store with --out")
-    except OutputError as error:
-        raise StoreError(str(error)) from None
-    reader = SingleFile(old)
-    with reader.reading() as catalogue:
-        rows = {row["name"]: row for row in catalogue.job_list().iter_rows(named=True)}
-        windows = catalogue.windows()
-    with target.writing() as writer:
-        for window in windows:  # one at a time in memory
-            tell(f"copying {short(window.job)}")
-            findings = _findings(reader, window, rows[window.job])
-            item = Incoming(reader.trace(window), window.job, rows[window.job]["source"], findings)
-            job_id = writer.catalogue.add_job(item.name, item.source)
-            writer.write(job_id, 0, item, added_at=window.added_at)
-    return len(windows)
-
-
-def _findings(reader: SingleFile, window: StoredWindow, row: dict[str, Any]) -> Findings | Unanalysed | None:
-    """The findings of an older store about a job."""
-    if not row["analysed"]:
-        return None
-    report, rows = reader.report(window), reader.workers(window)
-    if report is None:
-        return Unanalysed(str(row["problem"]))
-    if rows is None:
-        return Findings(report)
-    dp_ranks = rows["dp_ranks"][0].to_list()
-    slowdown = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
-    return Findings(report, WorkerSlowdowns(rows["step"].to_list(), dp_ranks, slowdown))
-
-
-def _folder(store: Store) -> Folder:
-    """The folder of a store. Raises StoreError if it has none."""
-    if s3_url(store.path) is not None:
-        raise StoreError(f"{store.name}: a store in S3 is read-only; use the folder that it was copied from")
-    store.check()
-    if not is_store_folder(store.path):
-        raise StoreError(
-            f"{store.path}: a single-file store of an older tracekit; convert it to a folder with"
-            f" `{command('store', 'migrate', store.path)}`"
-        )
-    return Folder(store.path)
-
-
-def _checking(number: int, count: int) -> str:
-    return f"checking window {number:,} of {count:,}"
 
 
 def _title(window: StoredWindow) -> str:

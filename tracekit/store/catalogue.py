@@ -1,16 +1,16 @@
 """The catalogue: what the store knows about jobs and windows without opening their files, and the only SQL of the
 store.
 
-In: a connection to a DuckDB file that has the tables of `schema.sql`, or views with their names. Out: lists; and rows
-for a window that was written.
+In: a connection to a DuckDB file that has the tables of `schema.sql`. Out: lists; and rows for a window that was
+written.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -23,8 +23,9 @@ import polars as pl
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say
-from tracekit.base.text import short
+from tracekit.base.text import listed, short
 from tracekit.report.findings import FIGURES, Findings
+from tracekit.store.connection import OF_WINDOWS, check_version, insert
 from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
@@ -44,11 +45,6 @@ if TYPE_CHECKING:
     import duckdb
 
 STORE_VERSION = 6
-#: Stores from this version on are read as they are, with empty tables for missing ones; the next writer adds these.
-OLDEST_VERSION = 3
-KNOWN_VERSIONS = range(OLDEST_VERSION, STORE_VERSION + 1)
-#: Version -> the file with the tables that it added.
-_BROUGHT = {4: "live.sql", 5: "gpus.sql", 6: "endings.sql"}
 SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp", "world_size")
 #: Impossible rows to name on stderr.
 MOST_NAMED = 20
@@ -100,26 +96,20 @@ class Catalogue:
     @classmethod
     def new(cls, connection: duckdb.DuckDBPyConnection, path: Path | str) -> Catalogue:
         """The catalogue of an empty store, in an empty DuckDB file."""
-        connection.execute(_statements("schema.sql"))
-        return cls.upgraded(connection, path, OLDEST_VERSION)
-
-    @classmethod
-    def upgraded(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int) -> Catalogue:
-        """Upgrade a catalogue of this version to the newest."""
-        connection.execute(_lacking(version))
-        connection.execute("UPDATE store_version SET version = $version", {"version": STORE_VERSION})
+        connection.execute(files("tracekit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+        insert(connection, "store_version", {"version": STORE_VERSION})
         return cls(connection, path)
 
     @classmethod
-    def read_only(
-        cls, connection: duckdb.DuckDBPyConnection, path: Path | str, version: int, views: Collection[str] = ()
-    ) -> Catalogue:
-        """A read-only catalogue of this version, with empty tables for missing ones, and without impossible rows.
+    def existing(cls, connection: duckdb.DuckDBPyConnection, path: Path | str, *, read_only: bool = False) -> Catalogue:
+        """The catalogue in a DuckDB file; a reader sees no impossible rows. Raises StoreError for another version.
 
-        `views`: as in `without_impossible`.
+        A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader.
         """
-        connection.execute(_lacking(version).replace("CREATE ", "CREATE TEMP "))
-        left_out = without_impossible(connection, views)
+        check_version(connection, path, STORE_VERSION)
+        if not read_only:
+            return cls(connection, path)
+        left_out = without_impossible(connection)
         for line in left_out[:MOST_NAMED]:
             _warn(f"{path}: left out, since it is impossible: {line}")
         if (more := len(left_out) - MOST_NAMED) > 0:
@@ -132,7 +122,7 @@ class Catalogue:
         `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
         `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch.
         """
-        return self._job_list(None, None)
+        return self._job_list()
 
     def job_row(self, name: str, number: int) -> dict[str, Any]:
         """The row of `job_list` as it was when window `number` of the job was its newest, except for the totals.
@@ -142,7 +132,7 @@ class Catalogue:
         self.window(name, number)
         return self._job_list(name, number).row(0, named=True)
 
-    def _job_list(self, name: str | None, number: int | None) -> pl.DataFrame:
+    def _job_list(self, name: str | None = None, number: int | None = None) -> pl.DataFrame:
         query = self.connection.sql(_JOB_LIST, params={"name": name, "number": number})
         return pl.DataFrame(query.to_arrow_table())
 
@@ -191,36 +181,23 @@ class Catalogue:
 
     def _windows(self, which: str, **wanted: object) -> tuple[StoredWindow, ...]:
         """The windows of a condition, with the values it names. Raises StoreError for impossible rows if writing."""
+        files = self.connection.execute(_FILES.format(which=which), wanted).fetchall()
+        rows = self.connection.execute(_WINDOWS.format(which=which), wanted).fetchall()
+        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
         try:
-            return self._read_windows(which, wanted)
+            for job_id, number, part, size, crc32 in files:
+                parts.setdefault((job_id, number), {})[Part(part)] = StoredFile(size, crc32)
+            return tuple(
+                StoredWindow(
+                    name, job_id, number, TraceKind(kind), added_at.replace(tzinfo=UTC), first, last, ops, slowdown,
+                    problem, parts.get((job_id, number), {}),
+                )
+                for name, job_id, number, kind, added_at, first, last, ops, slowdown, problem in rows
+            )  # fmt: skip
         except (ValueError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{self.path}: {error}; run `{command('store', 'repair', '--store', self.path)}`"
             ) from None
-
-    def _read_windows(self, which: str, wanted: Mapping[str, object]) -> tuple[StoredWindow, ...]:
-        parts: dict[tuple[int, int], dict[Part, StoredFile]] = {}
-        for job_id, window, part, size, crc32 in self.connection.execute(
-            _FILES.format(which=which), dict(wanted)
-        ).fetchall():
-            parts.setdefault((job_id, window), {})[Part(part)] = StoredFile(size, crc32)
-        rows = self.connection.execute(_WINDOWS.format(which=which), dict(wanted)).fetchall()
-        return tuple(
-            StoredWindow(
-                job=row[0],
-                job_id=row[1],
-                number=row[2],
-                kind=TraceKind(row[3]),
-                added_at=row[4].replace(tzinfo=UTC),
-                first_step=row[5],
-                last_step=row[6],
-                ops=row[7],
-                slowdown=row[8],
-                problem=row[9],
-                files=parts.get((row[1], row[2]), {}),
-            )
-            for row in rows
-        )
 
     def job_id(self, name: str) -> int | None:
         """The number of a job; None if there is no such job."""
@@ -233,33 +210,20 @@ class Catalogue:
         if name in names:
             return NotStoredError(f"{self.path}: no window of job {name!r} yet")
         close = difflib.get_close_matches(name, names, n=1)
-        known = (
-            f"did you mean {short(close[0])!r}?"
-            if close
-            else f"the store holds {', '.join(map(short, names[:8])) or 'none'}"
-        )
+        known = f"did you mean {short(close[0])!r}?" if close else f"the store holds {listed(names, 8) or 'none'}"
         return NotStoredError(f"{self.path}: no job {name!r}; {known}")
-
-    def add_job(self, name: str, source: str) -> int:
-        """Add a job without windows; returns its number."""
-        rows = self.connection.execute(
-            "INSERT INTO jobs (name, source) VALUES ($name, $source) RETURNING job_id", {"name": name, "source": source}
-        ).fetchall()
-        return int(rows[0][0])
 
     def holds(self, name: str) -> bool:
         """Whether a job has a window. A job that hangs at once, or has just begun, has none."""
         found = self.job_id(name)
         return found is not None and self.next_window(found) > 0
 
-    def in_use(self, name: str) -> bool:
-        """Whether a job of this name has a window or is, or was, watched."""
-        return self.holds(name) or self.live.is_watched(name)
-
     def ensured(self, name: str, source: str) -> int:
         """The number of a job, which is created if needed."""
-        found = self.job_id(name)
-        return self.add_job(name, source) if found is None else found
+        if (found := self.job_id(name)) is not None:
+            return found
+        insert(self.connection, "jobs", {"name": name, "source": source})
+        return self.ensured(name, source)
 
     @property
     def live(self) -> LiveTables:
@@ -268,10 +232,9 @@ class Catalogue:
 
     def ensure_job(self, job_id: int, name: str, source: str) -> None:
         """Add a job with this number, unless it exists; later jobs get higher numbers."""
-        job = {"job": job_id, "name": name, "source": source}
         if self.connection.execute("SELECT 1 FROM jobs WHERE job_id = $job", {"job": job_id}).fetchall():
             return
-        self.connection.execute("INSERT INTO jobs VALUES ($job, $name, $source)", job)
+        insert(self.connection, "jobs", {"job_id": job_id, "name": name, "source": source})
         while int(self.connection.execute("SELECT nextval('job_id')").fetchall()[0][0]) < job_id:
             pass
 
@@ -284,20 +247,10 @@ class Catalogue:
         self, job_id: int, number: int, item: Incoming, parts: Mapping[Part, StoredFile], added_at: datetime
     ) -> None:
         """Add a window whose files have been written."""
-        row = {
-            "job_id": job_id,
-            "number": number,
-            "added_at": added_at.astimezone(UTC).replace(tzinfo=None),
-            **_facts(item.trace),
-            **_found(item),
-        }
-        columns, values = ", ".join(row), ", ".join(f"${column}" for column in row)
-        self.connection.execute(f"INSERT INTO windows ({columns}) VALUES ({values})", row)  # noqa: S608 - our own names
+        window = {"job_id": job_id, "number": number}
+        insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item.trace) | _found(item))
         for part, file in parts.items():
-            self.connection.execute(
-                "INSERT INTO files VALUES ($job, $number, $part, $bytes, $crc32)",
-                {"job": job_id, "number": number, "part": part, "bytes": file.bytes, "crc32": file.crc32},
-            )
+            insert(self.connection, "files", window | {"part": part} | asdict(file))
         if isinstance(item.findings, Findings):
             self._add_hosts(job_id, item.findings.hosts())
             self._add_gpus(job_id, item.trace.metadata)
@@ -308,72 +261,38 @@ class Catalogue:
         line for each.
         """
         for table in TABLES:
-            for row in impossible(self.connection, table, table):
+            for row in impossible(self.connection, table):
                 self.connection.execute(f"DELETE FROM {table} WHERE rowid = $key", {"key": row.key})  # noqa: S608
-                for other in ("files", "findings", "culprits") if table == "windows" else ():
-                    self.connection.execute(
-                        f"DELETE FROM {other} WHERE job_id = $job AND number = $number",  # noqa: S608
-                        {"job": row.job_id, "number": row.number},
-                    )
+                if table == "windows":
+                    self.delete(OF_WINDOWS, job_id=row.job_id, number=row.number)
                 yield table, row.line
-
-    def remove_file(self, window: StoredWindow, part: Part) -> None:
-        """Stop naming a file."""
-        self.connection.execute(
-            "DELETE FROM files WHERE job_id = $job AND number = $number AND part = $part",
-            {"job": window.job_id, "number": window.number, "part": part},
-        )
 
     def mark_unanalysed(self, window: StoredWindow, problem: str) -> None:
         """Forget the findings of a window, and store the reason."""
-        self.live.remove_findings(window.job_id, window.number)
+        self.delete(["findings", "culprits"], job_id=window.job_id, number=window.number)
         figures = ", ".join(f"{column} = NULL" for column in FIGURES)
         self.connection.execute(
             f"UPDATE windows SET problem = $problem, {figures} WHERE job_id = $job AND number = $number",  # noqa: S608
             {"job": window.job_id, "number": window.number, "problem": problem},
         )
 
-    def remove_window(self, window: StoredWindow) -> None:
-        """Remove a window, and its job if it was the last one."""
-        for deletion in ("DELETE FROM files", "DELETE FROM findings", "DELETE FROM culprits", "DELETE FROM windows"):
-            self.connection.execute(
-                f"{deletion} WHERE job_id = $job AND number = $number", {"job": window.job_id, "number": window.number}
-            )
-        if self.next_window(window.job_id) == 0:
-            self.remove_job(window.job_id)
-
-    def remove_job(self, job_id: int) -> None:
-        """Remove a job with all its windows."""
-        for deletion in (
-            "DELETE FROM files",
-            "DELETE FROM hosts",
-            "DELETE FROM gpus",
-            "DELETE FROM findings",
-            "DELETE FROM culprits",
-            "DELETE FROM incidents",
-            "DELETE FROM watches",
-            "DELETE FROM endings",
-            "DELETE FROM windows",
-            "DELETE FROM jobs",
-        ):
-            self.connection.execute(f"{deletion} WHERE job_id = $job", {"job": job_id})
+    def delete(self, tables: Iterable[str], **which: object) -> None:
+        """Delete the rows that have these values from all of the tables."""
+        condition = " AND ".join(f"{column} = ${column}" for column in which)
+        for table in tables:
+            self.connection.execute(f"DELETE FROM {table} WHERE {condition}", which)  # noqa: S608 - our own names
 
     def _add_hosts(self, job_id: int, hosts: Iterable[str]) -> None:
         self.connection.execute(
-            "INSERT INTO hosts SELECT $job, host FROM (SELECT unnest($hosts::VARCHAR[]) AS host)"
-            " WHERE host NOT IN (SELECT host FROM hosts WHERE job_id = $job)",
+            "INSERT INTO hosts SELECT $job, unnest($hosts::VARCHAR[]) EXCEPT SELECT job_id, host FROM hosts",
             {"job": job_id, "hosts": list(hosts)},
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
         """Add the GPUs that the free metadata names by rank."""
-        named, hosts = metadata.get("gpus"), metadata.get("hosts")
-        gpus = (
-            {rank: gpu.get("uuid") for rank, gpu in named.items() if isinstance(gpu, dict)}
-            if isinstance(named, dict)
-            else {}
-        )
-        found = {uuid: _text(hosts, rank) for rank, uuid in gpus.items() if isinstance(uuid, str)}
+        gpus, hosts = (_by_rank(metadata.get(name)) for name in ("gpus", "hosts"))
+        uuids = {rank: _by_rank(gpu).get("uuid") for rank, gpu in gpus.items()}
+        found = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
         self.connection.execute(
             "INSERT INTO gpus SELECT $job, gpu, host"
             " FROM (SELECT unnest($gpus::VARCHAR[]) AS gpu, unnest($hosts::VARCHAR[]) AS host)"
@@ -382,43 +301,27 @@ class Catalogue:
         )
 
 
-def _text(values: object, key: str) -> str | None:
-    """The value of a key in free metadata, if it is text."""
-    value = values.get(key) if isinstance(values, dict) else None
+def _by_rank(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _lacking(version: int) -> str:
-    """The statements that create the tables missing from a catalogue of this version."""
-    return "".join(_statements(name) for brought, name in _BROUGHT.items() if brought > version)
-
-
-def _statements(name: str) -> str:
-    """The SQL in a file next to this one."""
-    return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _warn(line: str) -> None:
-    """Say something on stderr, once in each process."""
-    say(line)
-
-
-@cache
-def _version() -> str:
-    """The version of tracekit; looking it up takes a third of an append."""
-    return version("tracekit")
+#: Warns on stderr, once in each process.
+_warn = cache(say)
+#: Looking up the version of tracekit takes a third of an append.
+_version = cache(version)
 
 
 def _found(item: Incoming) -> dict[str, Any]:
-    """The columns of `windows` with findings."""
-    found: dict[str, Any] = {"tracekit": None, "problem": None} | dict.fromkeys(FIGURES)
+    """The columns of `windows` with findings; empty if the window was not analysed."""
     if item.findings is None:
-        return found
-    found["tracekit"] = _version()
-    if isinstance(item.findings, Findings):
-        return found | item.findings.figures()
-    return found | {"problem": item.findings.problem}
+        return {}
+    found = item.findings
+    figures = found.figures() if isinstance(found, Findings) else {"problem": found.problem}
+    return {"tracekit": _version("tracekit")} | figures
 
 
 def _facts(trace: AnyTrace) -> dict[str, Any]:
@@ -426,9 +329,9 @@ def _facts(trace: AnyTrace) -> dict[str, Any]:
     if isinstance(trace, OpTrace):
         steps = trace.ops["step"].cast(pl.Int32).unique() if "step" in trace.ops.columns else pl.Series([0])
         starts: list[float] = []
-        sizes: dict[str, int | None] = dict.fromkeys(SIZES) | {"world_size": trace.ops["rank"].n_unique()}
+        sizes = {"world_size": trace.ops["rank"].n_unique()}
     else:
-        steps, sizes = pl.Series(trace.steps), {**trace.layout.to_dict()}
+        steps, sizes = pl.Series(trace.steps), trace.layout.to_dict()
         starts = [float(start) for start in trace.step_starts.values()]
     return {
         "kind": trace_kind(trace),
@@ -445,8 +348,4 @@ def _facts(trace: AnyTrace) -> dict[str, Any]:
 
 def _is_short(value: object) -> bool:
     """Whether this is one value that fits into a line."""
-    return (
-        value is None
-        or isinstance(value, bool | int | float)
-        or (isinstance(value, str) and len(value) <= LONGEST_FACT)
-    )
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_FACT)

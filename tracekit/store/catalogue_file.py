@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
-import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,12 +15,12 @@ from typing import BinaryIO
 
 from tracekit.base.atomic_write import Kind, Place
 from tracekit.base.errors import StoreBusyError, StoreError
+from tracekit.store.connection import identity
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-#: Prefix of the names of copies; a digest of the store's name follows.
-COPY_PREFIX = ".tracekit.store-"
+_COPY_PREFIX = ".tracekit.store-"
 
 
 def is_duckdb(file: BinaryIO) -> bool:
@@ -33,28 +32,33 @@ def is_duckdb(file: BinaryIO) -> bool:
 STORE_FILE = Kind("a tracekit store", is_duckdb)
 
 
+def is_duckdb_file(path: Path) -> bool:
+    """Whether a path is a DuckDB file. Raises StoreError if it cannot be read."""
+    try:  # must not wait for the writer of a pipe
+        with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_duckdb(file)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogueCopy:
     """A copy that will become the catalogue. `path`: where to create it; nothing is there yet.
 
-    `replaces`: whether there is a catalogue already, which `fill` copies.
+    `replaces`: whether there is a catalogue already.
     """
 
     path: Path
     replaces: bool
     _place: Place
-    _found: tuple[int, ...]
-
-    def fill(self) -> None:
-        """Copy the catalogue. Raises OSError."""
-        shutil.copyfile(self._place.path, self.path)
+    _found: tuple[int, ...] | None
 
     def put(self) -> None:
         """Replace the catalogue by the copy, and sync it to the disk.
 
         Raises StoreBusyError if another program has changed the catalogue meanwhile.
         """
-        if _identity(self._place.check()) != self._found:
+        if identity(self._place.path) != self._found:
             raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
         sync(self.path)
         self._place.put(self.path)
@@ -63,33 +67,45 @@ class CatalogueCopy:
 
 @contextmanager
 def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
-    """A copy to work on, for a process that is `alone`; without `put` it is removed.
+    """A copy of the catalogue at `path` to work on, for the process that has it `locked`; it is removed unless `put`.
 
     Raises OutputError or StoreError if something else is at `path` or it cannot be written.
     """
     place = Place(path, STORE_FILE)
+    found = place.check() and identity(path)
+    if os.path.lexists(log := f"{path}.wal"):  # DuckDB would add them to the store
+        raise StoreError(
+            f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
+            " DuckDB, or move this file away if there is no store"
+        )
+    _remove_copies(path.parent)  # killed writers left them: nobody else is writing now
     try:
-        with _copy_path(path) as copy:
-            found = place.check()
-            _check_complete(path)
-            yield CatalogueCopy(copy, found is not None, place, _identity(found))
+        copy = path.with_name(f"{_COPY_PREFIX}{secrets.token_hex(4)}")
+        yield CatalogueCopy(copy, found is not None, place, found)
     except OSError as error:
         raise place.error(error) from None
+    finally:
+        _remove_copies(path.parent)
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Wait until no other process writes the catalogue at `path`, and keep others waiting.
 
     Raises StoreBusyError if that takes too long, OutputError if the lock cannot be written.
     """
-    place = Place(path, STORE_FILE)
-    place.check()  # before a lock is created next to something that is not a store
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while (lock := _lock(path)) is None:
+        if time.monotonic() > deadline:
+            raise StoreBusyError(
+                f"{path.parent}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
+                " try again when it is done"
+            )
+        time.sleep(_POLL_S)
     try:
-        with _locked(path):
-            yield
-    except OSError as error:
-        raise place.error(error) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager
@@ -104,10 +120,8 @@ def if_nobody_writes(path: Path) -> Iterator[bool]:
             lock = os.open(_lock_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:  # each writer begins with creating it
-            pass
-        except OSError:
-            alone = False
+        except OSError as error:
+            alone = isinstance(error, FileNotFoundError)  # each writer begins with creating it
         yield alone
 
 
@@ -115,57 +129,28 @@ def _lock_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.lock")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> int | None:
+    """The lock of a catalogue, open and held; None if another process holds it, or has just removed the store."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    name = _lock_of(path)
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        lock = os.open(name, flags, 0o666)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StoreBusyError(
-                        f"{path.parent}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
-                        " try again when it is done"
-                    ) from None
-                time.sleep(_POLL_S)
-                continue
-            if not os.fstat(lock).st_nlink:  # the previous holder has removed the store
-                continue
-            yield
-            return
-        finally:
-            os.close(lock)
-
-
-@contextmanager
-def _copy_path(path: Path) -> Iterator[Path]:
-    """A name for a copy, which is removed at the end. First removes what killed writers of this store left.
-
-    Nobody else is writing the store now, so no other copy is in use.
-    """
-    digest = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
-    prefix = f"{COPY_PREFIX}{digest}-"
-    _remove_own(path.parent, prefix)
-    copy = path.with_name(f"{prefix}{secrets.token_hex(4)}")
     try:
-        yield copy
-    finally:
-        _remove_own(path.parent, copy.name)
+        with ExitStack() as stack:
+            lock = os.open(_lock_of(path), flags, 0o666)
+            stack.callback(os.close, lock)
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_nlink:
+                    stack.pop_all()
+                    return lock
+    except OSError as error:
+        raise Place(path, STORE_FILE).error(error) from None
+    return None
 
 
-def _remove_own(folder: Path, prefix: str) -> None:
-    """Remove this user's files with `prefix` in a folder: copies, and what DuckDB creates next to them."""
-    with suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable but not readable
-        for entry in entries:
-            if entry.name.startswith(prefix) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    Path(entry.path).unlink()
+def _remove_copies(folder: Path) -> None:
+    """Remove copies, and what DuckDB creates next to them."""
+    for left in folder.glob(f"{_COPY_PREFIX}*"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def sync(path: Path) -> None:
@@ -176,18 +161,3 @@ def sync(path: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _check_complete(path: Path) -> None:
-    """Raise StoreError if DuckDB would add changes from another file to the store."""
-    log = f"{path}.wal"
-    if os.path.lexists(log):
-        raise StoreError(
-            f"{log}: holds changes to the store that another program has not finished; open and close {path} with"
-            " DuckDB, or move this file away if there is no store"
-        )
-
-
-def _identity(found: os.stat_result | None) -> tuple[int, ...]:
-    """Identifies a file and its state."""
-    return () if found is None else (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

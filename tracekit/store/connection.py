@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
-from importlib.resources import files
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tracekit.base.command_line import adding
 from tracekit.base.errors import StoreBusyError, StoreError
 
 if TYPE_CHECKING:
     import duckdb
+
+#: What to do with a store that is too old.
+IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
+#: The tables with rows about a window, those with rows about a job, and all tables of a catalogue (`schema.sql`).
+OF_WINDOWS = ("files", "findings", "culprits", "windows")
+OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "watches", "endings", "jobs")
+TABLES = frozenset({"store_version", *OF_JOBS})
+_VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
 
 #: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
@@ -34,8 +41,6 @@ _STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
 _READ: dict[tuple[int, str], tuple[str, int]] = {}
 #: Files are attached under names that nobody uses again.
 _NUMBERS = itertools.count(1)
-_CREATED = re.compile(r"^CREATE TABLE (\w+)", re.MULTILINE)
-_OF_SINGLE_FILES = frozenset({"job", "op", "step", "report", "worker_slowdown"})
 
 
 @contextmanager
@@ -44,26 +49,21 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     import duckdb
 
     try:
-        if not read_only:
-            with _writing(_name(path)) as connection:
-                yield connection
-            return
-        with _ONE_READS, _reading(path, store) as connection:
+        with _reading(path, store) if read_only else writing(_name(path)) as connection:
             yield connection
     except duckdb.Error as error:
-        raise _store_error(error, store) from None
+        reason = str(error).splitlines()[0]
+        if "Could not set lock" not in reason:
+            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}") from None
+        raise StoreBusyError(
+            f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
+            " done"
+        ) from None
 
 
 @contextmanager
-def in_memory() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to an empty database that goes with it."""
-    with _writing(":memory:") as connection:
-        yield connection
-
-
-@contextmanager
-def _writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection that creates and changes tables in a file."""
+def writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that creates and changes tables in a file, or in ":memory:"."""
     name = f"catalogue_{next(_NUMBERS)}"
     try:
         with _duckdb().cursor() as connection:  # closing it ends its transaction
@@ -82,21 +82,24 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
     functions come before macros of the file, and a view in place of a table raises StoreError.
     """
     which = os.getpid(), _name(path)
-    name, readers = _READ.get(which, (f"catalogue_{next(_NUMBERS)}", 0))
-    _READ[which] = name, readers + 1
-    try:
-        with _duckdb().cursor() as connection:
-            if not readers:
-                _attach_to_read(connection, name, path)
-            connection.execute(f"SET search_path = 'system.main,{name}.main'")
-            _refuse_views(connection, name, store)
-            yield connection
-    finally:
-        _, readers = _READ.pop(which)
-        if readers > 1:
-            _READ[which] = name, readers - 1
-        else:
-            _detach(name)
+    with _ONE_READS:
+        name, readers = _READ.get(which, (f"catalogue_{next(_NUMBERS)}", 0))
+        _READ[which] = name, readers + 1
+        try:
+            with _duckdb().cursor() as connection:
+                if not readers:
+                    _attach_to_read(connection, name, path)
+                connection.execute(f"SET search_path = 'system.main,{name}.main'")
+                found = {view.lower() for (view,) in connection.execute(_VIEWS, {"name": name}).fetchall()} & TABLES
+                if found:
+                    raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
+                yield connection
+        finally:
+            _, readers = _READ.pop(which)
+            if readers > 1:
+                _READ[which] = name, readers - 1
+            else:
+                _detach(name)
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
@@ -147,14 +150,14 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
 
     deadline = time.monotonic() + _OPENING_S
     while time.monotonic() < deadline:
-        before = _identity(path)
+        before = identity(path)
         try:
             _attach(connection, name, _name(path), read_only=True)
         except duckdb.Error:
-            if _identity(path) == before:
+            if identity(path) == before:
                 raise
             continue
-        if _identity(path) == before:
+        if identity(path) == before:
             return
         connection.execute(f"DETACH {name}")
     raise duckdb.IOException(
@@ -162,28 +165,13 @@ def _attach_to_read(connection: duckdb.DuckDBPyConnection, name: str, path: Path
     )
 
 
-def _refuse_views(connection: duckdb.DuckDBPyConnection, name: str, store: Path | str) -> None:
-    views = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
-    found = {view.lower() for (view,) in connection.execute(views, {"name": name}).fetchall()} & _tables()
-    if found:
-        raise StoreError(f"{store}: not a store of tracekit: {min(found)} is a view there, not a table")
-
-
-@cache
-def _tables() -> frozenset[str]:
-    """The tables of stores, of any version."""
-    scripts = [file for file in files("tracekit.store").iterdir() if file.name.endswith(".sql")]
-    created = (_CREATED.findall(script.read_text(encoding="utf-8")) for script in scripts)
-    return _OF_SINGLE_FILES.union(*created)
-
-
 def _name(path: Path) -> str:
     """An absolute path: DuckDB interprets ":memory:" and prefixes such as "md:" differently."""
     return str(path.absolute())
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Identifies a file, as opposed to one that replaces it; None if there is none."""
+def identity(path: Path) -> tuple[int, ...] | None:
+    """Identifies a file and its state, as opposed to one that replaces it; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -191,36 +179,30 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _store_error(error: Exception, store: Path | str) -> StoreError:
-    reason = str(error).splitlines()[0]
-    if "Could not set lock" in reason:
-        return StoreBusyError(
-            f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
-            " done"
-        )
-    return StoreError(f"{store}: DuckDB cannot use the store: {reason}")
-
-
-def version_in(connection: duckdb.DuckDBPyConnection) -> tuple[int, ...] | None:
-    """The content of the table `store_version`; None if there is no such table."""
+def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, known: int) -> None:
+    """Raise StoreError unless this is a catalogue of the version that is `known`."""
     import duckdb
 
     try:
-        return tuple(row[0] for row in connection.execute("SELECT version FROM store_version").fetchall())
+        found = [version for (version,) in connection.execute("SELECT version FROM store_version").fetchall()]
     except duckdb.CatalogException:
-        return None
+        raise StoreError(f"{store}: a DuckDB file, but not a tracekit store; choose another --store") from None
+    if found == [known]:
+        return
+    newer = len(found) == 1 and isinstance(found[0], int) and found[0] > known
+    advice = "a newer tracekit wrote it, upgrade this one" if newer else IMPORT_AGAIN
+    raise StoreError(
+        f"{store}: store version {', '.join(map(str, found)) or 'none'}; this tracekit uses {known}: {advice}"
+    )
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, store: Path | str, *known: int) -> int:
-    """The version of a store, one of `known`, the newest last. Raises StoreError for any other, and if it is not a
-    store.
-    """
-    found = version_in(connection)
-    if found is None:
-        raise StoreError(f"{store}: a DuckDB file, but not a tracekit store; choose another --store")
-    if len(found) == 1 and found[0] in known:
-        return found[0]
-    shown = ", ".join(map(str, found)) or "none"
-    newer = len(found) == 1 and isinstance(found[0], int) and found[0] > known[-1]
-    advice = "a newer tracekit wrote it, upgrade this one" if newer else "use the tracekit that wrote it"
-    raise StoreError(f"{store}: store version {shown}; this tracekit uses {known[-1]}: {advice}")
+def insert(connection: duckdb.DuckDBPyConnection, table: str, row: Mapping[str, Any], verb: str = "INSERT") -> None:
+    """Insert a row, by the names of its columns; a time of any zone as DuckDB keeps it."""
+    columns, values = ", ".join(row), ", ".join(f"${column}" for column in row)
+    stored = {column: naive(value) if isinstance(value, datetime) else value for column, value in row.items()}
+    connection.execute(f"{verb} INTO {table} ({columns}) VALUES ({values})", stored)
+
+
+def naive(at: datetime) -> datetime:
+    """The time as DuckDB keeps it, UTC."""
+    return at.astimezone(UTC).replace(tzinfo=None)

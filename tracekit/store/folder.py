@@ -4,6 +4,7 @@
     STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
     STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
     STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
+    STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
     STORE/unfinished                      files that a writer at work adds or removes
     STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/survived_errors.py)
     STORE/told/<receiver>                 which incidents a webhook has been told of (live/delivery_log.py)
@@ -15,35 +16,31 @@ So a reader of any state of the catalogue finds every file that it names, unless
 from __future__ import annotations
 
 import errno
-import glob
 import os
-import secrets
-import shutil
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import polars as pl
 
-from tracekit.base.atomic_write import Place
+from tracekit.base.atomic_write import Place, check_writable
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, OutputError, StoreError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings
-from tracekit.store.catalogue import KNOWN_VERSIONS, Catalogue
+from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
-from tracekit.store.connection import check_version, connected, in_memory
+from tracekit.store.connection import IMPORT_AGAIN, connected, writing
 from tracekit.store.hangs import StoredHang, read_hangs
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
 from tracekit.trace.canonical import Trace, read_columns, read_parquet
 from tracekit.trace.op import read_op_trace
 
-MARK, CATALOGUE, UNFINISHED, JOBS = "tracekit-store", "catalog.duckdb", "unfinished", "jobs"
+MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 _SUFFIX = {Part.OPS: ".parquet", Part.REPORT: ".report.json", Part.WORKERS: ".workers.parquet"}
 _MARK_TEXT = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
@@ -68,6 +65,9 @@ class Folder:
     def _repair(self) -> str:
         return command("store", "repair", "--store", self.path)
 
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(f"{what}; `{self._repair}` drops what is damaged")
+
     def file(self, job_id: int, number: int, part: Part) -> Path:
         """The path of a part of a window."""
         return self.path / JOBS / str(job_id) / f"{number}{_SUFFIX[part]}"
@@ -75,23 +75,27 @@ class Folder:
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
-        if not self.catalogue.exists():
-            self.check_no_jobs()
-        if not self.catalogue.exists():
-            # The first writer has not finished.
-            with in_memory() as connection:
-                yield Catalogue.new(connection, self.path)
+        self.check_no_jobs()
+        if self.catalogue.exists():
+            with open_catalogue(self.catalogue, self.path) as catalogue:
+                yield catalogue
             return
-        with open_catalogue(self.catalogue, self.path) as catalogue:
-            yield catalogue
+        with writing(":memory:") as connection:  # the first writer has not finished
+            yield Catalogue.new(connection, self.path)
 
     def check_no_jobs(self) -> None:
-        """Raise StoreError if there are files of jobs in a store without a catalogue."""
-        left = any((self.path / JOBS).glob("*/*")) and not (self.path / UNFINISHED).exists()
-        if left and not self.catalogue.exists():  # the first writer may have finished between the two checks
+        """Raise StoreError if a store without a catalogue has files of jobs that no writer is adding."""
+        if self.catalogue.exists():
+            return
+        left = set((self.path / JOBS).glob("*/*")) - self.noted_files()
+        if left and not self.catalogue.exists():  # the first writer may have finished meanwhile
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
+
+    def holding(self, _: StoredWindow, __: Part) -> AbstractContextManager[Folder]:
+        """The folder that has this part of a window meanwhile."""
+        return nullcontext(self)
 
     def trace(self, window: StoredWindow) -> AnyTrace:
         """The trace of a window. Raises FileGoneError, StoreError if it is damaged."""
@@ -100,31 +104,27 @@ class Folder:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
             self._checked(window, Part.OPS)  # it may have been removed just now
-            raise _damaged(self.path, str(error)) from None
+            raise self._damaged(str(error)) from None
 
-    def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None if there is none."""
-        if Part.REPORT not in window.files:
-            return None
+    def report(self, window: StoredWindow) -> str:
+        """The report of a window that has one, as JSON."""
         path = self._checked(window, Part.REPORT)
         content = path.read_bytes()
         if zlib.crc32(content) != window.files[Part.REPORT].crc32:
-            raise _damaged(self.path, f"{path}: has changed since it was written")
+            raise self._damaged(f"{path}: has changed since it was written")
         return content.decode()
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
-        return tuple(read_hangs(self.path, job))
+        return read_hangs(self.path, job)
 
-    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
-        if Part.WORKERS not in window.files:
-            return None
+    def workers(self, window: StoredWindow) -> pl.DataFrame:
+        """S of each worker in each step of a window that has it, as in `WorkerSlowdowns.rows`."""
         path = self._checked(window, Part.WORKERS)
         try:
             return read_columns(path)
         except FormatError as error:
-            raise _damaged(self.path, str(error)) from None
+            raise self._damaged(str(error)) from None
 
     def _checked(self, window: StoredWindow, part: Part) -> Path:
         """The path of a file that exists with its recorded size."""
@@ -136,7 +136,7 @@ class Folder:
         except OSError as error:
             raise StoreError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
         if size != window.files[part].bytes:
-            raise _damaged(self.path, f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
+            raise self._damaged(f"{path}: has {size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: Part) -> str | None:
@@ -155,35 +155,25 @@ class Folder:
     def make(self) -> bool:
         """Make the folder a store, unless it is one; returns whether it had to be made.
 
-        Of several first writers, one creates it atomically: nobody sees a folder without its mark. Raises OutputError
-        if something else is there.
+        Until it has its mark, it is an empty folder, which another first writer marks. Raises OutputError if something
+        else is there.
         """
         if self.check_place():
             return False
-        empty = self.path.exists()
-        whole = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        made = not self.path.exists()
         try:
-            whole.mkdir()
-            try:
-                with open(whole / MARK, "w", encoding="utf-8") as mark:
-                    mark.write(_MARK_TEXT)
-                whole.rename(self.path)  # or onto an empty folder
-            except OSError:
-                shutil.rmtree(whole, ignore_errors=True)
-                if self.check_place():  # by another writer, meanwhile
-                    return False
-                raise
-            self._remove_unborn()
+            if made:
+                self.path.mkdir()
+            with open(self.path / MARK, "x", encoding="utf-8") as mark:
+                mark.write(_MARK_TEXT)
             sync(self.path.parent)
+        except FileExistsError:  # others were faster
+            return self.make()
         except OSError as error:
-            raise _place(self.path).error(error) from None
-        return not empty
-
-    def _remove_unborn(self) -> None:
-        """Remove stores that killed writers were creating. Writers still at work can no longer install theirs."""
-        for other in self.path.parent.glob(f".{glob.escape(self.path.name)}.????????"):
-            if other.is_dir() and {file.name for file in other.iterdir()} <= {MARK}:
-                shutil.rmtree(other, ignore_errors=True)
+            with suppress(OSError):
+                self.path.rmdir()
+            raise Place(self.path, STORE_FILE).error(error) from None
+        return made
 
     def unmake(self) -> None:
         """Remove a store into which nothing was written."""
@@ -202,14 +192,14 @@ class Folder:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _place(self.path).error(error) from None
+            raise Place(self.path, STORE_FILE).error(error) from None
         if stat.S_ISLNK(found.st_mode):
             raise OutputError(
                 f"{self.path}: is a link to {self.path.readlink()}, which is not followed; name the folder itself"
             )
         if not stat.S_ISDIR(found.st_mode):
-            _place(self.path).check()
-            raise OutputError(f"{self.path}: a file; a store is a folder, choose another place, or move it away")
+            Place(self.path, STORE_FILE).check()
+            raise older_store(self.path)
         if is_store_folder(self.path):
             return True
         with suppress(OSError):
@@ -219,12 +209,8 @@ class Folder:
 
     def check_writable(self) -> None:
         """Raise the OutputError that writing would raise, as far as it can be predicted; writes nothing."""
-        folder = self.path if self.check_place() else self.path.parent
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                return
-        except OSError as error:
-            raise _place(self.path).error(error) from None
+        self.check_place()
+        check_writable(self.catalogue if self.path.exists() else self.path, STORE_FILE)
 
     def write_window(self, job_id: int, number: int, item: Incoming) -> dict[Part, StoredFile]:
         """Write the files of a window; they are on disk when this returns. Raises OSError."""
@@ -246,6 +232,14 @@ class Folder:
             sync(self.path)
         return written
 
+    def check_free(self, job_id: int, number: int) -> None:
+        """Raise StoreError if a window that is to be written has a file already, which no window names."""
+        for part in Part:
+            if (path := self.file(job_id, number, part)).exists():
+                raise StoreError(
+                    f"{path}: is in the way of a new window, and no window names it; move it with `{self._repair}`"
+                )
+
     def note_unfinished(self, windows: Iterable[tuple[int, int]]) -> None:
         """Note windows, by job and number, whose files are about to be written or removed."""
         with open(self.path / UNFINISHED, "a", encoding="utf-8", opener=_no_link) as file:
@@ -255,37 +249,50 @@ class Folder:
         """Forget the note: the catalogue names all noted files."""
         (self.path / UNFINISHED).unlink(missing_ok=True)
 
-    def unfinished(self) -> set[tuple[int, int]] | None:
-        """The noted windows; None if there is no note."""
+    def noted_files(self) -> set[Path]:
+        """All files that noted windows can have."""
         try:
             with open(self.path / UNFINISHED, encoding="utf-8", opener=_no_link) as file:
                 lines = file.read().split("\n")[:-1]  # the last line may be incomplete
         except FileNotFoundError:
-            return None
-        return {(int(job), int(window)) for job, window in (line.split() for line in lines)}
+            return set()
+        noted = [line.split() for line in lines]
+        return {self.file(int(job_id), int(number), part) for job_id, number in noted for part in Part}
 
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""
-        noted = self.unfinished()
-        if noted is None:
+        if not (self.path / UNFINISHED).exists():
             return
-        with self.reading() as catalogue:
-            named = {(window.job_id, window.number): window.files for window in catalogue.windows()} if noted else {}
-        for job_id, number in noted:
-            for part in Part:
-                if part not in named.get((job_id, number), {}):
-                    self.file(job_id, number, part).unlink(missing_ok=True)
-            with suppress(OSError):  # other windows are there
-                (self.path / JOBS / str(job_id)).rmdir()
+        if noted := self.noted_files():
+            with self.reading() as catalogue:
+                noted -= self.named_files(catalogue).keys()
+        for path in noted:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # other files are there, or none
+                path.parent.rmdir()
         self.forget_unfinished()
+
+    def named_files(self, catalogue: Catalogue) -> dict[Path, StoredFile]:
+        """All files that a catalogue names."""
+        return {
+            self.file(window.job_id, window.number, part): file
+            for window in catalogue.windows()
+            for part, file in window.files.items()
+        }
 
 
 @contextmanager
 def open_catalogue(path: Path, store: Path | str) -> Iterator[Catalogue]:
     """The catalogue in the file `path`, for reading; errors name `store`."""
     with connected(path, store, read_only=True) as connection:
-        version = check_version(connection, store, *KNOWN_VERSIONS)
-        yield Catalogue.read_only(connection, store, version)
+        yield Catalogue.existing(connection, store, read_only=True)
+
+
+def older_store(path: Path) -> StoreError:
+    """The error for a DuckDB file in the place of a store."""
+    return StoreError(
+        f"{path}: a file of DuckDB, and a store is a folder; if an older tracekit wrote it, {IMPORT_AGAIN}"
+    )
 
 
 def is_store_folder(path: Path) -> bool:
@@ -320,11 +327,3 @@ def _written(path: Path, write: Callable[[BinaryIO], object]) -> StoredFile:
 def _no_link(path: str, flags: int) -> int:
     """Open a file that others could have put into a store that they share; waits for no pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-def _place(path: Path) -> Place:
-    return Place(path, STORE_FILE)
-
-
-def _damaged(folder: Path, what: str) -> StoreError:
-    return StoreError(f"{what}; `{command('store', 'repair', '--store', folder)}` drops what is damaged")

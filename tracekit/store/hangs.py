@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,15 +47,13 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, A
     write_text(path, json.dumps({"format": "tracekit-hang", **asdict(stored)}) + "\n", _KIND)
 
 
-def read_hangs(folder: Path, job: str | None = None) -> Iterator[StoredHang]:
+def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
     """The reports in the store in `folder`, those of one job or of all, newest first. Raises StoreError."""
+    found = []
     for path in reversed(hang_files(folder)):
-        try:
-            found = read_hang(path)
-        except FileNotFoundError:  # removed since
-            continue
-        if job is None or found.job == job:
-            yield found
+        with suppress(FileNotFoundError):  # removed since
+            found.append(read_hang(path))
+    return tuple(one for one in found if job in (None, one.job))
 
 
 def hang_files(folder: Path) -> list[Path]:

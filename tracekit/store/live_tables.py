@@ -1,4 +1,4 @@
-"""The tables of live.sql: what alerts, metrics and the history of a job need.
+"""The tables that alerts, metrics and the history of a job need.
 
 In: a connection to a catalogue, and the findings of a window. Out: rows, incidents, the history of a job.
 """
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 from msgspec import structs
 
-from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings, WindowVerdict
-from tracekit.store.incidents import Incident, followed
+from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
+from tracekit.store.connection import insert, naive
+from tracekit.store.incidents import Incident
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 #: The number of a window's causes in the catalogue; its report has all of them.
 MOST_CULPRITS = 4
+#: Columns of `culprits`, and fields of `Account`.
+_OF_CULPRITS = ("kind", "part", "ranks", "hosts", "gpu_uuids", "cost_s", "share", "confidence")
+#: Columns of `incidents`, and fields of `Incident`.
+_OF_INCIDENTS = ("opened_at", "opened_window", "seen_window", "clear", "closed_at", "closed_window")
+_OR_REPLACE = "INSERT OR REPLACE"
 
 _HISTORY = """
 SELECT windows.number, windows.first_step, windows.last_step, epoch(windows.added_at) AS added_at, windows.started_at,
@@ -111,7 +117,7 @@ _GPUS = _MACHINES.format(
 
 @dataclass(frozen=True, slots=True)
 class LiveTables:
-    """The tables of live.sql in an open catalogue."""
+    """Those tables in an open catalogue."""
 
     connection: duckdb.DuckDBPyConnection
 
@@ -146,11 +152,10 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                row[0], row[1], cause, _utc(row[3]), row[4], row[5], row[6],
-                None if row[7] is None else _utc(row[7]), row[8], row[9],
+                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, ending
             )
-            for row in rows
-            if (cause := stored_account(row[2])) is not None  # a reader's `left_out` names others
+            for number, job, text, opened, first, last, clear, closed, closed_by, ending in rows
+            if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
     def is_watched(self, name: str) -> bool:
@@ -204,89 +209,40 @@ class LiveTables:
         verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
         if verdict is None:
             return
-        leading = verdict.sightings[0] if verdict.sightings else None
+        leading, metadata = verdict.sightings[:1], item.trace.metadata
+        window = {"job_id": job_id, "number": number}
         row = {
-            "job": job_id,
-            "number": number,
             "verdict": verdict.kind,
-            "headline": verdict.headline,
-            "share": verdict.share,
-            "confidence": verdict.confidence,
-            "trust": verdict.trust,
-            "fix": verdict.fix,
-            "saved": None if leading is None else leading.saved_gpu_hours_per_day,
-            "missing": _count(item.trace.metadata.get("missing_ranks")),
-            "dropped": _number(item.trace.metadata.get("dropped_records")),
+            **{column: getattr(verdict, column) for column in ("headline", "share", "confidence", "trust", "fix")},
+            "saved_gpu_hours_per_day": leading[0].saved_gpu_hours_per_day if leading else None,
+            "ranks_missing": _count(metadata.get("missing_ranks")),
+            "dropped_records": _number(metadata.get("dropped_records")),
         }
-        self.connection.execute(
-            "INSERT INTO findings VALUES ($job, $number, $verdict, $headline, $share, $confidence, $trust, $fix,"
-            " $saved, $missing, $dropped)",
-            row,
-        )
+        insert(self.connection, "findings", window | row)
         for one in sorted(verdict.sightings, key=lambda one: -one.cost_s)[:MOST_CULPRITS]:
-            self.connection.execute(
-                "INSERT INTO culprits VALUES ($job, $number, $kind, $part, $ranks, $hosts, $gpus, $cost_s, $share,"
-                " $confidence)",
-                {
-                    "job": job_id,
-                    "number": number,
-                    "kind": one.kind,
-                    "part": one.part,
-                    "ranks": list(one.ranks),
-                    "hosts": list(one.hosts),
-                    "gpus": list(one.gpu_uuids),
-                    "cost_s": one.cost_s,
-                    "share": one.share,
-                    "confidence": one.confidence,
-                },
-            )
-
-    def remove_findings(self, job_id: int, number: int) -> None:
-        """Forget the findings of a window; incidents stay."""
-        window = {"job": job_id, "number": number}
-        self.connection.execute("DELETE FROM findings WHERE job_id = $job AND number = $number", window)
-        self.connection.execute("DELETE FROM culprits WHERE job_id = $job AND number = $number", window)
-
-    def follow(
-        self, job_id: int, job: str, number: int, verdict: WindowVerdict, at: datetime, moved_at: datetime | None
-    ) -> None:
-        """Continue the incidents of a job with a window that has been added. `moved_at`: as in `followed`."""
-        for incident in followed(self.incidents(job, only_open=True), job, number, verdict, at, moved_at):
-            self.put_incident(job_id, incident)
+            insert(self.connection, "culprits", window | {column: getattr(one, column) for column in _OF_CULPRITS})
 
     def put_incident(self, job_id: int, incident: Incident) -> None:
         """Insert or update an incident."""
         number = incident.incident_id or self.connection.execute("SELECT nextval('incident_id')").fetchall()[0][0]
-        self.connection.execute(
-            "INSERT OR REPLACE INTO incidents VALUES ($id, $job, $kind, $cause, $opened_at, $opened_window,"
-            " $seen_window, $clear, $closed_at, $closed_window)",
-            {
-                "id": number,
-                "job": job_id,
-                "kind": incident.cause.kind,
-                "cause": json.dumps(structs.asdict(incident.cause)),
-                "opened_at": _naive(incident.opened_at),
-                "opened_window": incident.opened_window,
-                "seen_window": incident.seen_window,
-                "clear": incident.clear,
-                "closed_at": None if incident.closed_at is None else _naive(incident.closed_at),
-                "closed_window": incident.closed_window,
-            },
-        )
+        row = {
+            "incident_id": number,
+            "job_id": job_id,
+            "kind": incident.cause.kind,
+            "cause": json.dumps(structs.asdict(incident.cause)),
+            **{column: getattr(incident, column) for column in _OF_INCIDENTS},
+        }
+        insert(self.connection, "incidents", row, _OR_REPLACE)
 
     def watch_begins(self, job_id: int, at: datetime) -> None:
         """Note that the job is cut into windows from now on."""
-        self.connection.execute(
-            "INSERT OR REPLACE INTO watches VALUES ($job, $at, NULL)", {"job": job_id, "at": _naive(at)}
-        )
+        insert(self.connection, "watches", {"job_id": job_id, "began_at": at, "ended_at": None}, _OR_REPLACE)
 
     def watch_ends(self, job_id: int, at: datetime, ending: str | None) -> None:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
-            self.connection.execute(
-                "INSERT OR REPLACE INTO endings VALUES ($job, $ending)", {"job": job_id, "ending": ending}
-            )
-        now = {"job": job_id, "at": _naive(at)}
+            insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, _OR_REPLACE)
+        now = {"job": job_id, "at": naive(at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
         self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
 
@@ -297,11 +253,6 @@ def _count(value: object) -> int:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value < 1 << 62 else 0
-
-
-def _naive(at: datetime) -> datetime:
-    """The time in DuckDB's format."""
-    return at.astimezone(UTC).replace(tzinfo=None)
 
 
 def _utc(at: datetime) -> datetime:

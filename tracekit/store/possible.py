@@ -7,7 +7,7 @@ In: a connection to a catalogue. Out: the same without its impossible rows, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -146,7 +146,7 @@ def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """An impossible row: the number in `key` that tells it from others, whose it is, and a line about it."""
+    """An impossible row: its `rowid` in `key`, whose it is, and a line about it."""
 
     key: int
     job_id: int
@@ -154,43 +154,34 @@ class Impossible:
     line: str
 
 
-def without_impossible(connection: duckdb.DuckDBPyConnection, views: Collection[str] = ()) -> tuple[str, ...]:
-    """Hide the impossible rows of a catalogue that is open for reading; returns a line for each.
-
-    `views`: tables that are views, called `found_...`, because the catalogue has another form.
-    """
+def without_impossible(connection: duckdb.DuckDBPyConnection) -> tuple[str, ...]:
+    """Hide the impossible rows of a catalogue that is open for reading; returns a line for each."""
     found: tuple[str] = connection.execute("SELECT current_setting('search_path')").fetchall()[0]
     database = found[0].split(",")[1].partition(".")[0]
-    query = "SELECT table_name FROM duckdb_tables() WHERE database_name = $name"
-    tables = {table for (table,) in connection.execute(query, {"name": database}).fetchall()}
     lines: list[str] = []
     for table in TABLES:
-        source, key = (f"found_{table}", "job_id") if table in views else (f"{database}.main.{table}", "rowid")
-        if table not in views and table not in tables:
-            continue
-        bad = impossible(connection, table, source, key)
-        lines += [row.line for row in bad]
-        if bad or table in views:
-            where = " AND ".join([f"{key} <> {row.key}" for row in bad]) or "true"
-            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM {source} WHERE {where}")  # noqa: S608 - numbers
+        if bad := impossible(connection, table):
+            lines += [row.line for row in bad]
+            keys = ", ".join(str(row.key) for row in bad)
+            source = f"{database}.main.{table}"
+            connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM {source} WHERE rowid NOT IN ({keys})")  # noqa: S608 - numbers
     return tuple(lines)
 
 
-def impossible(connection: duckdb.DuckDBPyConnection, table: str, source: str, key: str = "rowid") -> list[Impossible]:
-    """The impossible rows of one of `TABLES`, called `source`."""
-    rows = pl.DataFrame(connection.sql(f"SELECT {key} AS key, * FROM {source}").to_arrow_table())  # noqa: S608
+def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Impossible]:
+    """The impossible rows of one of `TABLES`."""
+    rows = pl.DataFrame(connection.sql(f"SELECT rowid AS key, * FROM {table}").to_arrow_table())  # noqa: S608
     names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
     conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
     held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
     bad = rows.filter(~pl.all_horizontal(held))
-    numbers = bad["number"] if "number" in bad.columns else [None] * bad.height
+    whose = bad.select(*(["key", "job_id", "number"] if "number" in bad.columns else ["key", "job_id"]))
     found = []
-    for number, (row, job_id), holds in zip(
-        numbers, bad.select("key", "job_id").iter_rows(), bad.select(held).iter_rows(named=True), strict=True
-    ):
+    for (row, job_id, *numbers), holds in zip(whose.iter_rows(), bad.select(held).iter_rows(named=True), strict=True):
+        number = next(iter(numbers), None)
         column = next(column for column in holds if not holds[column])
         # As DuckDB writes it: not every moment there is one in Python.
-        text = connection.execute(f"SELECT {column}::VARCHAR FROM {source} WHERE {key} = {row}").fetchall()[0][0]  # noqa: S608
+        text = connection.execute(f"SELECT {column}::VARCHAR FROM {table} WHERE rowid = {row}").fetchall()[0][0]  # noqa: S608
         title = short(names.get(job_id, "no job")) + ("" if number is None else f", window {number}")
         found.append(Impossible(row, job_id, number, f"{title}: {table}.{column} is {short(str(text))}"))
     return found

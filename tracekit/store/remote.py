@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,11 +20,9 @@ from tracekit.base import s3
 from tracekit.base.errors import StoreError
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, open_catalogue
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
-from tracekit.store.window import AnyTrace, Part, StoredWindow
+from tracekit.store.window import Part, StoredWindow
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from tracekit.store.catalogue import Catalogue
 
 #: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
@@ -51,12 +49,9 @@ class Remote:
     def missing(self) -> StoreError:
         """The error for a missing store; names the bucket if that is what is missing."""
         bucket, _, key = self.url.removeprefix(s3.S3).partition("/")
-        try:
-            known = s3.has_bucket(bucket)
-        except OSError:  # keys without permission to ask
-            known = True
-        if not known:
-            return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
+        with suppress(OSError):  # keys without permission to ask
+            if not s3.has_bucket(bucket):
+                return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
         return StoreError(f"{self.url}: no tracekit store at {key!r} in bucket {bucket!r}; choose another --store")
 
     def state(self) -> str:
@@ -71,25 +66,6 @@ class Remote:
         with open_catalogue(copy.path, self.url) as catalogue:
             yield catalogue
 
-    def trace(self, window: StoredWindow) -> AnyTrace:
-        """The trace of a window."""
-        with self._fetched(window, Part.OPS) as folder:
-            return folder.trace(window)
-
-    def report(self, window: StoredWindow) -> str | None:
-        """The report as JSON; None if there is none."""
-        if Part.REPORT not in window.files:
-            return None
-        with self._fetched(window, Part.REPORT) as folder:
-            return folder.report(window)
-
-    def workers(self, window: StoredWindow) -> pl.DataFrame | None:
-        """S of each worker in each step, as in `WorkerSlowdowns.rows`; None if there is none."""
-        if Part.WORKERS not in window.files:
-            return None
-        with self._fetched(window, Part.WORKERS) as folder:
-            return folder.workers(window)
-
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
         with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name, _errors(self.url):
@@ -97,11 +73,11 @@ class Remote:
                 path = Path(name, HANGS, info.base_name)
                 path.parent.mkdir(exist_ok=True)
                 s3.fetch(f"{s3.S3}{info.path}", path)
-            return tuple(read_hangs(Path(name), job))
+            return read_hangs(Path(name), job)
 
     @contextmanager
-    def _fetched(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
-        """A folder with this part of a window."""
+    def holding(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
+        """A folder that has this part of a window meanwhile."""
         with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name:
             folder = Folder(Path(name))
             path = folder.file(window.job_id, window.number, part)
@@ -155,10 +131,8 @@ class _Copy:
         return found
 
 
-@lru_cache(maxsize=8)
-def _copy(url: str) -> _Copy:
-    """One copy per store and process."""
-    return _Copy(url)
+#: One copy per store and process.
+_copy = lru_cache(maxsize=8)(_Copy)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 -- The catalogue of a store: what lists need of jobs and windows, and which files there are. Ops, reports and slowdowns
--- of workers are files (folder.py). Written by tracekit/store/catalogue.py alone.
+-- of workers are files (folder.py). Written by tracekit/store/catalogue.py and live_tables.py alone. Whoever changes this
+-- raises STORE_VERSION there, and migrates the version before.
 CREATE TABLE store_version (version INTEGER NOT NULL);
-INSERT INTO store_version VALUES (3);
 
 CREATE SEQUENCE job_id START 1;                 -- never used twice, so that a path never holds two things
 
@@ -62,4 +62,69 @@ CREATE TABLE files (
     part        VARCHAR NOT NULL,               -- ops, report or workers
     bytes       BIGINT NOT NULL,
     crc32       BIGINT NOT NULL
+);
+
+-- What was found in a window, in words and in the figures that alerts need: one row per window that was analysed.
+CREATE TABLE findings (
+    job_id      INTEGER NOT NULL,
+    number      INTEGER NOT NULL,
+    verdict     VARCHAR NOT NULL,               -- kind of loss
+    headline    VARCHAR NOT NULL,
+    share       DOUBLE NOT NULL,                -- of the step, lost in all
+    confidence  DOUBLE,                         -- in the leading cause
+    trust       VARCHAR NOT NULL,
+    fix         VARCHAR,                        -- the best one, and what it saves
+    saved_gpu_hours_per_day DOUBLE,             -- by that fix
+    ranks_missing INTEGER NOT NULL,             -- without a whole step in the window
+    dropped_records BIGINT NOT NULL             -- by the recorders, since the job began
+);
+
+-- The costliest causes of each window, by whom they sit on.
+CREATE TABLE culprits (
+    job_id      INTEGER NOT NULL,
+    number      INTEGER NOT NULL,
+    kind        VARCHAR NOT NULL,
+    part        VARCHAR,                        -- what of a rank is slow
+    ranks       INTEGER[] NOT NULL,
+    hosts       VARCHAR[] NOT NULL,
+    gpu_uuids   VARCHAR[] NOT NULL,
+    cost_s      DOUBLE NOT NULL,                -- of the mean step
+    share       DOUBLE NOT NULL,
+    confidence  DOUBLE NOT NULL
+);
+
+CREATE SEQUENCE incident_id START 1;
+
+-- A cause that acts on a job for one window or more, or a hang.
+CREATE TABLE incidents (
+    incident_id INTEGER PRIMARY KEY,
+    job_id      INTEGER NOT NULL,
+    kind        VARCHAR NOT NULL,
+    cause       VARCHAR NOT NULL,               -- JSON: all that the last window that shows it says (answer.accounts)
+    opened_at   TIMESTAMP NOT NULL,             -- UTC
+    opened_window INTEGER,                      -- null for a hang
+    seen_window INTEGER,                        -- the last that showed it
+    clear       INTEGER NOT NULL,               -- windows in a row that no longer showed it
+    closed_at   TIMESTAMP,                      -- null while it is open
+    closed_window INTEGER
+);
+
+-- Jobs that are, or were, cut into windows while they ran.
+CREATE TABLE watches (
+    job_id      INTEGER PRIMARY KEY,
+    began_at    TIMESTAMP NOT NULL,             -- UTC
+    ended_at    TIMESTAMP                       -- null while it is watched
+);
+
+-- The GPUs of a job, so that a GPU can be asked for its jobs.
+CREATE TABLE gpus (
+    job_id      INTEGER NOT NULL,
+    gpu         VARCHAR NOT NULL,               -- its UUID
+    host        VARCHAR                         -- null where unknown
+);
+
+-- How jobs that were watched ended, where their launchers have said so.
+CREATE TABLE endings (
+    job_id      INTEGER PRIMARY KEY,
+    ending      VARCHAR NOT NULL                -- as in "ended with exit code 1"
 );

@@ -6,7 +6,7 @@ Readers see a consistent state of the catalogue and never meet a writer. Writers
 
 from __future__ import annotations
 
-import stat
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,30 +18,36 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from tracekit.base.command_line import adding, command
-from tracekit.base.errors import NotStoredError, OutputError, StoreError, StoreTakenError
+from tracekit.base.command_line import adding
+from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.s3 import s3_url, shown
 from tracekit.base.text import encodable, short
 from tracekit.report.findings import Findings
-from tracekit.store.backend import Backend, backend_of, check_encodable, exists, is_duckdb_file, is_store, remote_of
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import alone, catalogue_copy
-from tracekit.store.folder import FileGoneError, Folder
+from tracekit.store.catalogue_file import is_duckdb_file
+from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_store
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
-from tracekit.store.incidents import HANG, Incident
-from tracekit.store.single_file import SingleFile
+from tracekit.store.incidents import HANG, Incident, followed
+from tracekit.store.remote import Remote
 from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
 from tracekit.store.writer import Writer, changing
 
+#: Names the default store.
+STORE_VARIABLE = "TRACEKIT_STORE"
 #: The largest number of characters in a job's name; two names fit into the address of a page, however they are encoded.
 LONGEST_JOB_NAME = 300
 
 _Read = TypeVar("_Read")
 
 
+def default_store() -> Path:
+    """`$TRACEKIT_STORE`, else tracekit.store in the working directory."""
+    return Path(os.environ.get(STORE_VARIABLE) or "tracekit.store")
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store in the folder `path`; or a read-only store in a file of version 2, or at an s3:// address.
+    """The store in the folder `path`, or a read-only store at an s3:// address.
 
     Every method raises StoreError if the store cannot be used, NotStoredError if it does not have the job or window.
     """
@@ -52,13 +58,12 @@ class Store:
 
     def add(self, incoming: Sequence[Incoming], *, replace: bool = False) -> None:
         """Add jobs of one window each, all or none. A job of the same name is an error unless `replace`."""
-        names = [item.name for item in incoming]
-        for name in names:
+        for name, times in Counter(item.name for item in incoming).items():
             self._check_name(name)
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise StoreError(
-                f"two of the traces have the job name {twice[0]!r}; import one of them with another --name"
-            )
+            if times > 1:
+                raise StoreError(
+                    f"two of the traces have the job name {name!r}; import one of them with another --name"
+                )
         with self.writing() as writer:
             for item in incoming:
                 self._add(writer, item, replace)
@@ -92,7 +97,9 @@ class Store:
             writer.write(job_id, number, item)
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
             if verdict is not None:
-                catalogue.live.follow(job_id, item.name, number, verdict, datetime.now(UTC), _moved_at(item.trace))
+                now, before = datetime.now(UTC), catalogue.live.incidents(item.name, only_open=True)
+                for incident in followed(before, item.name, number, verdict, now, _moved_at(item.trace)):
+                    catalogue.live.put_incident(job_id, incident)
         return number
 
     def begin_watch(self, name: str, source: str) -> int:
@@ -117,15 +124,9 @@ class Store:
 
         It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
-        check_encodable(self.path)
-        self._refuse_read_only()
-        try:
-            Folder(self.path).make()
+        with self._folder_to_write() as folder:
+            folder.make()
             write_hang(self.path, job, lines, report)
-        except OutputError as error:
-            raise StoreError(str(error)) from None
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
         if not report.get("hang"):
             return
         with self.writing() as writer:
@@ -140,13 +141,9 @@ class Store:
         """
         if name is not None:
             self._check_name(name)
-        check_encodable(self.path)
-        self._refuse_read_only()
-        try:
-            Folder(self.path).check_writable()
-        except OutputError as error:
-            raise StoreError(str(error)) from None
-        if exists(self.path):
+        with self._folder_to_write() as folder:
+            folder.check_writable()
+        if self._exists():
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: already has a job {short(name)!r}; choose another --name")
@@ -157,14 +154,11 @@ class Store:
         A job without windows that is not watched, created by a hang, does not block its name.
         """
         self._check_name(name)
-        if not exists(self.path):
+        if not self._exists():
             return name
+        names = (_numbered(name, number) if number > 1 else name for number in count(1))
         with self.reading() as catalogue:
-            return next(
-                free
-                for number in count(1)
-                if not catalogue.in_use(free := name if number == 1 else _numbered(name, number))
-            )
+            return next(one for one in names if not (catalogue.holds(one) or catalogue.live.is_watched(one)))
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:
@@ -172,30 +166,18 @@ class Store:
 
         `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
         """
-        check_encodable(self.path)
-        self._refuse_read_only()
-        folder = Folder(self.path)
-        try:
-            made = folder.make()
-            with alone(folder.catalogue):
-                try:
-                    with catalogue_copy(folder.catalogue) as copy:
-                        yield from changing(folder, self.path, copy, rebuilding=rebuilding)
-                finally:
-                    if made:  # and nothing written
-                        folder.unmake()
-        except OutputError as error:
-            raise StoreError(str(error)) from None
+        with self._folder_to_write() as folder, changing(folder, rebuilding=rebuilding) as writer:
+            yield writer
 
     def _add(self, writer: Writer, item: Incoming, replace: bool) -> None:
         catalogue = writer.catalogue
-        old = catalogue.job_id(item.name)
-        if old is not None and catalogue.holds(item.name):
+        if catalogue.holds(item.name):
             if not replace:
                 raise StoreError(
                     f"{self.path}: already has a job {item.name!r}; replace it with --replace, or choose another --name"
                 )
-            writer.remove(old, catalogue.windows(item.name))
+            windows = catalogue.windows(item.name)
+            writer.remove(windows[0].job_id, windows)
         writer.write(catalogue.ensured(item.name, item.source), 0, item)
 
     def _check_name(self, name: str) -> None:
@@ -207,20 +189,25 @@ class Store:
                 " choose another --name"
             )
 
-    def _refuse_read_only(self) -> None:
-        """Raise StoreError at an S3 address or a DuckDB file: this tracekit writes neither."""
+    def folder(self) -> Folder:
+        """The folder that can be written. Raises StoreError for an address in S3."""
+        self._check_encodable()
         if s3_url(self.path) is not None:
             raise StoreError(
                 f"{self.name}: a store in S3 is read-only; write to a folder, and copy that to S3 (docs/store.md)"
             )
-        with suppress(OSError):
-            if not stat.S_ISREG(self.path.lstat().st_mode) or not is_duckdb_file(self.path):
-                return
-            with SingleFile(self.path).reading():
-                raise StoreError(
-                    f"{self.path}: a single-file store of an older tracekit is read-only; convert it to a folder with"
-                    f" `{command('store', 'migrate', self.path)}`"
-                )
+        return Folder(self.path)
+
+    @contextmanager
+    def _folder_to_write(self) -> Iterator[Folder]:
+        """The folder; errors while writing it become StoreErrors."""
+        folder = self.folder()
+        try:
+            yield folder
+        except OutputError as error:
+            raise StoreError(str(error)) from None
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be written: {error.strerror or error}; check the path") from None
 
     # ---- reading
 
@@ -236,7 +223,7 @@ class Store:
 
     def hangs(self, job: str | None = None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""
-        return backend_of(self.path).hangs(job)
+        return self._backend().hangs(job)
 
     def history(self, name: str, most: int = 1000) -> pl.DataFrame:
         """The last `most` windows of a job, oldest first (`LiveTables.history`)."""
@@ -262,61 +249,64 @@ class Store:
 
     def load(self, name: str, window: int | None = None) -> AnyTrace:
         """The trace of a window of the job `name`, by default of the newest."""
-        return self._read(name, window, self._trace)
+        found = self._read(name, window, Part.OPS, Folder.trace)
+        if found is None:
+            with self.reading() as catalogue:
+                number = catalogue.window(name, window).number
+            raise NotStoredError(
+                f"{self.name}: the ops of job {short(name)!r}, window {number}, were pruned; its report is still there"
+            )
+        return found
 
     def report(self, name: str, window: int | None = None) -> str | None:
         """The JSON of the `whatif` report stored with a window, by default the newest; None if there is none."""
-        return self._read(name, window, lambda backend, found: backend.report(found))
+        return self._read(name, window, Part.REPORT, Folder.report)
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """The existing reports on windows of several jobs, by name and number, in one go."""
-        backend = backend_of(self.path)
+        backend = self._backend()
         if not windows:
             return {}
         with backend.reading() as catalogue:
             found = catalogue.windows_of(windows)
         reports = {}
         for window in found:
-            with suppress(FileGoneError):
-                if (report := backend.report(window)) is not None:
-                    reports[window.job, window.number] = report
+            if Part.REPORT in window.files:
+                with suppress(FileGoneError), backend.holding(window, Part.REPORT) as folder:
+                    reports[window.job, window.number] = folder.report(window)
         return reports
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
         """S of each worker in each step of a window, as in `WorkerSlowdowns.rows`; None if there is none."""
-        return self._read(name, window, lambda backend, found: backend.workers(found))
+        return self._read(name, window, Part.WORKERS, Folder.workers)
 
-    def _trace(self, backend: Backend, window: StoredWindow) -> AnyTrace:
-        if Part.OPS not in window.files:
-            raise NotStoredError(
-                f"{self.name}: the ops of job {short(window.job)!r}, window {window.number}, were pruned; its report is"
-                " still there"
-            )
-        return backend.trace(window)
-
-    def _read(self, name: str, number: int | None, read: Callable[[Backend, StoredWindow], _Read]) -> _Read:
-        """Read from a window; retry once if a file has been removed since the catalogue was read."""
-        backend = backend_of(self.path)
-        with backend.reading() as catalogue:
-            window = catalogue.window(name, number)
-        try:
-            return read(backend, window)
-        except FileGoneError:
+    def _read(
+        self, name: str, number: int | None, part: Part, read: Callable[[Folder, StoredWindow], _Read]
+    ) -> _Read | None:
+        """Read a part of a window, None if it has none. If its file is gone, the catalogue is read again."""
+        backend, gone = self._backend(), None
+        while True:
             with backend.reading() as catalogue:
-                again = catalogue.window(name, number)
-            if again == window:
-                raise
-            return read(backend, again)
+                window = catalogue.window(name, number)
+            if part not in window.files:
+                return None
+            try:
+                with backend.holding(window, part) as folder:
+                    return read(folder, window)
+            except FileGoneError:
+                if window == gone:
+                    raise
+                gone = window
 
     @contextmanager
     def reading(self) -> Iterator[Catalogue]:
         """The catalogue as it is now."""
-        with backend_of(self.path).reading() as catalogue:
+        with self._backend().reading() as catalogue:
             yield catalogue
 
     def state(self) -> str:
         """A tag that changes with the state of the store."""
-        if (remote := remote_of(self.path)) is not None:
+        if (remote := self._remote()) is not None:
             return remote.state()
         catalogue = Folder(self.path).catalogue
         try:
@@ -330,13 +320,50 @@ class Store:
         """The path or address for display."""
         return shown(self.path)
 
+    def is_store(self) -> bool:
+        """Whether there is a store, or a DuckDB file, which an older tracekit may have made. Raises StoreError."""
+        if (remote := self._remote()) is not None:
+            return remote.exists()
+        return self._exists() and (is_store_folder(self.path) if self.path.is_dir() else is_duckdb_file(self.path))
+
     def check(self) -> None:
         """Raise StoreError if there is no store, or something else."""
-        backend_of(self.path)
+        self._backend()
 
-    def is_store(self) -> bool:
-        """Whether there is a store, or a DuckDB file that may be one. Raises StoreError if it cannot be read."""
-        return is_store(self.path)
+    def _backend(self) -> Folder | Remote:
+        """What reads the store. Raises StoreError if there is none."""
+        path = self.path
+        if (remote := self._remote()) is not None:
+            if not remote.exists():
+                raise remote.missing()
+            return remote
+        if not self._exists():
+            raise StoreError(f"{path}: no such store; make one with `{adding(path)}`")
+        if self.is_store():
+            if path.is_dir():
+                return Folder(path)
+            raise older_store(path)
+        folder = "a folder, but not a tracekit store; choose another --store"
+        raise NotAStoreError(
+            path, folder if path.is_dir() else "not a tracekit store; pass a trace file without --store"
+        )
+
+    def _remote(self) -> Remote | None:
+        """The store at an address in S3; None for a path."""
+        url = s3_url(self.path)
+        return None if url is None else Remote(url)
+
+    def _exists(self) -> bool:
+        """Whether anything is at the path. Raises StoreError if that cannot be determined."""
+        self._check_encodable()
+        try:
+            return self.path.exists()
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be read: {error.strerror or error}; check the path") from None
+
+    def _check_encodable(self) -> None:
+        if encodable(str(self.path)) != str(self.path):
+            raise StoreError(f"{self.path}: DuckDB needs a path in UTF-8; choose another --store")
 
 
 def _numbered(name: str, number: int) -> str:

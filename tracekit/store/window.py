@@ -1,6 +1,6 @@
 """Data model of the store: jobs, windows, and the parts of a window.
 
-Shared by the catalogue, the folder and the single file of older stores.
+Shared by the catalogue and the folder.
 """
 
 from __future__ import annotations

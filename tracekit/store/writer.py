@@ -5,37 +5,51 @@ In: a folder and what to write or remove. Out: the files of windows, and a catal
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from tracekit.base.errors import StoreError
-from tracekit.store.catalogue import KNOWN_VERSIONS, STORE_VERSION, Catalogue
-from tracekit.store.catalogue_file import CatalogueCopy
-from tracekit.store.connection import check_version, connected
+from tracekit.store.catalogue import Catalogue
+from tracekit.store.catalogue_file import CatalogueCopy, catalogue_copy, locked
+from tracekit.store.connection import OF_JOBS, OF_WINDOWS, connected
 from tracekit.store.folder import Folder
 from tracekit.store.window import Incoming, Part, StoredWindow
 
 
-def changing(folder: Folder, path: Path, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
-    """The one writer, on a copy of the catalogue that replaces it at the end."""
-    folder.clear_unfinished()
+@contextmanager
+def changing(folder: Folder, *, rebuilding: bool) -> Iterator[Writer]:
+    """The one writer of a store, which is made if needed. Raises OutputError, StoreError.
+
+    `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
+    """
+    made = folder.make()
+    with locked(folder.catalogue):
+        try:
+            with catalogue_copy(folder.catalogue) as copy:
+                yield from _on_copy(folder, copy, rebuilding=rebuilding)
+        finally:
+            if made:  # and nothing written
+                folder.unmake()
+
+
+def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
+    """The writer, on a copy of the catalogue that replaces it at the end."""
+    if rebuilding:
+        folder.forget_unfinished()  # nobody knows any more which of those files were whole
+    else:
+        folder.check_no_jobs()
+        folder.clear_unfinished()
     if copy.replaces:
-        with folder.reading():  # nobody else has it open for writing
-            copy.fill()
+        with connected(folder.catalogue, folder.path, read_only=True):  # nobody else has it open for writing
+            shutil.copyfile(folder.catalogue, copy.path)
     try:
-        with connected(copy.path, path, read_only=False) as connection:
-            catalogue = Catalogue(connection, path)
-            if not copy.replaces:
-                if not rebuilding:
-                    folder.check_no_jobs()
-                catalogue = Catalogue.new(connection, path)
-            elif (version := check_version(connection, path, *KNOWN_VERSIONS)) < STORE_VERSION:
-                catalogue = Catalogue.upgraded(connection, path, version)
+        with connected(copy.path, folder.path, read_only=False) as connection:
+            open_catalogue = Catalogue.existing if copy.replaces else Catalogue.new
+            writer = Writer(folder, open_catalogue(connection, folder.path))
             connection.begin()
-            writer = Writer(folder, catalogue)
             yield writer
             connection.commit()
             connection.execute("CHECKPOINT")  # closing would hide a failure
@@ -58,26 +72,30 @@ class Writer:
     catalogue: Catalogue
     removes: bool = False
 
-    def write(self, job_id: int, number: int, item: Incoming, added_at: datetime | None = None) -> None:
-        """Write the files of a window and name them. `added_at`: by default now. Raises OSError."""
+    def write(self, job_id: int, number: int, item: Incoming) -> None:
+        """Write the files of a window and name them. Raises OSError."""
+        self.folder.check_free(job_id, number)  # a note of what others have written would be its end
         self.folder.note_unfinished([(job_id, number)])
         files = self.folder.write_window(job_id, number, item)
-        self.catalogue.add_window(job_id, number, item, files, added_at or datetime.now(UTC))
+        self.catalogue.add_window(job_id, number, item, files, datetime.now(UTC))
 
     def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
         """Remove a job with all its windows."""
-        self.removes = True
-        self.folder.note_unfinished((job_id, window.number) for window in windows)
-        self.catalogue.remove_job(job_id)
+        self._note_removal(windows)
+        self.catalogue.delete(OF_JOBS, job_id=job_id)
 
     def remove_window(self, window: StoredWindow) -> None:
         """Remove a window, and its job if it was the last one."""
-        self.removes = True
-        self.folder.note_unfinished([(window.job_id, window.number)])
-        self.catalogue.remove_window(window)
+        self._note_removal([window])
+        self.catalogue.delete(OF_WINDOWS, job_id=window.job_id, number=window.number)
+        if self.catalogue.next_window(window.job_id) == 0:
+            self.catalogue.delete(OF_JOBS, job_id=window.job_id)
 
     def remove_part(self, window: StoredWindow, part: Part) -> None:
         """Remove one file of a window."""
+        self._note_removal([window])
+        self.catalogue.delete(["files"], job_id=window.job_id, number=window.number, part=part)
+
+    def _note_removal(self, windows: Sequence[StoredWindow]) -> None:
         self.removes = True
-        self.folder.note_unfinished([(window.job_id, window.number)])
-        self.catalogue.remove_file(window, part)
+        self.folder.note_unfinished((window.job_id, window.number) for window in windows)
