@@ -20,8 +20,8 @@ LEAST_SHARE = 0.01
 
 
 def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
-    """What each set of ops alone costs a step, before and after, as pairs of bars; what costs next to nothing is left
-    to the table.
+    """The cost of each set of ops alone per step, before and after, as pairs of bars; negligible costs are only in the
+    table.
     """
     sizes = [max(abs(change.before_s or 0.0), abs(change.after_s or 0.0)) for change in changes]
     changes = [
@@ -93,9 +93,9 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
 def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
     """Exact S_w of each worker, DP ranks down, stages across.
 
-    `ranks`: the global rank of each, as `side.workers`, UNKNOWN where the trace does not say.
+    `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
 
-    Pooled by maximum where there are more cells than a screen shows.
+    Pooled by maximum if there are more cells than a screen shows.
     """
     pooled = pool(side.workers, *blocks_that_fit(*side.workers.shape))
     rows, columns = pooled.values.shape

@@ -1,4 +1,4 @@
-"""What stands around every page: the header, the tabs of a job, and how a page is registered.
+"""The frame of every page: the header, the tabs of a job, and the registration of pages.
 
 In: a page's function from the state in the URL to its content. Out: that page in Dash, with errors shown in its place.
 """
@@ -62,14 +62,14 @@ OP_TABS = tuple(tab for tab in TABS if tab.path in ("/job", "/hang"))
 def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
     """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
 
-    `reads`: what it will need, which is read as soon as a browser asks for the document around it.
+    `reads`: the data it needs, prefetched as soon as a browser requests the document around it.
     """
     _reads[path] = reads
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
         seen, left_out = {}, None
-        with suppress(StoreError):  # the content says so
+        with suppress(StoreError):  # the content shows the error
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
             left_out = _left_out(results().left_out())
         content = guarded(build)(**texts)
@@ -84,7 +84,7 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 
 
 def _left_out(lines: Sequence[str]) -> Component | None:
-    """What the store holds and no page shows."""
+    """A panel of the stored rows that no page shows."""
     if not lines:
         return None
     repair = command("store", "repair", "--store", results().path)
@@ -93,7 +93,7 @@ def _left_out(lines: Sequence[str]) -> Component | None:
 
 
 def read_ahead() -> None:
-    """Before a request: a browser that asks for the document of a page asks for the page itself a moment later."""
+    """Prefetch before a request: after the document of a page, the browser requests the page itself."""
     reads = _reads.get(flask.request.path)
     if reads is not None and flask.request.method == "GET":
         results().ahead(*reads(results(), flask.request.args))
@@ -109,8 +109,8 @@ def job_page(
 ) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
-    `reads`: what it needs beside the job's report, in an address that names the job. `build_ops`: the same for op
-    traces, by default a word that the page is about pipelines. `window=` chooses the window of the job.
+    `reads`: the data it needs besides the job's report, for an address that names the job. `build_ops`: the same for op
+    traces, by default a note that the page is about pipelines. `window=` chooses the window of the job.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -145,14 +145,14 @@ def job_page(
 
 
 def _pipelines_only(stored: Stored) -> list[Component]:
-    """What stands in the place of a page that an op trace does not have."""
+    """A placeholder for a page that op traces do not have."""
     link = dcc.Link("what there is of it", href=href("/job", job=stored.name))
     words = "This page is about pipelines, and the job is an op trace: a job of any shape. See "
     return [panel("Not for this job", html.P([words, link, "."]))]
 
 
 def job_head(stored: Stored, active: str) -> Component:
-    """Which job this is, and the way to its other pages."""
+    """The title of the job, its badges and the links to its other pages."""
     badges: list[Any] = []
     if stored.report is not None:
         verdict = headline(stored.report)
@@ -177,7 +177,7 @@ def job_head(stored: Stored, active: str) -> Component:
 
 
 def _which_window(stored: Stored, path: str) -> list[Component]:
-    """Which window of the job the page is of, where it has several; the page Job says it with the way to the others."""
+    """A note with the window of the page, if the job has several; the page Job has its own with links to the others."""
     if stored.windows < 2:
         return []
     steps = [] if stored.report is None else [row["step"] for row in stored.report["by_step"]]
@@ -188,7 +188,7 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
 
 
 def trust_badge(report: dict[str, Any]) -> Component:
-    """Whether to believe the figures."""
+    """A badge that tells if the figures are trustworthy."""
     trusted = report["trust"]["trustworthy"]
     shown = term("trust", "trustworthy" if trusted else "not trustworthy")
     return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
