@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.store.catalogue import Catalogue
 
-#: Results kept in memory, and traces: these are large.
+#: Results and traces kept in memory; traces are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
 #: States of the list of jobs kept: a page being built may still need the previous one.
 LISTS_KEPT = 2
-#: Tables and steps taken apart that are kept in memory.
+#: Tables and decomposed steps kept in memory.
 TABLES_KEPT, STEPS_KEPT = 16, 3
-#: Reads ahead of a page at the same time.
+#: Most concurrent prefetches.
 AHEAD_AT_ONCE = 8
 
-#: Why there is nothing about pipelines of a job.
+#: The reason why a job has no pipeline report.
 OP_TRACE = "is an op trace: only its page Job has results"
 _WITHOUT = "was stored without an analysis"
 _Result = TypeVar("_Result")
@@ -266,7 +266,7 @@ class Results:
 
     def _take_apart(self, name: str, step: int) -> StepOps:
         replay = self.replay(name)
-        with self._expanding:  # one at a time: each takes the memory of all of its step
+        with self._expanding:  # one at a time: each needs memory for its whole step
             return step_ops(replay.only_steps([step]))
 
     def _row(self, name: str) -> dict[str, Any]:

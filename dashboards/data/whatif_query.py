@@ -20,16 +20,16 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.trace.model import DP_COLLECTIVES, Worker
 
-#: A selection longer than this is no question of a person.
+#: Longer selections are refused: no user types one.
 LONGEST_SELECTION = 1000
 #: Questions kept side by side.
 MOST_KEPT = 12
-#: Parts of an address that are looked at for them.
+#: Most parts of an address that are parsed for them.
 MOST_PARTS = 100
-#: Longer addresses are not made: servers and proxies refuse them, gunicorn from 8,190 characters on.
+#: Longest address: servers and proxies refuse longer ones, gunicorn those above 8,190 characters.
 LONGEST_ADDRESS = 7500
 LARGEST_FACTOR = 100.0
-#: Workers that a suggestion names one by one.
+#: Most workers that a suggestion names one by one.
 MOST_WORKERS = 8
 
 

@@ -13,7 +13,7 @@ from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.figures.workers import map_height
 from tracekit.report.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
 
-#: Numbers along an axis of a worker map.
+#: Most numbers along an axis of a worker map.
 MOST_TICKS = 16
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01

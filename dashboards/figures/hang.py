@@ -13,7 +13,7 @@ from tracekit.dashboards.data.hang_graph import Node
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Culprits and groups drawn one below the other; the table has all.
+#: Most culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12
 _ROW_HEIGHT, _LABEL, _RUNS = 58, 30, 4
 #: Where arrows end, in columns from the middle of a box.

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Ranks that fit into one figure.
+#: Most ranks in one figure.
 _MOST_RANKS = 32
 
 

@@ -11,7 +11,7 @@ from tracekit.base.text import seconds
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Characters of a name beside its bar.
+#: Most characters of a name next to its bar.
 LONGEST_LABEL = 46
 
 

@@ -19,9 +19,9 @@ from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
 from tracekit.report.worker_map import LEVELS, Pooled, WorkerMap, pool
 
-#: The largest small map, DP ranks down and stages across; maps of at most this many cells show figures.
+#: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128
-#: Columns that have room for more than a number above them.
+#: Most columns with room for more than a number above them.
 FEW_COLUMNS = 8
 #: Bars of steps; more are pooled, and the slowest of each pool is drawn.
 MOST_BARS = 60

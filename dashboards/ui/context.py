@@ -60,7 +60,7 @@ class Viewer:
         return self._formatted(epoch_s, "%Y-%m-%d %H:%M")
 
     def _formatted(self, epoch_s: float | None, pattern: str) -> str:
-        if epoch_s is None or epoch_s < EARLIEST_S:  # of a clock that does not count from 1970
+        if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
             return "unknown"
         try:
             return datetime.fromtimestamp(epoch_s, self.zone).strftime(pattern)

@@ -23,9 +23,9 @@ from tracekit.report.verdict import LossKind
 from tracekit.report.worker_map import WorkerMap
 from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
 
-#: Longer lists are cut.
+#: Most items of a list in a sentence.
 MOST_NAMED = 6
-#: Kinds by what a person would look at.
+#: Kinds grouped by the part of the system to inspect.
 _NETWORK = {*map(str, COMMUNICATION), *map(str, ReportedKind)}
 _HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY)}
 #: Microbatches whose forward and backward correlate by this much are marked.
@@ -315,7 +315,7 @@ def _promised(report: Report) -> list[Mapping[str, Any]]:
     return [fix for fix in kept if trusted or fix["cause"] in OF_LAUNCH_DELAYS]
 
 
-# --- figures in words, which conclude nothing ------------------------------------------------------------------------
+# --- figures in words, without a conclusion -------------------------------------------------------------------------
 
 
 def space_words(space: Mapping[str, Any], found: WorkerMap) -> str:

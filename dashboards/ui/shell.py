@@ -28,9 +28,9 @@ from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
 from tracekit.figures.theme import DARK
 
 Layout = Callable[..., Any]
-#: Impossible rows of a store that a page names; the server's log has all.
+#: Most impossible rows of a store that a page lists; the server's log has all.
 MOST_LEFT_OUT = 20
-#: What a page reads, from its address: each part by itself.
+#: Functions that read the data of a page, given its address.
 Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
 
 _reads: dict[str, Reads] = {}
@@ -55,7 +55,7 @@ TABS = (
     Tab("Hang", "/hang"),
 )
 
-#: What there is of a job that is no pipeline.
+#: Tabs of an op trace, which is no pipeline.
 OP_TABS = tuple(tab for tab in TABS if tab.path in ("/job", "/hang"))
 
 

@@ -57,7 +57,7 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
         title="tracekit",
         update_title="",
         assets_folder=str(Path(__file__).parents[1] / "assets"),
-        assets_ignore=r"theme\.js",  # stands in the document itself
+        assets_ignore=r"theme\.js",  # inlined in the document
         requests_pathname_prefix=access.prefix,
         routes_pathname_prefix="/",
         index_string=_document(access.prefix),
@@ -73,7 +73,7 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
     serve_timeline(app)
     _give_callbacks(app)
     app.layout = frame
-    figure(LIGHT)  # Plotly loads what it needs with the first figure: better now than with the first page
+    figure(LIGHT)  # Plotly loads its modules with the first figure: better now than with the first page
     return app
 
 
@@ -84,7 +84,7 @@ def _document(prefix: str) -> str:
         library = import_module(name)
         bundles = library._js_dist  # noqa: SLF001  the name by which Dash itself asks a library what it consists of
         (resource,) = (each for each in bundles if each["relative_package_path"] == bundle)
-        resource["async"] = "lazy"  # Dash serves it, and does not put it into the document
+        resource["async"] = "lazy"  # Dash serves it without naming it in the document
         modified = int((Path(str(library.__file__)).parent / bundle).stat().st_mtime)
         fingerprint = build_fingerprint(bundle, library.__version__, modified)
         libraries[name] = f"{prefix}_dash-component-suites/{name}/{fingerprint}"

@@ -14,9 +14,9 @@ import flask
 _TEXT = frozenset(
     {"application/json", "application/javascript", "text/javascript", "text/css", "text/csv", "text/html"}
 )
-#: Below this nothing is gained: a packet is sent anyway.
+#: Smaller answers are not compressed: they fit into one packet.
 SMALLEST = 1000
-#: Files kept compressed, and how thoroughly they and all else are compressed.
+#: Number of compressed files cached; compression levels of files and of other answers.
 FILES_KEPT, THOROUGHLY, QUICKLY = 64, 9, 5
 
 

@@ -15,7 +15,7 @@ from tracekit.dashboards.ui.context import choose_window, results
 from tracekit.report.plain_data import JSON_TABLES
 from tracekit.report.tables import DIAGNOSIS_TABLES
 
-#: Tables of a report that are a file of their own.
+#: Tables of a report that can be downloaded.
 TABLES = (*JSON_TABLES, *DIAGNOSIS_TABLES)
 _PER_STEP = "by_worker_per_step"
 

@@ -21,7 +21,7 @@ from tracekit.dashboards.web.downloads import refusal
 from tracekit.report.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
-#: Links of an answer, and of them hosts.
+#: Most links of an answer, and most hosts among them.
 MOST_FOUND, MOST_HOSTS = 12, 4
 LONGEST_QUERY = 300
 _RANK = re.compile(r"(?:rank\s*)?(\d{1,7})")

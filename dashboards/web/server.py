@@ -22,7 +22,7 @@ from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.dashboards.web.worker import Worker
 
-#: So long without a sign of life, and gunicorn takes the worker for dead and starts another.
+#: gunicorn replaces a worker that is silent for this long.
 TIMEOUT_S = 300
 #: Read by `create`: values of `--auth`, `--allowed-host` (comma-separated) and `--public-url`.
 AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"

@@ -28,11 +28,11 @@ from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
 
-#: What Dash itself answers: callbacks of the pages, and the files of its components.
+#: Paths that Dash itself answers: callbacks of the pages, and the files of its components.
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
 
 
-#: Besides looking, a browser may only call back to a page, log in and log out: nothing that writes to a store.
+#: POST is allowed only for callbacks of pages, login and logout: nothing that writes to a store.
 _POSTED_TO = ("/_dash-update-component", LOGIN, LOGOUT)
 _LOOKING = ("GET", "HEAD", "OPTIONS")
 #: OWASP's list of secure headers, in addition to the policy of pages.

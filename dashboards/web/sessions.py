@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-#: A session ends so long after the login, and so long after the last request.
+#: Longest age of a session, and longest time without a request.
 LONGEST_S, IDLE_S = 12 * 3600.0, 3600.0
 #: Sessions kept; the one unused for longest goes first.
 SESSIONS_KEPT = 10_000

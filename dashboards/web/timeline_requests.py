@@ -44,12 +44,12 @@ from tracekit.report.spans import (
 )
 from tracekit.trace.model import KINDS, Worker
 
-#: Up to this many spans the browser gets all of them at once; above, what its window can show.
+#: Up to this many spans, the browser gets all of them at once; above, only those in its window.
 WHOLE_SPANS = 200_000
 OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
 MOST_COLUMNS, MOST_WORKERS = 16_384, 1_024
 SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
-#: Workers that the words about a critical path name.
+#: Most workers named in the description of a critical path.
 NAMED_ON_PATH = 3
 
 

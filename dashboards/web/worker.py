@@ -26,7 +26,7 @@ from waitress.task import ThreadedTaskDispatcher, WSGITask
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, WithoutPrefix
 from tracekit.dashboards.web.attempts import network_of
 
-#: A client may keep its connection waiting this long, and longer for what it sends or takes at SLOWEST_BYTES_PER_S.
+#: A connection waits this long for its client, plus the time of its bytes at SLOWEST_BYTES_PER_S.
 PATIENCE_S, SLOWEST_BYTES_PER_S = 30.0, 10_000
 #: Open connections, of one address (for IPv6, one /64 network) and in all. A browser opens six.
 MOST_OF_ADDRESS, MOST_IN_ALL = 100, 500
@@ -150,7 +150,7 @@ def make_server(listening: socket.socket, application: Any, threads: int, loop: 
     settings = Adjustments(
         max_request_header_size=LONGEST_HEAD,
         max_request_body_size=MOST_BYTES_ASKED + 1,
-        # A thread never waits for a client to take an answer; what is not taken at once goes to a file.
+        # A thread never waits for a client to read an answer; unread parts go to a file.
         outbuf_high_watermark=2**62,
         connection_limit=2**31,
         clear_untrusted_proxy_headers=False,  # access.py decides which proxy to trust
@@ -181,7 +181,7 @@ class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def run(self) -> None:
         """Serve; gunicorn calls this in a process of its own."""
-        logging.getLogger("waitress").setLevel(logging.ERROR)  # a queue of requests is no news
+        logging.getLogger("waitress").setLevel(logging.ERROR)  # queued requests need no warning
         self._loop: dict[int, Any] = {}
         self._servers = tuple(make_server(one.sock, self.wsgi, self.cfg.threads, self._loop) for one in self.sockets)
         while self.alive and self.ppid == os.getppid():
@@ -191,7 +191,7 @@ class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
     def _turn(self) -> None:
         self.notify()
         wasyncore.loop(timeout=1.0, use_poll=True, map=self._loop, count=1)
-        for server in self._servers:  # waitress does so by a clock that can be set
+        for server in self._servers:  # waitress uses a clock that can be set
             server.maintenance(0.0)
 
     def _finish(self) -> None:
