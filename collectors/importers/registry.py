@@ -1,7 +1,7 @@
 """All importers, behind one function.
 
-In: a path. Out: the `Trace` an importer reads from it. An importer has a name, says whether a path looks like its
-format, and reads it; `IMPORTERS` lists them in the order they are asked.
+In: a path. Out: the `Trace` an importer reads from it. An importer has a name, recognises its format, and reads it;
+`IMPORTERS` lists them in the order in which they are tried.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tracekit.trace.model import Unit, is_size
 
 #: First bytes of a Parquet file.
 _PARQUET = b"PAR1"
-#: What a YAML file may state about segments -> word of `LayoutOptions`.
+#: Size in the YAML file of a segments folder -> word of `LayoutOptions`.
 STATED_SIZES = {"dp_size": "dp", "pp_size": "pp", "tp_size": "tp", "vpp_size": "vpp"}
 #: How the names of Chrome traces end.
 _JSON = (".json", ".json.gz")
@@ -52,62 +52,62 @@ class Importer(Protocol):
         """One line about the format."""
 
     def sniff(self, path: Path) -> bool:
-        """Whether the path looks like this format. Cheap; raises OSError where it cannot be read."""
+        """True if the path looks like this format. Cheap; raises OSError if it cannot be read."""
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """Read it; `unit`: of its times, where the format leaves that open.
+        """Read it; `unit`: of its times, if the format does not fix it.
 
         Raises FormatError, TraceError or LayoutError, each naming the path.
         """
 
 
 class CanonicalImporter:
-    """Traces tracekit wrote."""
+    """Traces written by tracekit."""
 
     name = "tracekit"
     description = "canonical Parquet written by tracekit"
 
     def sniff(self, path: Path) -> bool:
-        """A Parquet file with tracekit's header."""
+        """Recognise a Parquet file with tracekit's header."""
         return _starts_with(path, _PARQUET) and read_header(path) is not None
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; it carries its layout inside."""
+        """Read the trace; the layout is in the file."""
         if layout is not None:
             raise FormatError(f"{path}: a canonical trace contains its layout; leave out --layout")
         return read_parquet(path, unit=unit)
 
 
 class PublishedImporter:
-    """The published artifact: Parquet and a YAML layout beside it."""
+    """The published artifact: Parquet and a YAML layout next to it."""
 
     name = "published"
     description = "Parquet + YAML of the straggler study (OSDI'25); give the YAML with --layout"
 
     def sniff(self, path: Path) -> bool:
-        """A Parquet file without tracekit's header."""
+        """Recognise a Parquet file without tracekit's header."""
         return _starts_with(path, _PARQUET) and read_header(path) is None
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace, with the layout of the YAML file."""
+        """Read the trace, with the layout of the YAML file."""
         if layout is None:
             raise FormatError(f"{path}: a published trace needs its layout; add --layout meta.yaml")
         return read_published(path, layout, unit=unit)
 
 
 class SegmentsImporter:
-    """What the ranks of `tracekit collect` wrote: a kept `--segments` folder."""
+    """Segments of the ranks of `tracekit collect`: a kept `--segments` folder."""
 
     name = "segments"
     description = "folder of `tracekit collect --segments`; --layout sizes.yaml where its sizes cannot be found"
 
     def sniff(self, path: Path) -> bool:
-        """A folder with the file of a run."""
+        """Recognise a folder with the file of a run."""
         return is_run_directory(path)
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the ranks did
-        not record.
+        """Read the run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the
+        ranks did not record.
         """
         refuse_unit(path, unit, "a folder of `tracekit collect`")
         if not is_run_directory(path):
@@ -136,7 +136,7 @@ class SegmentsImporter:
 
 
 def _stated_sizes(path: Path) -> LayoutOptions:
-    """The sizes a YAML file states. Raises FormatError or LayoutError, naming the file."""
+    """Read the sizes in a YAML file. Raises FormatError or LayoutError, naming the file."""
     content = read_layout_file(path)
     stated = {word: content[name] for name, word in STATED_SIZES.items() if name in content}
     if not stated:
@@ -168,8 +168,8 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
 def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> Trace:
     """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
 
-    JSON that no importer recognises belongs to another tool. Any other path is read as a Parquet trace, whose errors
-    say what is wrong with it.
+    JSON that no importer recognises belongs to another tool. Any other path is read as a Parquet trace, to report what
+    is wrong with it.
     """
     if name is not None:
         if name not in IMPORTERS:
@@ -197,7 +197,7 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
 
 
 def is_known(path: Path) -> bool:
-    """Whether some importer of pipeline traces recognises a path."""
+    """True if an importer of pipeline traces recognises the path."""
     return any(_recognises(importer, path) for importer in IMPORTERS.values())
 
 
@@ -218,7 +218,7 @@ def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None
 
 
 def _recognises(importer: Importer, path: Path) -> bool:
-    """Whether the importer recognises the path. Never reads a pipe: that would block and consume its data."""
+    """True if the importer recognises the path. Never reads a pipe: that would block and consume its data."""
     if importer.name in {"tracekit", "published"} or not (path.is_file() or path.is_dir()):
         return False
     try:
