@@ -41,7 +41,9 @@ _CATEGORIES = {int(category): category.name.lower() for category in Category}
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank recorded. `failures`: hook -> how often it failed; `off`: why its recorder stopped, if it did."""
+    """Counts of one rank's recording. `failures`: hook -> number of failures; `off`: why its recorder stopped, if it
+    did.
+    """
 
     rank: int
     host: str
@@ -183,7 +185,7 @@ def _device_metadata(
     *,
     sampled: bool,
 ) -> dict[str, Any]:
-    """How ranks with a GPU were timed, and which GPUs they had; empty if there are none."""
+    """Metadata on timing by GPUs, and the GPUs of the ranks; empty if there are none."""
     metadata: dict[str, Any] = {}
     if clocks:
         metadata[DEVICE_CLOCK] = {
@@ -313,7 +315,7 @@ def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
 
 
 def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
-    """What one rank knows about the layout. `reduced`: numbers of groups, as returned by `_reduced`."""
+    """Facts of one rank about the layout. `reduced`: numbers of groups, as returned by `_reduced`."""
     megatron = recording.facts.get("megatron")
     return RankFacts(
         rank=recording.rank,
@@ -346,7 +348,7 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     """For each rank and group number: the group's description, its size, and whether it joins data-parallel ranks of a
     stage, all of them, or ranks of one worker.
 
-    `members` is the same number on all ranks of a group, whatever number each of them gave it.
+    `members` is the same number on all ranks of a group, even if the ranks number the group differently.
     """
     rows = []
     known: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -374,7 +376,7 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Columns of the table of groups for one set of ranks, whatever names and numbers the ranks use for the group."""
+    """Columns of the table of groups for one set of ranks, independent of the names and numbers that ranks use."""
 
     data_parallel: bool
     joins_all: bool
@@ -399,5 +401,5 @@ class _Members:
 
 
 def _is_data_parallel(places: list[Place], size: int) -> bool:
-    """Whether there is more than one rank, and all have the same stage and tensor-parallel slice."""
+    """True if there is more than one rank, and all have the same stage and tensor-parallel slice."""
     return size > 1 and len({(place.pp, place.tp) for place in places}) == 1
