@@ -249,7 +249,7 @@ def _mark_failed(dump: dict[str, Any], entry: dict[str, Any]) -> None:
 
 
 def _raised_in_torch(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame, apart from our hooks, is torch's: then an operation failed."""
+    """True if the innermost frame, apart from our hooks, is torch's: then an operation failed."""
     innermost = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
