@@ -1,7 +1,7 @@
-"""What is new in a store since the last look: windows, and incidents that opened or closed.
+"""Changes of a store since the last look: new windows, and incidents that opened or closed.
 
-In: a store that any process writes. Out: `News`. So the process that adds windows and the one that reports them need
-not know of each other or run on the same machine.
+In: a store that any process writes. Out: `News`. So the process that adds windows and the one that reports them are
+independent and can run on different machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class News:
 
 
 class StoreNews:
-    """The news of one job, or of all. What the store holds at the first look is not news."""
+    """The changes of one job, or of all. The contents of the store at the first look are not news."""
 
     def __init__(self, store: Store, job: str | None = None) -> None:
         self._store, self._job = store, job
@@ -34,7 +34,7 @@ class StoreNews:
         self._begun = False
 
     def look(self) -> News:
-        """What is new since the last look. Raises StoreError."""
+        """Return the changes since the last look. Raises StoreError."""
         if not self._store.is_store():
             self._begun = True  # everything added to it from now on is news
             return News()

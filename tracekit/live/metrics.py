@@ -77,7 +77,7 @@ class StoreMetrics(Collector):
         self._states, self._page = states, page.rstrip("/")
 
     def collect(self) -> Iterator[Metric]:
-        """One family per figure; if the store cannot be read, only the family that says so."""
+        """Yield one family per figure; if the store cannot be read, only `tracekit_store_readable`."""
         readable = GaugeMetricFamily("tracekit_store_readable", "1 if the store could be read, else 0")
         try:
             states = self._states()
@@ -133,7 +133,9 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
 
 
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
-    """The incidents that get series: the costliest of every job first, then the second of every job, and so on."""
+    """Return the incidents that get series: the costliest of every job first, then the second of every job, and
+    so on.
+    """
     ranked: list[tuple[int, Incident]] = []
     of_job: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda one: -one.cause.share):
@@ -145,7 +147,7 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def told(incident: Incident, page: str) -> dict[str, str]:
-    """What to tell a person about an incident: the sentences of its analysis, and where to look.
+    """Annotations of an incident for alerts: the sentences of its analysis, and links.
 
     `page`: as for `StoreMetrics`.
     """
@@ -176,7 +178,7 @@ def _label(text: str) -> str:
 
 
 def remembered(store: Store) -> Callable[[], JobStates]:
-    """A function that returns the state of a store, and reads it again only if it has changed."""
+    """Return a function that returns the state of a store, and rereads it only if it has changed."""
     kept: list[tuple[str, JobStates]] = []
 
     def states() -> JobStates:

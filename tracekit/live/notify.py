@@ -45,7 +45,7 @@ Keys = Sequence[tuple[int, str]]
 
 @dataclass(slots=True)
 class Sent:
-    """How many messages were sent, failed, or were dropped."""
+    """Counts of sent, failed and dropped messages."""
 
     sent: int = 0
     failed: int = 0
@@ -53,10 +53,10 @@ class Sent:
 
 
 class Notifier:
-    """Posts messages to `url`. `slack`: whether in Slack's format, by default if the URL is Slack's.
+    """Posts messages to `url`. `slack`: use Slack's format; by default if the URL is Slack's.
 
     `arrived` is called from another thread with the content of each delivered message. `counts` counts messages by
-    outcome; `problem` says why the last attempt failed, None if it succeeded.
+    outcome; `problem`: the reason why the last attempt failed, None if it succeeded.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class Notifier:
         self.counts.dropped += sum(body is not None for body in list(self._waiting.queue)) + self._on_its_way
 
     def changes(self) -> Iterator[str]:
-        """A line if messages began to fail since the last call, or arrive again. To be called by one thread only."""
+        """Return a line if messages began to fail since the last call, or arrive again. Call it from one thread
+        only.
+        """
         problem = self.problem
         if problem is not None and self._told is None:
             yield (
@@ -168,7 +170,7 @@ class Notifier:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """How long an overloaded receiver asks to wait, seconds; at most the longest delay between attempts."""
+    """Return the delay that an overloaded receiver requests, seconds; at most the longest delay between attempts."""
     return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
 
 

@@ -1,8 +1,8 @@
 """Cut a running recording into windows, analyse them and store them.
 
-In: a run directory of `tracekit collect`, read again and again. Out: windows of one job in a store. The windows of an
-elastic attempt follow those of the one before. If something cannot be read, analysed or stored, a line says so and the
-rest goes on.
+In: a run directory of `tracekit collect`, read repeatedly. Out: windows of one job in a store. The windows of an
+elastic attempt follow those of the previous one. Failures to read, analyse or store something are reported in a line,
+and the rest continues.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CLOCK_SAMPLES = 64
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How a run is cut and where its windows go.
+    """Options for cutting a run into windows and storing them.
 
     `late_after_s`: how long a window waits for ranks that are behind. `consume`: remove segments of stored steps.
     """
@@ -76,7 +76,7 @@ class LiveOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What has gone wrong since the watch began: windows that could not be merged (`failed`) or stored (`lost`) or are
+    """Counts of failures since the watch began: windows that could not be merged (`failed`) or stored (`lost`) or are
     stored without findings (`unanalysed`), ranks that were left out, records that came late.
     """
 
@@ -148,8 +148,8 @@ class LiveRun:
             raise FormatError(f"{what}, for {READ_RETRY_S:.0f} s; watch it again once it can be read")
 
     def ended(self) -> bool:
-        """Whether the run has ended: every launcher says so, or none is alive and no rank has written anything for
-        `QUIET_S`.
+        """True if the run has ended: every launcher has announced its end, or none is alive and no rank has written
+        anything for `QUIET_S`.
         """
         if not (running := running_launchers(self.options.directory)):
             return have_ended(self.options.directory)
@@ -164,7 +164,7 @@ class LiveRun:
         return True
 
     def _ending(self) -> Ending | None:
-        """How the job ended; None if its launchers have not said so."""
+        """The end of the job; None if its launchers have not announced it."""
         ending = how_ended(self.options.directory)
         if running_launchers(self.options.directory) and (ending is None or not ending.failed):
             return Ending("ended: its launcher died", failed=True)
@@ -216,7 +216,7 @@ class LiveRun:
     # ---- following
 
     def _begin(self) -> bool:
-        """Whether the run has begun; when it does, its job is noted in the store."""
+        """True once the run has begun; its job is then noted in the store."""
         if self._run is not None:
             return True
         if not is_run_directory(self.options.directory):
@@ -330,7 +330,7 @@ class LiveRun:
         return suspects[0]
 
     def _findings(self, trace: Trace, title: str) -> Findings | Unanalysed:
-        """What the analysis finds. A bug in it costs the findings of this window only."""
+        """Return the findings of the analysis. A bug in it costs the findings of this window only."""
         try:
             findings = Job(trace).findings()
             if isinstance(findings, Findings):
@@ -366,7 +366,7 @@ class LiveRun:
             return error
 
     def _read_clocks(self) -> None:
-        """Read the clocks of the hosts; if that fails, keep those read before and say so once."""
+        """Read the clocks of the hosts; if that fails, keep the previous ones and report it once."""
         try:
             self._clocks = read_clocks(self.options.directory, CLOCK_SAMPLES)
         except (OSError, FormatError) as error:

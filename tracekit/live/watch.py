@@ -1,7 +1,7 @@
 """`tracekit watch`: watch a run, or a store that others write, until it ends.
 
-In: what to watch and whom to tell. Out: a line per window and incident, metrics, notifications. All of these come from
-what is in the store, never from what is still to be stored.
+In: a run or store, and receivers of notifications. Out: a line per window and incident, metrics, notifications. All of
+these report stored results only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLOSE_TIMEOUT_S = 20.0
 
 @dataclass(slots=True)
 class Watch:
-    """`run`: what adds windows to the store, None if others do. `job`: the only one to report, None for all."""
+    """`run`: adds windows to the store; None if another process does. `job`: the only one to report, None for all."""
 
     store: Store
     run: LiveRun | None
@@ -77,7 +77,7 @@ class Watch:
             raise unstored
 
     def _tell_what_is_left(self) -> None:
-        """Tell the receiver what an earlier watch was killed before telling."""
+        """Send what an earlier watch was killed before sending."""
         if self.notifier is not None and self.told is not None:
             with suppress(StoreError):  # the first look has reported it
                 self.notifier.tell(*self.told.left(self.job))

@@ -1,4 +1,4 @@
-"""Metrics of the watch itself: what it could not do.
+"""Metrics of the watch itself: its failures.
 
 In: the watched run and the notifier. Out: metric families, counted since the process began.
 """
