@@ -58,7 +58,7 @@ class Condition:
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
     def holds(self, found: Attribution) -> bool:
-        """Whether the figure satisfies the condition."""
+        """True if the figure satisfies the condition."""
         figures = {
             "slowdown": found.slowdown,
             "waste": found.waste,

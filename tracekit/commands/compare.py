@@ -1,4 +1,4 @@
-"""`tracekit compare`: what changed between two runs.
+"""`tracekit compare`: changes between two runs.
 
 In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON.
 """

@@ -159,7 +159,7 @@ def _commonest(reasons: Counter[str]) -> str:
 
 
 def _left_out(out: Path, said: Counter[str]) -> list[str]:
-    """A line for each rule that leaves jobs of the study out, except for those already in `said`."""
+    """Yield a line for each rule that leaves out jobs of the study, except for those already in `said`."""
     import polars as pl
 
     from tracekit.fleet.study import Study

@@ -90,7 +90,7 @@ def load(
     window: int | None,
     method: str = "tracekit",
 ) -> Job | OpJob | GpuJob:
-    """The job that the options name; without any, the newest in the default store, with a note that says so."""
+    """Load the job that the options name; without any, the newest in the default store, with a note about it."""
     from tracekit.job.load import load_any, load_any_from_store
 
     if trace is not None:
@@ -129,7 +129,7 @@ def as_arguments(
 
 
 def console() -> Console:
-    """The terminal, or whatever stdout is instead. If its reader closes it, the command ends with BrokenPipeError."""
+    """A console for stdout, be it a terminal or not. If its reader closes it, the command ends with BrokenPipeError."""
     from rich.console import Console
 
     class Terminal(Console):

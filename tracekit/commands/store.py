@@ -138,7 +138,7 @@ def migrate(old: Path, out: Path | None) -> None:
 
 
 def _echo(lines: Sequence[str]) -> int:
-    """Print lines; how many there were."""
+    """Print lines; return their number."""
     for line in lines:
         click.echo(printable(line))
     return len(lines)
