@@ -91,7 +91,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def noise(self) -> Parts:
-        """What the noise of the run makes of S."""
+        """The part of S that the noise of the run causes."""
         return Parts.of(self.attribution.original, self.attribution.ideal, self.noisy)
 
     @cached_property
@@ -112,9 +112,10 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def distances_seen(self) -> bool:
-        """Whether the trace shows how much of the end of a step the beginning of the next one hides.
+        """True if the trace shows how much of the end of a step overlaps the beginning of the next one.
 
-        Starts relative to each step do not, unless workers begin late because they ended the step before late.
+        Starts relative to each step do not show it, unless workers begin late because they ended the previous step
+        late.
         """
         return bool(self.trace.step_starts) or self.replay.overlap_s is not None
 
@@ -158,7 +159,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def profile(self) -> ComputeProfile | None:
-        """Why computes differ; None if the job has no forwards or no backwards."""
+        """The factors of compute costs; None if the job has no forwards or no backwards."""
         return self.computes.profile
 
     @property
@@ -168,7 +169,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def lockstep(self) -> Lockstep | None:
-        """The ranks inside workers; None if the trace does not say how long they waited for each other."""
+        """The ranks inside workers; None if the trace lacks their waits for each other."""
         return self.computes.lockstep
 
     @cached_property
@@ -233,12 +234,12 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def host_work(self) -> OpGrid:
-        """What the hosts did between other ops, if it was recorded."""
+        """Host work between other ops, if it was recorded."""
         return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
 
     @cached_property
     def host_code(self) -> HostCode:
-        """What the training threads do between ops."""
+        """Work of the training threads between ops."""
         return HostCode.of(self)
 
     @cached_property
@@ -323,7 +324,8 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def off_cpu_s(self) -> Floats:
-        """How long each worker neither ran nor was ready to run within its own ops, seconds, [stages, steps, dp_ranks].
+        """Time in which each worker neither ran nor was ready to run within its own ops, seconds, [stages, steps,
+        dp_ranks].
 
         0 for workers of several ranks (see `Lockstep.off_s`).
         """
@@ -332,12 +334,14 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def stopped_s(self) -> Floats:
-        """How long stops of its process prolong the computes of each worker, seconds, [stages, steps, dp_ranks]."""
+        """Time by which stops of its process prolong the computes of each worker, seconds, [stages, steps,
+        dp_ranks].
+        """
         return stopped_s(self.off_cpu_s, self.table)
 
     @cached_property
     def process_stops_s(self) -> Floats:
-        """How long the process of each worker is stopped, if it is stopped again and again, as the kernel counted it,
+        """Time in which the process of each worker is stopped, if it is stopped repeatedly, as the kernel counted it,
         seconds, [stages, steps, dp_ranks].
         """
         if self.table.empty:
@@ -376,9 +380,9 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return waits
 
     def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
-        """Whether the recording shows that the machines of `workers` are slow, and not what runs on them.
+        """True if the recording shows that the machines of `workers` are slow, and not the code on them.
 
-        A slow compute alone does not: user code, data or a neighbour on the cores slow it down just as well.
+        A slow compute alone does not show it: user code, data or a neighbour on the cores slow it down just as well.
         """
         return any(self.throttled.get(worker, 0.0) >= THROTTLED_SHARE for worker in workers)
 

@@ -1,4 +1,4 @@
-"""Which network cards are slow: the ones that explain slow rings, or slow links to several hosts.
+"""Find slow network cards: the ones that explain slow rings, or slow links to several hosts.
 
 In: `Traffic`. Out: `SlowCard`s.
 """
@@ -44,7 +44,7 @@ class SlowCard(Struct, frozen=True, eq=False):
 
     `factor`: transfer time over the usual in each step, [steps]; `fastest_factor`: that of the fastest transfers;
     `ring_factor`: collective time over the usual. `flows`: transfers through its slow sides, [slots, dp_ranks];
-    `stages`: stages whose rings pass it; `steps`: when it is slow, [steps].
+    `stages`: stages whose rings pass it; `steps`: a mask of the steps in which it is slow, [steps].
     """
 
     host: int
@@ -71,7 +71,9 @@ def slow_cards(traffic: Traffic) -> tuple[SlowCard, ...]:
 
 
 def passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
-    """The host whose card each link's transfers pass on this side, and which pass one, [slots, dp_ranks] each."""
+    """The host whose card each link's transfers pass on this side, and a mask of the links that pass one, [slots,
+    dp_ranks] each.
+    """
     host, peer = traffic.hosts_of_flows(side), traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
     return host, np.isfinite(traffic.link_s) & (host != peer)  # transfers within a host pass no card
 
