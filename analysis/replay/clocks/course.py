@@ -1,6 +1,7 @@
-"""How clocks behaved over the trace: steady, drifting, or stepped once.
+"""The course of clocks over the trace: steady, drifting, or stepped once.
 
-In: how far each clock was ahead in each run of steps. Out: the simplest course that explains it, and whether any does.
+In: the offset of each clock in each run of steps. Out: the simplest course that explains it, and the part that none
+does.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ STEADY, LINE, JUMP = 1, 2, 3
 class Courses(Struct, frozen=True, eq=False):
     """The courses of clocks, [clocks] each.
 
-    `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds per second. `jump_s`, `jump_run`: how far a
-    clock was stepped ahead, seconds, and the first run after that, -1 if it was not. `error_s`: standard error of the
-    level, seconds. `irregular_s`: movement beyond the scatter that follows none of the courses, seconds on average.
+    `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds per second. `jump_s`, `jump_run`: the step of
+    a clock, seconds ahead, and the first run after that, -1 if it was not. `error_s`: standard error of the level,
+    seconds. `irregular_s`: movement beyond the scatter that follows none of the courses, seconds on average.
     """
 
     ahead_s: Floats
@@ -99,7 +100,7 @@ def _scatter(samples: Floats) -> Floats:
 
 
 def _changes(samples: Floats) -> Floats:
-    """How much samples change from run to run, beyond a drift, [runs - 1, ...]."""
+    """Changes of samples from run to run, beyond a drift, [runs - 1, ...]."""
     changes = np.diff(samples, axis=0)
     return np.abs(changes - median(changes, (0,)))
 
