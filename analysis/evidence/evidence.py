@@ -371,8 +371,8 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
         0 if the metadata does not give it.
         """
-        said, waits = self.trace.metadata.get(RUN_QUEUE), np.zeros((self.stages, len(self.dp_ranks)))
-        known = said if isinstance(said, dict) else {}
+        stated, waits = self.trace.metadata.get(RUN_QUEUE), np.zeros((self.stages, len(self.dp_ranks)))
+        known = stated if isinstance(stated, dict) else {}
         for worker, rank in self.worker_ranks.items():
             seconds = known.get(str(rank))
             if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in self.dp_index:

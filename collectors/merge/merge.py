@@ -288,8 +288,8 @@ def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
 
 def _run_queues(records: pl.DataFrame, steps: pl.DataFrame) -> dict[str, dict[str, float]]:
     """Rank -> mean seconds per step that its training thread waited for a processor, if the kernel reports it."""
-    said = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0)).join(steps, on=["rank", "step"])
-    waits = said.group_by("rank").agg(pl.col("peer").mean() / 1e6).sort("rank")
+    counted = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0)).join(steps, on=["rank", "step"])
+    waits = counted.group_by("rank").agg(pl.col("peer").mean() / 1e6).sort("rank")
     return {RUN_QUEUE: {str(rank): seconds for rank, seconds in waits.iter_rows()}} if waits.height else {}
 
 

@@ -165,8 +165,8 @@ def _problem(kind: object, value: Any, rank: int) -> str | None:
     try:
         found = msgspec.convert(value, expected)
     except (msgspec.ValidationError, RecursionError) as error:
-        said = str(error)
-        return f"{said[:1].lower()}{said[1:]:.200}"
+        message = str(error)
+        return f"{message[:1].lower()}{message[1:]:.200}"
     if isinstance(found, _Process):
         return _process_problem(found, rank)
     if isinstance(found, _Mesh) and _shape(found.ranks) is None:

@@ -44,8 +44,8 @@ def estimates(found: Estimates, theme: Theme, *, x: str, lying: bool = False) ->
     for name, values, colour in series:
         if all(value is None for value in values):
             continue
-        said = f"{x} %{{{'y' if lying else 'x'}}}, {name}: %{{{'x' if lying else 'y'}:.4g}} s a step<extra></extra>"
-        common = {"name": name, "customdata": list(found.selections), "hovertemplate": said}
+        hover = f"{x} %{{{'y' if lying else 'x'}}}, {name}: %{{{'x' if lying else 'y'}:.4g}} s a step<extra></extra>"
+        common = {"name": name, "customdata": list(found.selections), "hovertemplate": hover}
         if lying:
             drawn.add_bar(y=list(found.names), x=list(values), orientation="h", marker_color=colour, **common)
         elif len(found.names) <= MOST_BARS:

@@ -125,11 +125,11 @@ def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
     """The bars of the steps, with their legend."""
     times = [row["recorded_s"] for row in by_step]
     theme, pooled = viewer().theme, -(-len(by_step) // MOST_BARS)
-    said = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
-    said += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
+    extent = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
+    extent += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
     keys = [key("needed", theme.ideal), key("lost", theme.recorded)]
     ends = [html.Span(f"step {by_step[0]['step']}"), html.Span(f"{by_step[-1]['step']}")]
-    caption = html.Figcaption([f"{said}: ", *keys])
+    caption = html.Figcaption([f"{extent}: ", *keys])
     return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")
 
 
@@ -143,11 +143,11 @@ def share_bars(shares: Sequence[float], noun: str) -> Component:
         for share in shown
     ]
     half = sum(share >= top / 2 for share in shares)
-    said = (
+    caption = (
         f"{len(shares):,} {noun}{'s' if len(shares) > 1 else ''}: {top:.0%} the largest, {half:,} at half of it or more"
     )
     picture = html.Div(bars, className="bars", **attributes(aria_hidden="true"))
-    return html.Figure([picture, html.Figcaption(said)], className="picture")
+    return html.Figure([picture, html.Figcaption(caption)], className="picture")
 
 
 def key(words: str, colour: str) -> Component:

@@ -84,8 +84,8 @@ def results() -> Results:
 
 def _named_window() -> tuple[str, str]:
     """Job and window in the address of the page: from the request or, in a callback, from its header; "" if none."""
-    said = flask.request.headers.get(WINDOW_HEADER)
-    asked = flask.request.args if said is None else dict(parse_qsl(said))
+    stated = flask.request.headers.get(WINDOW_HEADER)
+    asked = flask.request.args if stated is None else dict(parse_qsl(stated))
     return asked.get("job", ""), asked.get("window", "")
 
 

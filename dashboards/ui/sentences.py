@@ -60,21 +60,23 @@ def headline(report: Report) -> Headline:
     verdict, figure = report["verdict"], f"slowdown {report['slowdown']:.3f}"
     trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
     badge = str(verdict.get("label", kind)).replace("-", " ")  # stores of older versions have no label
-    said = _sentence(verdict["sentence"])
+    sentence = _sentence(verdict["sentence"])
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
-        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
+        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
     if kind is not LossKind.BALANCED:
         badge += f", {verdict['share']:.0%} lost"
     if kind in {LossKind.BALANCED, LossKind.MINOR}:
         misleading = [cause for cause in named_causes(report) if not _costs(cause)]
         if misleading:
-            return Headline(badge, f"{said} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE)
-        return Headline(badge, said, Tone.UNSURE if kind is LossKind.MINOR else Tone.GOOD)
-    said_below = (report.get("answer") or {}).get("cost")
-    lost = "" if said_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+            return Headline(
+                badge, f"{sentence} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE
+            )
+        return Headline(badge, sentence, Tone.UNSURE if kind is LossKind.MINOR else Tone.GOOD)
+    cost_below = (report.get("answer") or {}).get("cost")
+    lost = "" if cost_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
     unsure = "" if trusted else f" The {figure} is not to be trusted."
-    return Headline(badge, said + lost + unsure, Tone.BAD)
+    return Headline(badge, sentence + lost + unsure, Tone.BAD)
 
 
 def op_headline(report: Report) -> Headline:
@@ -93,24 +95,26 @@ def op_headline(report: Report) -> Headline:
         return Headline(f"no straggler, {figure}", f"No straggler: {figure}.", Tone.GOOD)
     times = report["step_time_s"]
     lost = f"{seconds(times['original'] - times['ideal'])} of every {seconds(times['original'])} step"
-    said = f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
-    return Headline(f"straggling, {figure}", said, Tone.BAD)
+    sentence = (
+        f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+    )
+    return Headline(f"straggling, {figure}", sentence, Tone.BAD)
 
 
 def _gpu_headline(report: Report) -> Headline:
-    culprit, said = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
+    culprit, sentence = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
     if not report["trust"]["trustworthy"]:
-        return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {said}", Tone.UNSURE)
+        return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {sentence}", Tone.UNSURE)
     kind = report["verdict"].get("kind")  # reports of older stores name none
     if kind is None:
         slow = culprit is not None
         return Headline(
-            f"slow rank {culprit['rank']}" if slow else "no slow rank", said, Tone.BAD if slow else Tone.GOOD
+            f"slow rank {culprit['rank']}" if slow else "no slow rank", sentence, Tone.BAD if slow else Tone.GOOD
         )
     if kind == LossKind.BALANCED:
-        return Headline(str(kind), said, Tone.GOOD)
+        return Headline(str(kind), sentence, Tone.GOOD)
     badge = f"{kind.replace('-', ' ')}, {report['verdict']['share']:.0%} lost"
-    return Headline(badge, said, Tone.UNSURE if kind == LossKind.MINOR else Tone.BAD)
+    return Headline(badge, sentence, Tone.UNSURE if kind == LossKind.MINOR else Tone.BAD)
 
 
 def gpu_culprit(report: Report) -> str | None:
@@ -207,17 +211,17 @@ def advice_words(report: Report) -> list[str]:
 
 def _advice_of_fixes(report: Report) -> list[str]:
     """The advice of reports of older stores, which contain no words for it."""
-    step_s, promised, said = report["step_time_s"]["recorded"], _promised(report), []
+    step_s, promised, advice = report["step_time_s"]["recorded"], _promised(report), []
     for cause in named_causes(report):
         fixes = [fix for fix in promised if fix["cause"] == cause["kind"]]
         here = [fix for fix in fixes if fix["where_text"] == cause["where_text"]]
         for fix in (here or fixes)[:1]:
             assumed = f"; assumes {fix['assumes']}" if fix["assumes"] else ""
             saved = f"saves {seconds(fix['saved_s'])} of every {seconds(step_s)} step"
-            said.append(f"{fix['title']} ({sure(fix['confidence'])}; {saved}{assumed}).")
-    if said and not report["trust"]["trustworthy"]:
-        said.append("No other advice: all else below rests on figures that are not to be trusted.")
-    return said or [f"No advice: {why_no_advice(report)}."]
+            advice.append(f"{fix['title']} ({sure(fix['confidence'])}; {saved}{assumed}).")
+    if advice and not report["trust"]["trustworthy"]:
+        advice.append("No other advice: all else below rests on figures that are not to be trusted.")
+    return advice or [f"No advice: {why_no_advice(report)}."]
 
 
 def first_action(report: Report) -> tuple[str, str] | None:
@@ -255,13 +259,13 @@ def host_words(report: Report, found: WorkerMap) -> str:
         return "The trace does not name its hosts."
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"No advice: {why_no_advice(report)}."
-    said = node_words(report)
+    advice = node_words(report)
     for cause in named_causes(report):
         workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
         if workers:
             rest = _host_check(report, cause) if cause["kind"] == "slow-host" else _on(cause, workers, found)
-            return f"{said or 'No host to drain.'} {rest}"
-    return said or "No host to drain: the diagnosis names no host and no worker."
+            return f"{advice or 'No host to drain.'} {rest}"
+    return advice or "No host to drain: the diagnosis names no host and no worker."
 
 
 def _host_check(report: Report, cause: Mapping[str, Any]) -> str:

@@ -88,8 +88,8 @@ def _left_out(lines: Sequence[str]) -> Component | None:
     if not lines:
         return None
     repair = command("store", "repair", "--store", results().path)
-    said = note(f"These rows of the store are impossible; `{repair}` drops them:")
-    return panel("Left out", said, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
+    heading = note(f"These rows of the store are impossible; `{repair}` drops them:")
+    return panel("Left out", heading, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
 
 
 def read_ahead() -> None:
@@ -129,17 +129,17 @@ def job_page(
                 raise
             newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
             return [problem(str(error), way_on=newest)]
-        said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
+        remarks = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
         if stored.op_report is not None:
             content = guarded(build_ops or _pipelines_only)(stored)
-            return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
+            return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
             how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
-            return [job_head(stored, path), *said, problem(f"{why} {how}", title="Not analysed")]
+            return [job_head(stored, path), *remarks, problem(f"{why} {how}", title="Not analysed")]
         state.pop("stored", None)  # the name that the functions of the pages use for the job
         content = guarded(build)(stored, **state)
-        return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
+        return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
     page(module, path, title, layout, all_reads)
 

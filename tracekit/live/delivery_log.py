@@ -19,7 +19,7 @@ from tracekit.store import Incident, Store
 FOLDER = "told"
 
 
-class Told:
+class DeliveryLog:
     """Incidents of a store already sent to the receiver at `url`."""
 
     def __init__(self, store: Store, url: str) -> None:
@@ -39,18 +39,18 @@ class Told:
 
         Incidents that had closed before the receiver was first used are not sent.
         """
-        told, after = self._noted()
+        sent, after = self._noted()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
         if after is None:
             after = max((one.incident_id for one in incidents), default=0)
             self._add([f"after {after}\n"])
-        opened = [one for one in incidents if one.closed_at is None and (one.incident_id, "opened") not in told]
+        opened = [one for one in incidents if one.closed_at is None and (one.incident_id, "opened") not in sent]
         closed = [
             one
             for one in incidents
             if one.closed_at is not None
-            and (one.incident_id > after or (one.incident_id, "opened") in told)
-            and (one.incident_id, "closed") not in told
+            and (one.incident_id > after or (one.incident_id, "opened") in sent)
+            and (one.incident_id, "closed") not in sent
         ]
         return opened[::-1], closed[::-1]
 
@@ -70,10 +70,10 @@ class Told:
             text = "" if self._file is None else self._file.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return set(), None
-        told, after = set[tuple[int, str]](), None
+        sent, after = set[tuple[int, str]](), None
         for words in map(str.split, text.splitlines()):
             if len(words) == 2 and words[0].isdecimal():
-                told.add((int(words[0]), words[1]))
+                sent.add((int(words[0]), words[1]))
             elif len(words) == 2 and words[0] == "after" and words[1].isdecimal():
                 after = int(words[1])
-        return told, after
+        return sent, after

@@ -123,7 +123,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         values = [*identity, cause.kind, cause.part or cause.kind]
         lost.add_metric(values, cause.share)
         windows.add_metric(values, incident.windows)
-        info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
+        info.add_metric(identity, {name: _label(text) for name, text in incident_texts(incident, page).items()})
     left_out = GaugeMetricFamily(
         "tracekit_incidents_left_out",
         "Open incidents without series, because others cost more",
@@ -146,7 +146,7 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     return [incident for _, incident in ranked[:MOST_INCIDENTS_IN_ALL]]
 
 
-def told(incident: Incident, page: str) -> dict[str, str]:
+def incident_texts(incident: Incident, page: str) -> dict[str, str]:
     """Annotations of an incident for alerts: the sentences of its analysis, and links.
 
     `page`: as for `StoreMetrics`.
@@ -190,4 +190,4 @@ def remembered(store: Store) -> Callable[[], JobStates]:
     return states
 
 
-__all__ = ["JobStates", "StoreMetrics", "page_of", "remembered", "told"]
+__all__ = ["JobStates", "StoreMetrics", "incident_texts", "page_of", "remembered"]

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
 from tracekit.live.incident_words import lasted
-from tracekit.live.metrics import told
+from tracekit.live.metrics import incident_texts
 from tracekit.store import Incident
 
 #: Limit of waiting messages; beyond it, the oldest is dropped.
@@ -215,7 +215,7 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
                 "share": incident.cause.share,
                 "confidence": incident.cause.confidence,
                 "saved_gpu_hours_per_day": incident.cause.saved_gpu_hours_per_day,
-                **told(incident, page),
+                **incident_texts(incident, page),
             }
             for status, incidents in (("opened", opened), ("closed", closed))
             for incident in incidents
@@ -234,7 +234,7 @@ def slack_message(
 
 
 def _slack_lines(incident: Incident, status: str, page: str) -> str:
-    said = {name: _escaped(text) for name, text in told(incident, page).items()}
+    texts = {name: _escaped(text) for name, text in incident_texts(incident, page).items()}
     if status == "opened":
         mark = ":red_circle:"
     else:
@@ -242,11 +242,11 @@ def _slack_lines(incident: Incident, status: str, page: str) -> str:
     state = status
     if incident.closed_because is not None:
         state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
-    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {said['what']}"]
+    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {texts['what']}"]
     if status == "opened":
-        lines += [f"*{title}*: {said[key]}" for title, key in _TITLES if said[key]]
-    if said["page"]:
-        lines.append(f"<{said['page']}|the page of this window>")
+        lines += [f"*{title}*: {texts[key]}" for title, key in _TITLES if texts[key]]
+    if texts["page"]:
+        lines.append(f"<{texts['page']}|the page of this window>")
     return "\n".join(lines)
 
 

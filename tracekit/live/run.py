@@ -38,7 +38,7 @@ from tracekit.collectors.run_directory.segments import (
 )
 from tracekit.collectors.run_directory.writing import attempts
 from tracekit.job.pipeline import Job
-from tracekit.live.survived_errors import said, where_traceback_is
+from tracekit.live.survived_errors import one_line, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
@@ -299,10 +299,11 @@ class LiveRun:
             if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
                 self._tell(
-                    f"{title}: cannot be analysed: {said(error)}{where_traceback_is(self.options.store, title, error)}"
+                    f"{title}: cannot be analysed: {one_line(error)}"
+                    f"{where_traceback_is(self.options.store, title, error)}"
                 )
                 return
-            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {said(error)}"))
+            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {one_line(error)}"))
         assert self._run is not None
         findings = self._findings(trace, title)
         self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
@@ -337,7 +338,7 @@ class LiveRun:
                 findings.verdict()
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
-            why = f"the analysis failed, which is a bug of tracekit ({said(error)})"
+            why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
             self._tell(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
                 f" `tracekit export`{where_traceback_is(self.options.store, title, error)}"

@@ -17,7 +17,7 @@ FILE = "watch-errors.log"
 MOST_BYTES = 1_000_000
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Format an error in one line, with its type unless it is one of tracekit's own or of the system."""
     text = encodable(" ".join(str(error).split()))
     return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"

@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIServer
 
 from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
 from tracekit.base.text import printable, short
-from tracekit.live.incident_changes import News, StoreNews
+from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.incident_words import advice, lasted
 from tracekit.live.run import LiveRun
 from tracekit.store import Store
@@ -25,7 +25,7 @@ from tracekit.store import Store
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from tracekit.live.delivery_log import Told
+    from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
     from tracekit.live.scrapes import Scrapes
 
@@ -44,20 +44,20 @@ class Watch:
     job: str | None
     tell: Callable[[str], None]
     notifier: Notifier | None = None
-    told: Told | None = None
+    deliveries: DeliveryLog | None = None
     _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
         """Watch until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
-        news = StoreNews(self.store, self.job)
-        self._tell(news)  # before the first window of the run, which is news
+        changes = StoreChanges(self.store, self.job)
+        self._tell(changes)  # before the first window of the run, whose incidents are reported
         self._tell_what_is_left()
         ended = False
         while not ended and not stop.is_set():
             if self.run is not None:
                 ended = self.run.ended()  # before the last read, so that nothing can be written after it
                 self.run.poll()
-            self._tell(news)
+            self._tell(changes)
             self._tell_of_notifier()
             if not ended:
                 stop.wait(POLL_S)
@@ -67,7 +67,7 @@ class Watch:
                 self.run.finish(stop.wait)
             except StoreError as error:
                 unstored = error
-            self._tell(news)
+            self._tell(changes)
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
             self._tell_of_notifier()
@@ -78,17 +78,17 @@ class Watch:
 
     def _tell_what_is_left(self) -> None:
         """Send what an earlier watch was killed before sending."""
-        if self.notifier is not None and self.told is not None:
+        if self.notifier is not None and self.deliveries is not None:
             with suppress(StoreError):  # the first look has reported it
-                self.notifier.tell(*self.told.left(self.job))
+                self.notifier.tell(*self.deliveries.left(self.job))
 
     def _tell_of_notifier(self) -> None:
         for line in () if self.notifier is None else self.notifier.changes():
             self.tell(line)
 
-    def _tell(self, news: StoreNews) -> None:
+    def _tell(self, changes: StoreChanges) -> None:
         try:
-            found = news.look()
+            found = changes.look()
         except StoreBusyError:
             return
         except StoreError as error:
@@ -103,19 +103,19 @@ class Watch:
             self.tell(line)
         if self.notifier is not None:
             self.notifier.tell(found.opened, found.closed)
-        if self.told is not None and found.windows:
-            self.told.note(())  # the store is there now
+        if self.deliveries is not None and found.windows:
+            self.deliveries.note(())  # the store is there now
 
 
-def lines(news: News) -> Iterator[str]:
+def lines(changes: Changes) -> Iterator[str]:
     """One line per window, and one or more per incident."""
-    for job, windows in news.windows.items():
+    for job, windows in changes.windows.items():
         for window in windows:
             yield f"{short(job)}, {window_line(window)}"
-    for incident in news.opened:
+    for incident in changes.opened:
         yield f"INCIDENT {incident.incident_id} of {short(incident.job)} opened: {incident.cause.what}"
         yield from (f"    {title}: {text}" for title, text in advice(incident))
-    for incident in news.closed:
+    for incident in changes.closed:
         yield (
             f"incident {incident.incident_id} of {short(incident.job)} closed after {lasted(incident)},"
             f" {printable(incident.closed_because or '')}:"
