@@ -29,7 +29,7 @@ CLEAR_LINE_SHARE = 0.8
 SMALLEST_CHANGE = 0.03
 #: Slow steps below this share of all steps are transient; more are the normal state.
 TRANSIENT_SHARE = 0.3
-#: A slowdown is persistent if the usual step loses at least this share of what slow steps lose.
+#: A slowdown is persistent if the usual step loses at least this share of the loss of slow steps.
 PERSISTENT_SHARE = 0.3
 #: The phase within a period must explain this share of the variance, beyond chance.
 PERIODIC_SHARE = 0.6

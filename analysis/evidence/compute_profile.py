@@ -40,7 +40,7 @@ SMALLEST_LENGTH_SPREAD = 0.04
 OPTIMIZER_SHARE = 0.6
 #: In a slow step, the shortest microbatches exceed the usual ones by this share of its excess.
 SHORTEST_SHARE = 0.5
-#: Values this many spreads above their peers are left out of what is usual.
+#: Values this many spreads above their peers do not count as usual.
 OUTSTANDING = 4.0
 
 
@@ -130,7 +130,7 @@ def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> Co
     model = _Model(base, elastic, position, work, uneven)
     alike = relative / safe(model.of_workload)
     if uneven:
-        # DP ranks whose sequences happen to be shorter would make a stage look fast beside one where they are slow.
+        # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
         model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
     beyond = median(alike, (2, 3))
     return _factors(grid, model, beyond, np.ones(beyond.shape[1:]) if optimizer is None else optimizer)

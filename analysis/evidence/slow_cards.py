@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.evidence.transfers import Traffic
 
 #: A ring this many times slower than those of the other stages contains a slow card, if it is slowed by at least this
-#: share of what the card's transfers are; otherwise the stage just has more parameters.
+#: share of its transfers' slowdown; otherwise the stage just has more parameters.
 SMALLEST_RING_FACTOR = 1.5
 RING_SHARE = 0.3
 #: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.

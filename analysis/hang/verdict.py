@@ -71,7 +71,7 @@ def _in_doubt(case: Case, rank: int) -> Undecided:
 def _proven(case: Case, sinks: Sinks) -> list[int]:
     """The ranks at the end of waiting, except those whose state is unknown and that may wait themselves."""
     silent = case.graph.silent
-    if sinks.doubtful:  # they may be what the silent ones wait for
+    if sinks.doubtful:  # the silent ones may wait for them
         return [rank for rank in sinks.ranks if rank not in silent]
     seen = [rank for rank in sinks.ranks if rank not in silent]
     suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]

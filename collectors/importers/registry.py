@@ -192,7 +192,7 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
             f"{path}: not JSON that tracekit reads; a timeline of `tracekit export` has {MARK!r} in its first lines,"
             " and `tracekit import --format` lists the formats"
         )
-    # Not recognised: report what is wrong with it as a trace file, which most inputs are meant to be.
+    # Not recognised: report its error as a trace file, which most inputs are meant to be.
     return _read(IMPORTERS["tracekit"], path, None, unit)
 
 

@@ -225,7 +225,7 @@ def _free_name(options: CollectOptions) -> str:
         store.check_new(None)
         free = store.free_name(name)
     except StoreError as error:
-        if options.live is None:  # else its watch says so
+        if options.live is None:  # else its watch reports it
             _warn([f"{error}; the run is recorded anyway, and stored at the end if the store can be used by then"])
         return name
     if free != name:

@@ -24,7 +24,7 @@ from tracekit.collectors.launch.hang_pulses import Pulse, handles, host_of, read
 from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, open_regular, read_small, write_whole
 from tracekit.collectors.runtime.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
 
-#: A rank checks four times a second whether it is asked. One that has not answered after this many seconds is inspected
+#: A rank checks four times a second for a request. One that has not answered after this many seconds is inspected
 #: from outside. On a busy machine all answer late, so each has at least `PATIENCE` times as long as the slowest answer.
 ANSWER_S, PATIENCE = 1.5, 2
 #: Polling period of the folder, and time limit for a stack, seconds.

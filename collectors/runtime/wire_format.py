@@ -122,7 +122,7 @@ class Schedule:
         return cls(**content)
 
 
-#: Records nothing until a user asks for it.
+#: Records nothing until a user requests it.
 IDLE = Schedule(first_step=1, last_step=1)
 
 

@@ -30,9 +30,9 @@ _NETWORK = {*map(str, COMMUNICATION), *map(str, ReportedKind)}
 _HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY)}
 #: Microbatches whose forward and backward correlate by this much are marked.
 SAME_MICROBATCHES = 0.9
-#: Kinds of cause that say that there is none.
+#: Kinds of cause that mean that there is none.
 NO_CAUSE = ("healthy", "unexplained")
-#: Causes of launch delays: they are what makes a replay fall short of the recording, and are priced with it.
+#: Causes of launch delays, which make a replay shorter than the recording and are priced by the difference.
 OF_LAUNCH_DELAYS = ("late-data-loading", "host-bound-launch")
 
 Report = Mapping[str, Any]

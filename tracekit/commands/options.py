@@ -43,7 +43,7 @@ class _Out(click.Path):
         return super().convert(value, param, ctx)
 
 
-#: The option says where to write.
+#: An option for an output path.
 OUT = _Out(path_type=Path)
 
 

@@ -75,7 +75,7 @@ def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
 @store_command.command()
 @_STORE
 def check(store: Path | None) -> int:
-    """Read every file and say what is damaged; changes nothing. Exits with 3 if anything is."""
+    """Read every file and report damage; changes nothing. Exits with 3 if anything is damaged."""
     from tracekit.store import Store, default_store
     from tracekit.store.care import damages
 

@@ -45,7 +45,7 @@ def watch_command(
     consume: bool,
     **watching: Any,
 ) -> None:
-    """Analyse a running job window by window, and say which incidents open and close.
+    """Analyse a running job window by window, and report the incidents that open and close.
 
     DIR is the folder that ranks write to (`tracekit collect --segments DIR`), on this machine or on a shared disk; it
     need not exist yet. The watch ends with the job. With a STORE to which others add windows, it reports until Ctrl-C.

@@ -50,7 +50,7 @@ MOST_UNSTORED = 8
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 #: A run whose launchers were killed counts as ended once its ranks have written nothing for this long, seconds.
 QUIET_S = 300.0
-#: Delays between attempts to store what is left at the end of a job, seconds.
+#: Delays between attempts to store the remaining windows at the end of a job, seconds.
 END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Limit of lines about ranks per look.
 MOST_NOTICES = 8

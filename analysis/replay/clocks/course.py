@@ -53,7 +53,7 @@ def fit_courses(samples: Floats, times: Floats, scatter_s: Floats, floor_s: floa
     steady = np.broadcast_to(level, samples.shape)
     slope, line = _line(samples, times)
     jump_s, jump_run, jumped = _jump(samples)
-    # Differences much smaller than what matters do not decide.
+    # Negligible differences do not decide.
     least = np.maximum(spread / 2, floor_s / 10)
 
     def score(fitted: Floats, free: int) -> Floats:

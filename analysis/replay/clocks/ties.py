@@ -90,7 +90,7 @@ class _Tied(Struct, frozen=True, eq=False):
             return None
         duration = grid.gather([block.duration for block in graph.blocks])
         ends = grid.gather([block.start for block in graph.blocks]) + duration
-        # The last to arrive waited for nobody: its duration is the shortest, which no clock changes.
+        # The last to arrive did not wait: its duration is the shortest, which no clock changes.
         quickest = np.fmin.reduce(duration, axis=axes[-1])
         return cls(ends - np.expand_dims(median(ends, axes), axes), float(np.nanmedian(quickest)))
 

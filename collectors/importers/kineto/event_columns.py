@@ -54,7 +54,7 @@ _SYNCHRONISES = re.compile(
 )
 _STREAM_WAITS = re.compile(r"StreamWaitEvent")
 _RECORDS = re.compile(r"EventRecord")
-#: Numbers of what a call is for; -1 for one that only counts where it launched something.
+#: Numbers of the roles of calls; -1 for a call that only counts if it launched something.
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
