@@ -5,8 +5,7 @@ In: a replayed graph. Out: step times of the ideal job with the noise of the run
 Even in a healthy job, the last of many noisy workers is later than the mean one, so S exceeds 1. Noise is the
 difference of an op from the previous one of the same worker and place: an effect that lasts longer than a step (a slow
 worker, an uneven stage, a drift) is the same in both and cancels out. The difference of two such values scatters by the
-root of 2 more than each of them. Differences far beyond the usual ones of their kind are events, not noise, and left
-out.
+root of 2 more than each of them. Differences far beyond the usual ones of their kind are events, and left out.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ class Parts(Struct, frozen=True):
 
     @classmethod
     def of(cls, original: Floats, ideal: Floats, noisy: Floats, explained: Floats | float = 0.0) -> Parts:
-        """The parts of step times, seconds, [steps] each. `explained`: the loss that fixing the causes recovers, none
-        by default.
+        """The parts of step times, seconds, [steps] each. `explained`: the loss recovered by fixing the causes.
 
         The error is that of a mean over the steps. A single step has none, so noise may then be twice what it seems.
         """

@@ -86,9 +86,7 @@ def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
 
 
 def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
-    """Mask of workers of the first DP rank in steps with breaks for which the others wait, [stages, steps,
-    dp_ranks].
-    """
+    """Mask of breaks of the first DP rank's workers for which the others wait, [stages, steps, dp_ranks]."""
     found = np.zeros(late_s.shape, np.bool_)
     hit = stalls_in(late_s[:, :, 0].max(axis=0), step_s) > 0
     if late_s.shape[2] > 1 and _regular(steps[hit], steps):

@@ -226,9 +226,7 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
 
 
 def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats]:
-    """Return the factor of each step, [steps], a mask of slow steps, and the factor of the slow ones (1: not slow),
-    [steps].
-    """
+    """Return the factor of each step, a mask of slow steps, and the factor of the slow ones, else 1, [steps] each."""
     step, step_error = _typical(work, (0, 2))
     step = step / safe(lower_median(step, axis=0))
     unsure = float(np.median(step_error)) ** 2

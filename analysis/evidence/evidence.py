@@ -114,8 +114,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     def distances_seen(self) -> bool:
         """True if the trace shows how much of the end of a step overlaps the beginning of the next one.
 
-        Starts relative to each step do not show it, unless workers begin late because they ended the previous step
-        late.
+        Starts relative to each step do not, unless workers begin late because they ended the previous step late.
         """
         return bool(self.trace.step_starts) or self.replay.overlap_s is not None
 
@@ -324,8 +323,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def off_cpu_s(self) -> Floats:
-        """Time in which each worker neither ran nor was ready to run within its own ops, seconds, [stages, steps,
-        dp_ranks].
+        """Seconds in which each worker neither ran nor was ready to run in its own ops, [stages, steps, dp_ranks].
 
         0 for workers of several ranks (see `Lockstep.off_s`).
         """
@@ -334,9 +332,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def stopped_s(self) -> Floats:
-        """Time by which stops of its process prolong the computes of each worker, seconds, [stages, steps,
-        dp_ranks].
-        """
+        """Seconds by which stops of its process prolong the computes of each worker, [stages, steps, dp_ranks]."""
         return stopped_s(self.off_cpu_s, self.table)
 
     @cached_property

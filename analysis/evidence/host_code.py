@@ -98,7 +98,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def episodes(self) -> Episodes:
-        """Steps in which each worker's host code takes longer than its peers', relative to the step; one series per
+        """Steps in which a worker's host code takes longer than its peers', relative to the step; a series per
         worker.
         """
         step_s = self.evidence.unchanged_s

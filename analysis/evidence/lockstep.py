@@ -142,8 +142,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return replace(episodes_of(series, beyond.shape[1]), needed=needed_nats(len(series) * parts))
 
     def stopped(self, step_s: float) -> tuple[Bools, Floats]:
-        """Mask of ranks that are late because their processes are stopped, and for how long, [workers, ranks, steps]
-        each.
+        """Mask of ranks that are late due to stops of their processes, and how long, [workers, ranks, steps] each.
 
         `step_s`: duration of a step, seconds.
         """

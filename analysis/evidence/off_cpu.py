@@ -58,9 +58,7 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
 
 
 def stopped_s(off_s: Floats, table: ComputeTable) -> Floats:
-    """Time by which stops prolong the computes of each worker, seconds, [stages, steps, dp_ranks]. `off_s`:
-    `off_cpu_s`.
-    """
+    """Seconds by which stops prolong the computes of each worker, [stages, steps, dp_ranks]. `off_s`: `off_cpu_s`."""
     if table.empty:
         return np.zeros_like(off_s)
     return within_computes(
@@ -76,8 +74,7 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
 
 
 def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
-    """Time in which members are stopped in each step, seconds, [members, steps]; 0 for those that others equal at
-    times.
+    """Seconds that members are stopped in each step, [members, steps]; 0 for those that others equal at times.
 
     `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: duration of computes,
     [kinds, members, steps]; `step_s`: duration of a step. Seconds.

@@ -251,8 +251,7 @@ def _by_worker(values: Floats) -> Floats:
 
 
 def _stops(within: Floats, least: Floats) -> Bools:
-    """Mask of workers whose computes lose time in similar stops, of at least `least` above 1, [kinds, stages,
-    dp_ranks].
+    """Mask of workers whose computes lose time in similar stops, at least `least` above 1, [kinds, stages, dp_ranks].
 
     `within`: [kinds, stages, dp_ranks, computes].
     """

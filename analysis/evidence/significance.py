@@ -241,8 +241,7 @@ def episodes_of(
     fewest: int = FEWEST_TURNS,
     remembers: bool = True,
 ) -> Episodes:
-    """Find the steps in which each member is slow compared with its `peers` (including itself), [series, steps] of log
-    factors.
+    """Find steps in which members are slow compared with `peers` (including itself), [series, steps] of log factors.
 
     A description of the steps must pay for itself. "Always" costs nothing, every n-th step the log of the number of
     such patterns, "since a step" and "up to a step" twice the log of the number of steps, and so does each run. The

@@ -71,9 +71,7 @@ def slow_cards(traffic: Traffic) -> tuple[SlowCard, ...]:
 
 
 def passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
-    """The host whose card each link's transfers pass on this side, and a mask of the links that pass one, [slots,
-    dp_ranks] each.
-    """
+    """The host whose card each link passes on this side, and which links pass one, [slots, dp_ranks] each."""
     host, peer = traffic.hosts_of_flows(side), traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
     return host, np.isfinite(traffic.link_s) & (host != peer)  # transfers within a host pass no card
 

@@ -127,8 +127,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def shared_s(self) -> Floats:
-        """Time in which a collective of one of its ends ran during each transfer, seconds, [slots, ops, steps,
-        dp_ranks].
+        """Seconds that a collective of one of its ends ran during each transfer, [slots, ops, steps, dp_ranks].
 
         Both pass the same cards, so the schedule causes what a transfer takes meanwhile.
         """
@@ -224,9 +223,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _bytes_alike(self) -> tuple[Bools, Bools]:
-        """Masks of rings that gather parameters, and of those that reduce gradients of the same size, [stages, ops]
-        each.
-        """
+        """Masks of rings that gather parameters, and that reduce gradients of the same size, [stages, ops] each."""
         shape = self.rings.shape[:2]
         gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for place in self.evidence.collectives.places:
@@ -269,8 +266,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return kept
 
     def _shared(self, slow: Bools) -> Bools:
-        """Mask of the steps in which all DP ranks' links between two stages are slow at once, and at other times fast,
-        [slots, steps].
+        """Mask of steps in which all DP ranks' links between two stages are slow, if fast at other times, [slots,
+        steps].
 
         Single links or cards do not fail together: something that their hosts share is slow.
         """

@@ -38,9 +38,8 @@ class LaneGroup(Struct, frozen=True, eq=False):
     """All lanes of one structure. Lanes are ordered by (step, dp_rank).
 
     `step`: index into `Lanes.steps`, `dp_rank`: both [lanes]. `start`, `duration`: recorded seconds, [rows, lanes].
-    `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: mask of the ops that each lane
-    has, [rows, lanes], None for all; an absent op takes no time, between its neighbours. `posted`, `resumed`: as in
-    `PlacedLanes`.
+    `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: ops that each lane has, [rows,
+    lanes], None for all; an absent op takes no time, between its neighbours. `posted`, `resumed`: as in `PlacedLanes`.
     """
 
     structure: Structure
@@ -318,9 +317,7 @@ def _complete_lanes(
 
 
 def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32s, name: str) -> str:
-    """Describe what is missing if no DP rank is complete. `staged`: mask of stages with ops, [steps, dp_ranks,
-    stages].
-    """
+    """Describe what is missing if no DP rank is complete. `staged`: stages with ops, [steps, dp_ranks, stages]."""
     best = staged.sum(axis=2).max(axis=0)  # each DP rank in its most complete step
     lacks = []
     for at in np.argsort(-best, kind="stable")[:_MOST_SHOWN]:

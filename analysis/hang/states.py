@@ -38,9 +38,8 @@ class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
     state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and for those that wait: order, progress, call_site.
     `stale`: ranks whose dump is older than what their peers have finished with them. `doubtful`: ranks whose dump is
-    partly damaged: its valid part holds unless its peers contradict it, the rest is unknown. `known`: rank, group,
-    issued, finished: the last collective that each rank issued and finished in each group; `issued` is null in
-    doubtful ranks.
+    partly damaged: its valid part counts unless peers contradict it. `known`: rank, group, issued, finished: the
+    last collective that each rank issued and finished in each group; `issued` is null in doubtful ranks.
     """
 
     operations: pl.DataFrame

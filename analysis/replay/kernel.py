@@ -85,8 +85,7 @@ class Timeline(Struct, frozen=True, eq=False):
 def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Floats:
     """End of the last op of each lane, seconds, [lanes].
 
-    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step meet at the rendezvous of the
-    template.
+    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step meet at each rendezvous.
     """
     if costs.same_in_all_lanes:
         one = np.zeros(1)

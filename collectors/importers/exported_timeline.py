@@ -52,9 +52,7 @@ _EVENT = pl.Struct(
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What the header of a file states about the job. `first_pid`: process id of the first worker's recorded
-    timeline.
-    """
+    """The header's facts about the job. `first_pid`: process id of the first worker's recorded timeline."""
 
     name: str
     layout: Layout

@@ -213,9 +213,7 @@ def _record(
 
 
 def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> pl.DataFrame:
-    """Turn the ends of transfers into ranks of the job. Most recorders number them within the group, some within the
-    job.
-    """
+    """Turn the ends of transfers into ranks of the job. Recorders number them within the group, or within the job."""
     p2p = operations["p2p"].to_numpy()
     ends = {name: operations[name].to_numpy().copy() for name in ("source", "target")}
     rank, group = operations["rank"].to_numpy(), operations["group"].to_numpy()

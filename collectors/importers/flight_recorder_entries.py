@@ -61,8 +61,7 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Entries:
     """Entries of one dump. `left_out`: a clause per entry that is not used, or not in full. `restarted`: groups began
-    to count again, and only their last life is here. `doubts`: why the rank may have done more, or in another order,
-    than `entries` show.
+    to count again, and only their last life is here. `doubts`: why `entries` may lack ops or their order.
     """
 
     entries: list[Entry]
@@ -178,10 +177,8 @@ def _flag(raw: Mapping[str, Any], name: str, *, missing: bool) -> bool:
 
 
 def _progress(raw: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return (finished, started) of an operation.
-
-    NCCL's entries have a state, which follows from two times that the recorder writes from version 2.2 on; they also
-    retire when they time out. gloo's entries only retire.
+    """Return (finished, started). NCCL's entries have a state, which follows from two times that the recorder writes
+    from version 2.2 on; they also retire when they time out. gloo's only retire.
     """
     state = raw.get("state")
     if state not in _STATES:

@@ -134,10 +134,9 @@ def _call_site(frames: Any) -> str | None:
 def take_statuses(
     columns: DumpRows, rank: int, statuses: Any, groups: dict[str, int], places: dict[int, int]
 ) -> str | None:
-    """Add the statuses, which are kept by the group's number in the process, and return what is impossible about them.
+    """Add the statuses, which are kept by the group's number in the process; return their impossible values.
 
-    Entries show some of these numbers. For the others, both tables are in order of creation, which is trusted where it
-    agrees with the entries.
+    Entries show some numbers. For the others, both tables are in order of creation, if that agrees with the entries.
     """
     try:
         checked = {_number(number): _counts(status) for number, status in dict(statuses).items()}

@@ -54,9 +54,7 @@ class ClockKeeper:
         return True
 
     def tick(self) -> None:
-        """Measure, or serve, if it is time to. Raises OSError, ValueError, OutputError and the errors of a damaged
-        file.
-        """
+        """Measure, or serve, if it is time to. Raises OSError, ValueError, OutputError and errors of a damaged file."""
         if self._server is not None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + (_LOOK_PERIOD_S if self.first else CLOCK_PERIOD_S)

@@ -255,8 +255,7 @@ def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | Non
 
 
 def _check_targets(options: CollectOptions) -> None:
-    """Refuse targets, before the command runs, that could not be written after it. Not the store: it never stops a
-    command.
+    """Refuse, before the command runs, targets that cannot be written. Not the store: it never stops a command.
 
     Nothing is checked if another node has started the run: that node merges.
     """

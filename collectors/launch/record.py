@@ -1,8 +1,7 @@
 """The command line of `tracekit-collect`, the distribution without the analysis: it records, and leaves the segments.
 
 In: arguments. Out: a run directory that `tracekit import` reads on another machine. Imports the standard library only,
-so that nothing else needs to be installed with the training. If all of tracekit is installed, its own command line is
-used.
+so nothing else is installed with the training. If all of tracekit is installed, its own command line is used.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ _CATEGORIES = {int(category): category.name.lower() for category in Category}
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """Counts of one rank's recording. `failures`: hook -> number of failures; `off`: why its recorder stopped, if it
-    did.
-    """
+    """Counts of one rank's recording. `failures`: hook -> number of failures; `off`: why its recorder stopped."""
 
     rank: int
     host: str

@@ -72,8 +72,7 @@ def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Time that each rank had reason to wait in collectives of its worker, seconds: `step`, `member`, `own_s`.
 
     This time ends when all ranks have arrived and the first has left, plus the usual delay. A thread that is still
-    inside then was stopped there. Time that all ranks spend inside may be due to the network and counts for none of
-    them.
+    inside then was stopped there. Time that all ranks spend inside may be due to the network and counts for none.
     """
     within = records.filter(pl.col("category") == "collective").join(
         groups.filter("within_worker"), on=["rank", "peer"]

@@ -215,9 +215,7 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
 
 
 def _places(members: CommunicatorMembers, numbers: Mapping[_Members, int]) -> list[int] | None:
-    """The ranks of a communicator by place: as reported by its ranks, else the one process group that agrees
-    with them.
-    """
+    """The ranks of a communicator by place: as its ranks report, else the one process group that agrees with them."""
     if len(members.ranks) == members.size:
         return [members.ranks[place] for place in range(members.size)]
     fitting = [
@@ -295,9 +293,7 @@ def _whole(matches: pl.DataFrame, operations: pl.DataFrame, wanted: pl.DataFrame
 
 
 def _replaced(records: pl.DataFrame, timed: pl.DataFrame) -> pl.DataFrame:
-    """The records in their order with GPU times; a transfer's wait begins with it, since the host did not wait
-    for it.
-    """
+    """The records in their order; a transfer's wait begins with it, since the host did not wait for it."""
     joined = records.join(
         timed.select("record", "gpu_start_ns", "gpu_end_ns"), on="record", how="left", maintain_order="left"
     )

@@ -116,9 +116,7 @@ class AttemptFollower:
         return notices
 
     def _listed(self) -> list[tuple[os.DirEntry[str], _FileName]]:
-        """The files of ranks; facts first, because records refer to them. It dominates the cost of following an idle
-        job.
-        """
+        """The files of ranks, facts first because records refer to them; the main cost of following an idle job."""
         with os.scandir(self.directory) as entries:
             there = {entry.name: entry for entry in entries}
         self._names = {name: self._names.get(name) or _FileName.of(name) for name in there}

@@ -77,9 +77,8 @@ class OpName:
 
 @dataclass(frozen=True, slots=True)
 class TimelineState:
-    """The state of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`:
-    the window from the start of the step, None for the whole step. `at`: the worker at the top. `op`: the op in the
-    side panel.
+    """State of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: window
+    from the start of the step, None for all of it. `at`: the worker at the top. `op`: the op in the side panel.
     """
 
     step: int

@@ -15,9 +15,7 @@ _MOST_RANKS = 32
 
 
 def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
-    """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; only the costliest of many
-    ranks.
-    """
+    """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
     shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
     drawn = figure(theme, height=110 + 24 * len(shown), x="seconds")
     parts = (  # lost time in the colours of slowdown

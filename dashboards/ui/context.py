@@ -94,9 +94,7 @@ def _is_number(window: str) -> bool:
 
 
 def choose_window(job: str, window: str) -> None:
-    """Make `results` use that window of the job for the rest of the request. Raises SelectionError if it is not a
-    number.
-    """
+    """Make `results` use that window of the job for the rest of the request. Raises SelectionError for a non-number."""
     if not _is_number(window):
         raise SelectionError(f"window {window!r:.40} is not a window number; leave it out to see the newest window")
     flask.g.results = results().of_window(job, int(window))

@@ -26,8 +26,7 @@ def text_field(
     known: Sequence[str] = (),
     sent_as: str = "",
 ) -> Component:
-    """A text field. `wait_s`: send the value so many seconds after the last key; True: on Enter or on leaving the
-    field.
+    """A text field. `wait_s`: delay from the last key to sending; True: send on Enter or on leaving the field.
 
     `known`: suggestions of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
     """

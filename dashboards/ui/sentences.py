@@ -118,9 +118,7 @@ def _gpu_headline(report: Report) -> Headline:
 
 
 def gpu_culprit(report: Report) -> str | None:
-    """The rank that a recording of GPUs waits for, with its host; the verdict's own name for the culprit if it
-    has one.
-    """
+    """The rank that a recording of GPUs waits for, with its host; the verdict's own name for it if there is one."""
     if who := (report.get("verdict") or {}).get("who"):
         return short(who)
     culprit = (report.get("verdict") or {}).get("culprit")

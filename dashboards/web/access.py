@@ -110,8 +110,6 @@ class WithoutPrefix:
 
 
 def client_address(request: flask.Request, *, proxied: bool) -> str:
-    """Return the client's address: the last of X-Forwarded-For, which the trusted proxy saw; the others can be
-    forged.
-    """
+    """Return the client's address: the last of X-Forwarded-For, as the proxy saw it; the others can be forged."""
     forwarded = request.headers.get("X-Forwarded-For", "") if proxied else ""
     return forwarded.rpartition(",")[2].strip() or request.remote_addr or ""

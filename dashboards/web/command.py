@@ -120,8 +120,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callable[[], None]]:
-    """Return the store to show and its clean-up: the given store, the default one, or a temporary one built from
-    traces.
+    """Return the store to show and its clean-up: the given one, the default one, or a temporary one of traces.
 
     `needed`: raise an error if there is none; with a study, the default store may be missing.
     """

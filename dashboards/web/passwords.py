@@ -120,8 +120,8 @@ class Passwords:
         return answer
 
     def _of_basic(self, user: str, password: str) -> str | flask.Response | None:
-        """Return the user, None for a wrong password, or a response if tries are too frequent. A right password is
-        hashed once per session.
+        """Return the user, None for a wrong password, or a refusal if too early. Hashes a right password once a
+        session.
         """
         secret = hashlib.sha256(f"{user}\0{password}".encode(errors="surrogatepass")).hexdigest()
         if known := self._sessions.user(secret, self.hashes):
@@ -134,9 +134,7 @@ class Passwords:
         return user
 
     def _matches(self, user: str, password: str) -> bool:
-        """True if the password is the user's. Unknown users cost a hash too; else the timing would reveal who
-        exists.
-        """
+        """True if the password is the user's. Unknown users cost a hash too, so that the timing reveals nothing."""
         if len(password) > LONGEST_PASSWORD:
             return False
         anybody = list(self.hashes.values())[crc32(user.encode()) % len(self.hashes)]

@@ -33,9 +33,7 @@ STUDY_VARIABLE = "TRACEKIT_STUDY"
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Server settings: `listening` is the descriptor of a socket, `at_end` is called once, after the server has
-    ended.
-    """
+    """Server settings: `listening` is the descriptor of a socket, `at_end` is called once, after the server's end."""
 
     store: Path
     study: Path | None

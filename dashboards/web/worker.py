@@ -211,9 +211,7 @@ class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
             server.pull_trigger()
 
     def handle_quit(self, _sig: int, _frame: FrameType | None) -> NoReturn:
-        """SIGINT, in the main thread between any two of its instructions: exit at once, because the server only
-        reads.
-        """
+        """SIGINT, in the main thread between any two of its instructions: exit at once, as the server only reads."""
         os._exit(0)
 
 

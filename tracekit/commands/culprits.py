@@ -152,9 +152,7 @@ def _of_gpus(folder: Path) -> _Found:
 
 
 def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
-    """Print. stdout: the answer in the chosen form, with these nodes for a script. stderr: the reason if it is empty or
-    incomplete.
-    """
+    """Print the answer in the chosen form, with these nodes for a script; to stderr, why it is empty or incomplete."""
     if form == "json":
         content = {
             "job": found.job,

@@ -88,9 +88,7 @@ def import_command(
 
 
 def _findings(job: Job | OpJob | GpuJob, tell: Callable[[str], None]) -> Findings | Unanalysed:
-    """The findings of the analysis, or the reason why there are none, also printed to stderr: the trace is stored in
-    any case.
-    """
+    """The findings, or why there are none, which is also printed to stderr: the trace is stored in any case."""
     from tracekit.report.findings import Unanalysed
 
     found = job.findings(progress=tell)

@@ -108,9 +108,7 @@ def _nearest(path: Path) -> str | None:
 
 
 def jobs_in(path: Path) -> list[Path]:
-    """Return the jobs in a folder. Several folders of torch.profiler count as one, because their reader
-    separates them.
-    """
+    """Return the jobs in a folder. Several folders of torch.profiler count as one; their reader separates them."""
     from tracekit.fleet.sources import find_sources
     from tracekit.job.load import are_gpu_traces
 

@@ -29,9 +29,7 @@ class DeliveryLog:
         self._file: Path | None = None if s3_url(store.path) is not None else store.path / FOLDER / digest
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
-        """Record delivered messages: number of the incident, and "opened" or "closed". In a read-only store, they are
-        lost.
-        """
+        """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""
         self._add(f"{incident} {status}\n" for incident, status in messages)
 
     def left(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:

@@ -133,9 +133,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
 
 
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
-    """Return the incidents that get series: the costliest of every job first, then the second of every job, and
-    so on.
-    """
+    """Return the incidents that get series: the costliest of every job first, then the second of every job, etc."""
     ranked: list[tuple[int, Incident]] = []
     of_job: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda one: -one.cause.share):

@@ -115,9 +115,7 @@ class Notifier:
         self.counts.dropped += sum(body is not None for body in list(self._waiting.queue)) + self._on_its_way
 
     def changes(self) -> Iterator[str]:
-        """Return a line if messages began to fail since the last call, or arrive again. Call it from one thread
-        only.
-        """
+        """Return a line if messages began to fail since the last call, or arrive again. For one thread only."""
         problem = self.problem
         if problem is not None and self._told is None:
             yield (

@@ -43,8 +43,6 @@ class Scrapes:
                 self._asked.wait(min(left, 0.5))  # a signal sets `stop` without notifying the condition
 
     def _patience(self, since: float, now: float) -> float:
-        """Longest time that clients which have not scraped since `since` may still take, seconds; 0 if there
-        are none.
-        """
+        """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""
         due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)

@@ -24,9 +24,7 @@ def one_line(error: Exception) -> str:
 
 
 def where_traceback_is(store: Path, title: str, error: Exception) -> str:
-    """Append the traceback of an unexpected error to the log in the folder `store`; return the end of a line with its
-    path.
-    """
+    """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
     if isinstance(error, TracekitError):
         return ""
     path = store / FILE

@@ -1,5 +1,4 @@
-"""Decide when a window of a running job is over: after a number of steps or seconds, and once its ranks have finished
-it.
+"""Decide when a window of a running job is over: after a number of steps or seconds, once its ranks have finished it.
 
 In: the steps that each rank has finished, and the time. Out: the last step of a window that is ready, or nothing yet.
 This module reads no clock and no file.

@@ -261,8 +261,8 @@ class _Rules:
         return np.where((at >= 0) & (self.rank[found] == self.rank[rows]), found, -1)
 
     def synchronised(self) -> tuple[Ints, Ints]:
-        """The ops that each synchronising call waits for: its own copy, the last op of its thread, or that of every
-        stream.
+        """The ops that synchronising calls wait for: their own copy, or the last op of their thread or of all
+        streams.
         """
         calls = np.flatnonzero(self.role["synchronise"])
         copied = self.ops["copied"].fill_null(-1).to_numpy().astype(np.int64)

@@ -1,7 +1,6 @@
 """The course of clocks over the trace: steady, drifting, or stepped once.
 
-In: the offset of each clock in each run of steps. Out: the simplest course that explains it, and the part that none
-does.
+In: the offset of each clock in each run of steps. Out: the simplest course that explains it, and the rest.
 """
 
 from __future__ import annotations

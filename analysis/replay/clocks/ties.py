@@ -36,8 +36,7 @@ OPS_PER_STEP = 4
 
 
 class Group(Struct, frozen=True, eq=False):
-    """One kind of collective: times at which its members left it, seconds, [runs, stages, dp_ranks], nan for workers
-    outside it.
+    """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for workers outside it.
 
     Times are relative to the median member of the group, which is all DP ranks of a stage or, with `all_stages`, the
     whole job. `weight`: weight of this kind relative to others. `took_s`: duration of the transfer, seconds.

@@ -70,9 +70,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
 
 
 def _left_out(files: Sequence[RankColumns]) -> dict[int, str]:
-    """Map ranks without GPU ops to the reason. Raises FormatError if no rank has any, or if such a file lacks
-    its rank.
-    """
+    """Map ranks without GPU ops to the reason. Raises FormatError if none has any, or if such a file lacks its rank."""
     found = {}
     empty = [one for one in files if not len(one.gpu["start"])]
     for one in empty:

@@ -164,9 +164,7 @@ class ColumnBuilder:
             self._parts[table][name].append(values)
 
     def _outer_operators(self, found: Table) -> Ints:
-        """Return the positions of operators that are outermost on their thread, or whose name matters although they are
-        not.
-        """
+        """Return the positions of operators that are outermost on their thread, or whose name matters anyway."""
         strings = list(self._strings)
         self._says_more += [says_more(name) for name in strings[len(self._says_more) :]]
         kept = np.array(self._says_more, np.bool_)[found["name"]]
@@ -249,9 +247,7 @@ class ColumnBuilder:
         }
 
     def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
-        """Return a code for the text of each row; rows with equal hashes in the column `of` share the text that `read`
-        returns.
-        """
+        """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
         hashes, first, inverse = np.unique(rows[of], return_index=True, return_inverse=True)
         known = self._code_of_hash
         for number, at in zip(hashes.tolist(), first.tolist(), strict=True):

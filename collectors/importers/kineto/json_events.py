@@ -283,9 +283,7 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_event(text: bytes, at: int) -> tuple[int, int]:
-    """Return the end of the event at `at` and the begin of the next one, found by its first key; (-1, -1) if there is
-    none.
-    """
+    """Return the end of the event at `at` and the begin of the next one's first key; (-1, -1) if there is none."""
     for found in _BOUNDARY.finditer(text, at):
         if _STARTS_EVENT.match(text, found.end()):
             return found.start() + 1, found.end()

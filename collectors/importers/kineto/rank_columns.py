@@ -36,8 +36,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RankColumns:
-    """One rank of one file; in a file of several `fused` ranks, its number is `part`. Times: microseconds from
-    `base_us`.
+    """One rank of one file; its number is `part` if several are `fused`. Times: microseconds from `base_us`.
 
     Names are positions in `strings`, -1 for none. `gpu`: start, duration, name, activity (position in Activity),
     device, stream, shape, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in

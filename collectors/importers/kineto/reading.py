@@ -48,9 +48,7 @@ def read_file(path: Path) -> list[RankColumns]:
 
 
 def send_file() -> None:
-    """Entry point of a reading process: write the ranks of the file in the arguments, or the error, packed, to
-    stdout.
-    """
+    """Entry point of a reading process: write the ranks of the file in argv, or the error, to stdout, packed."""
     try:
         found = packed(read_file(Path(sys.argv[1])))
     except FormatError as error:
