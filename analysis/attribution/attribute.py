@@ -1,7 +1,7 @@
-"""Straggler attribution: what stragglers cost, and which op kind, stage, DP rank, worker and step costs it.
+"""Straggler attribution: the cost of stragglers by op kind, stage, DP rank, worker and step.
 
-In: a `JobReplay`. Out: an `Attribution`, the step times of every scenario.
-Equations: "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25).
+In: a `JobReplay`. Out: an `Attribution`, the step times of every scenario. Equations: "Understanding Stragglers in
+Large Model Training Using What-if Analysis" (OSDI'25).
 """
 
 from __future__ import annotations

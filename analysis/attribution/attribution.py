@@ -33,7 +33,7 @@ SMALLEST_SLOWDOWN = 0.98
 
 
 class Trust(Struct, frozen=True):
-    """Whether the replay explains the recording.
+    """Trust in the figures: how well the replay explains the recording.
 
     `replay_error` = |T(launch delays kept) - T(recorded)| / T(recorded); `discrepancy` = T(recorded)/T(original) - 1,
     the share of time that launch delays add. `unexplained`: the part of `discrepancy` that no named cause explains.
@@ -47,7 +47,7 @@ class Trust(Struct, frozen=True):
 
 
 class Contribution(Struct, frozen=True):
-    """Two estimates of what a set x of ops costs; mean step times in seconds.
+    """Two estimates of the cost of a set x of ops; mean step times in seconds.
 
     `added_s` = T(ideal, x as recorded); `removed_s` = T(original, x idealised).
     """
@@ -101,7 +101,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     if nothing was reconstructed. `hidden_slowdown`: S if collectives did nothing but wait for DP ranks that are not in
     the trace, None if none is missing. `incomplete_steps`: the number of steps with missing DP ranks. `ops`: the number
     of ops in the graph. `clock_doubts`: why the measured clock offsets may be wrong. `coarse_starts_s`: the resolution
-    of the recorded starts, seconds, if it is too coarse, else None. `one_clock`: whether all ranks share a clock.
+    of the recorded starts, seconds, if it is too coarse, else None. `one_clock`: all ranks share a clock.
     """
 
     steps: Int32s
@@ -215,9 +215,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def trust(self) -> Trust:
-        """Whether to believe the figures, with the reasons; as in the published method, no launch delay counts as
-        explained.
-        """
+        """Trust in the figures, with reasons; as in the published method, no launch delay counts as explained."""
         return self.trust_given(self.discrepancy)
 
     def trust_given(self, unexplained: float) -> Trust:

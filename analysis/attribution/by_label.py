@@ -1,7 +1,7 @@
-"""Attribution by one or more labels: which host, which tensor-parallel rank, which kernel class costs the time.
+"""Attribution by one or more labels, such as host, tensor-parallel rank or kernel class.
 
-In: a replay and names of labels. Out: for each value that occurs, the exact S_x of the ops x that have it.
-Equation: S_x = T(ideal, x as recorded) / T(ideal), OSDI'25.
+In: a replay and names of labels. Out: for each value that occurs, the exact S_x of the ops x that have it. Equation:
+S_x = T(ideal, x as recorded) / T(ideal), OSDI'25.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COSTLIEST_OP_REPLAYS = 20_000_000_000
 
 
 class Share(Struct, frozen=True):
-    """What the ops of one value (or combination of values) cost.
+    """Cost of the ops of one value (or combination of values).
 
     `ops`: their number. `slowdown`: S_x, nan if the ideal job takes no time. Seconds per step: `added_s` = T(ideal, x
     as recorded) - T(ideal); `removed_s` = T(original) - T(original, x ideal), what idealising the ops saves.
@@ -81,7 +81,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
 def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Ints]]:
     """The combinations that occur, and per block the index of each op's combination; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
-    # Numbers of any size, numbered anew.
+    # Numbers of any size, renumbered.
     codes_of = [
         np.unique(np.concatenate([np.unique(labels[at].codes) for labels in parts])) for at in range(len(names))
     ]

@@ -1,11 +1,11 @@
-"""What S consists of: what causes explain, what the noise of the run makes, and the rest, which nobody can explain.
+"""The parts of S: the part that causes explain, the part due to the noise of the run, and the unexplained rest.
 
 In: a replayed graph. Out: step times of the ideal job with the noise of the run; `Parts` of S.
 
-Even in a healthy job, the last of many noisy workers is later than the mean one, so S exceeds 1. Noise is by how much
-an op differs from the one before it of the same worker and place: whatever lasts longer than a step (a slow worker, an
-uneven stage, a drift) is the same in both and cancels out. Of two such values, the difference scatters by the root of 2
-more than each of them. Differences far beyond the usual ones of their kind are events, not noise, and left out.
+Even in a healthy job, the last of many noisy workers is later than the mean one, so S exceeds 1. Noise is the
+difference of an op from the previous one of the same worker and place: an effect that lasts longer than a step (a slow
+worker, an uneven stage, a drift) is the same in both and cancels out. The difference of two such values scatters by the
+root of 2 more than each of them. Differences far beyond the usual ones of their kind are events, and left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
 
-#: Mention what nothing explains if it is at least this share of the step and this many standard errors; make it the
+#: Mention an unexplained loss if it is at least this share of the step and this many standard errors; make it the
 #: headline from the larger share on.
 SMALLEST_UNEXPLAINED, HEADLINE_UNEXPLAINED = 0.02, 0.05
 ERRORS = 3.0
@@ -35,7 +35,7 @@ LARGEST_NOISE = 3.0
 class Parts(Struct, frozen=True):
     """T(original) - T(ideal) and its parts, seconds of the mean step of `step_s`.
 
-    `error_s`: how far the unexplained part is from 0 by chance at most.
+    `error_s`: the largest distance of the unexplained part from 0 by chance.
     """
 
     step_s: float
@@ -46,7 +46,7 @@ class Parts(Struct, frozen=True):
 
     @classmethod
     def of(cls, original: Floats, ideal: Floats, noisy: Floats, explained: Floats | float = 0.0) -> Parts:
-        """The parts of step times, seconds, [steps] each. `explained`: what goes with the causes, none by default.
+        """The parts of step times, seconds, [steps] each. `explained`: the loss recovered by fixing the causes.
 
         The error is that of a mean over the steps. A single step has none, so noise may then be twice what it seems.
         """
@@ -57,22 +57,22 @@ class Parts(Struct, frozen=True):
 
     @property
     def unexplained_s(self) -> float:
-        """What neither a cause nor noise explains, at least 0."""
+        """Seconds that neither a cause nor noise explains, at least 0."""
         return max(self.lost_s - self.explained_s - max(self.noise_s, 0.0), 0.0)
 
     @property
     def to_tell(self) -> bool:
-        """Whether something is lost that neither causes nor chance explain."""
+        """True if a loss is worth reporting that neither causes nor chance explain."""
         return self.unexplained_s >= max(SMALLEST_UNEXPLAINED * self.step_s, self.error_s)
 
     @property
     def headline(self) -> bool:
-        """Whether that is much, at any S."""
+        """True if that loss is large, at any S."""
         return self.to_tell and self.unexplained_s >= HEADLINE_UNEXPLAINED * self.step_s
 
     def words(self, step_s: float, whole: str = "each step") -> str | None:
-        """What is lost without a cause, and whether noise can be the reason; None if that is little. `step_s`: what
-        shares are of, seconds.
+        """Describe the loss without a cause, and whether noise can be the reason; None if it is small. `step_s`: the
+        whole for shares, seconds.
         """
         noise_s = min(self.noise_s, self.lost_s - self.explained_s)
         if not self.to_tell:

@@ -88,7 +88,7 @@ class Side:
 
 
 class Outcome(StrEnum):
-    """Whether the change helped."""
+    """The effect of the change."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -107,10 +107,10 @@ _LEADS = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the change helped, and what to consider.
+    """The effect of the change, and notes.
 
-    `change`: what changed, as a clause; `certainty`: its interval, or why there is none; None if the sides cannot be
-    compared. `by_slowdown`: S decides, because the layouts differ.
+    `change`: the difference, as a clause; `certainty`: its interval, or the reason why there is none; None if the sides
+    cannot be compared. `by_slowdown`: S decides, because the layouts differ.
     """
 
     outcome: Outcome
@@ -281,8 +281,8 @@ def _real(report: Report) -> list[Report]:
 
 @dataclass(frozen=True, slots=True)
 class CostChange:
-    """What a set of ops alone costs per step on each side, seconds: (S alone - 1) x T(ideal). None: the side has no
-    such ops.
+    """Cost of a set of ops alone per step on each side, seconds: (S alone - 1) x T(ideal). None: the side has no such
+    ops.
     """
 
     name: str

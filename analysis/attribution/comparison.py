@@ -1,4 +1,4 @@
-"""What changed between two runs, in sentences.
+"""Changes between two runs, in sentences.
 
 In: two reports as plain data (docs/report-schema.md) and the exact S of their workers in each step. Out: a
 `Comparison`, which the terminal prints and `--json` contains. Its figures come from `compare.py`, which also feeds the
@@ -35,7 +35,7 @@ _MOST_KINDS = 3
 class Comparison:
     """Comparison of two runs; sentences without a full stop.
 
-    `cost`: what both lose. `gone`, `new`, `staying`: causes with what they cost. `kinds`: the op kinds that changed the
+    `cost`: losses of both. `gone`, `new`, `staying`: causes with their costs. `kinds`: the op kinds that changed the
     step time, None if no kind changed it by 1 %. `trust`: why the figures are reliable, or why not.
     """
 
@@ -104,7 +104,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _cost(before: Report, after: Report) -> str:
-    """What both runs lose per day."""
+    """The loss of both runs per day."""
     lost = [
         f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['layout']['world_size'] * 24:,}"
         for report in (before, after)
@@ -133,7 +133,7 @@ def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
 
 
 def _price(cause: Report) -> str | None:
-    """What a cause costs, None if it has no price."""
+    """The cost of a cause, None if it has no price."""
     return cost(cause["saved_s"], cause["alone_s"]) if max(cause["saved_s"], cause["alone_s"]) > 0 else None
 
 
@@ -149,7 +149,7 @@ def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:
 
 
 def _trust(reports: tuple[Report, Report]) -> str:
-    """Why the figures of both sides are reliable, or why those of one are not."""
+    """The reasons why the figures of both sides are reliable, or why those of one are not."""
     doubts = [
         f"{name}: {report['answer']['trust']}"
         for name, report in zip("AB", reports, strict=True)

@@ -149,7 +149,7 @@ def critical_ops(replay: JobReplay, scenario: CostRule) -> pl.DataFrame:
 
 
 def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
-    """How much later each op could end without making its step longer, seconds, [rows, lanes] per block.
+    """Delay with which each op could end without making its step longer, seconds, [rows, lanes] per block.
 
     Only for graphs in which all lanes of a step have the same template.
     """
@@ -277,7 +277,7 @@ def _assembled(graph: LabelledGraph, timelines: Sequence[Timeline], parts: Seque
 
 
 def _present(block: LabelledBlock, ops: _Ops) -> npt.NDArray[np.bool_]:
-    """Which of the ops exist, [ops]; the others take no time."""
+    """Mask of the ops that exist, [ops]; the others take no time."""
     if block.present is None:
         return np.ones(len(ops.row), np.bool_)
     present: npt.NDArray[np.bool_] = block.present[ops.row, ops.lane]

@@ -1,4 +1,4 @@
-"""What each DP rank or worker costs alone, exactly, without one replay per rank.
+"""Exact cost of each DP rank or worker alone, without one replay per rank.
 
 In: a `JobReplay` and the rows to add back. Out: step times [steps, dp_ranks].
 

@@ -3,7 +3,7 @@
 In: a `JobReplay` and a change. Out: step times, [steps, dp_ranks].
 
 Lanes of a step meet in collectives only. Between two collectives, a lane takes the longest path of its own graph,
-whatever other lanes do; a collective starts when the longest of these paths over all lanes has ended. So a step is a
+regardless of other lanes; a collective starts when the longest of these paths over all lanes has ended. So a step is a
 small graph whose nodes are its start, its collectives and its end, and whose edges are the longest paths, maximised
 over lanes. Changing one DP rank replaces its part of that maximum: the longest and the second longest lane of each edge
 are enough to do so for every rank. The paths take one pass over the trace per collective, before and after the change;

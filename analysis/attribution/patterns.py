@@ -1,6 +1,6 @@
-"""When and where a job is slow.
+"""Patterns of a slow job over time and space.
 
-In: an `Attribution` and the hosts of its ranks. Out: `TimePattern`, how the slowdown runs over the steps, with the
+In: an `Attribution` and the hosts of its ranks. Out: `TimePattern`, the course of the slowdown over the steps, with the
 statistic behind it, and `SpacePattern`, the worker map of exact S_w over the job and step by step.
 """
 
@@ -29,7 +29,7 @@ CLEAR_LINE_SHARE = 0.8
 SMALLEST_CHANGE = 0.03
 #: Slow steps below this share of all steps are transient; more are the normal state.
 TRANSIENT_SHARE = 0.3
-#: A slowdown is persistent if the usual step loses at least this share of what slow steps lose.
+#: A slowdown is persistent if the usual step loses at least this share of the loss of slow steps.
 PERSISTENT_SHARE = 0.3
 #: The phase within a period must explain this share of the variance, beyond chance.
 PERIODIC_SHARE = 0.6
@@ -47,7 +47,7 @@ STAYS_SHARE = 0.5
 
 
 class TimeShape(StrEnum):
-    """How the slowdown develops over the steps."""
+    """The course of the slowdown over the steps."""
 
     NONE = "none"
     PERSISTENT = "persistent"
@@ -58,7 +58,7 @@ class TimeShape(StrEnum):
 
 
 class SpaceShape(StrEnum):
-    """Which workers are slow."""
+    """The set of slow workers."""
 
     NONE = "none"
     ONE_WORKER = "one-worker"
@@ -72,8 +72,8 @@ class SpaceShape(StrEnum):
 class TimePattern(Struct, frozen=True):
     """The slowdown over the steps.
 
-    `statistic`: what the shape was decided by, in standard errors (for a period: share of the variance); `needed`: its
-    threshold. `since_step`: first step after a change; `period`: steps; `slow_steps`: the steps that stand out.
+    `statistic`: the value that decided the shape, in standard errors (for a period: share of the variance); `needed`:
+    its threshold. `since_step`: first step after a change; `period`: steps; `slow_steps`: the steps that stand out.
     `per_step`: T(original) of each step over T(ideal) of the job, [steps].
     """
 

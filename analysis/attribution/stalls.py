@@ -1,7 +1,7 @@
 """Isolated stalls: the few steps that took much longer than the others, by how much, and why.
 
 In: a replay and its `Attribution`. Out: `Stall`s. A recorded step consists of the ops on its critical path and the gaps
-between them, so whatever grew on the path of a slow step accounts for its extra time.
+between them, so the parts that grew on the path of a slow step account for its extra time.
 """
 
 from __future__ import annotations

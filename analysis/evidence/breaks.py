@@ -1,4 +1,4 @@
-"""Breaks: what a training loop does before some of its steps without recording it, such as a checkpoint.
+"""Breaks: unrecorded work of the training loop before some of its steps, such as a checkpoint.
 
 In: a `JobReplay` with the launch delays of each step itself. Out: `Breaks`, the part of these delays that is due to
 breaks; the rest is data or host code.
@@ -28,8 +28,8 @@ SHARE_OF_WORST = 0.5
 
 
 class Breaks(Struct, frozen=True, eq=False):
-    """`late_s`: how late each worker is because of breaks, beyond the time in which all stand still, seconds, [stages,
-    steps, dp_ranks]. `alone`: the workers that have breaks for which the others wait, [stages, dp_ranks].
+    """`late_s`: delay of each worker due to breaks, beyond the time in which all stand still, seconds, [stages, steps,
+    dp_ranks]. `alone`: the workers that have breaks for which the others wait, [stages, dp_ranks].
 
     `grids`: the ops before which they are late; `left`: the share of their launch delays that is not due to breaks.
     """
@@ -86,7 +86,7 @@ def _together(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
 
 
 def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
-    """When workers of the first DP rank have breaks for which the others wait, [stages, steps, dp_ranks]."""
+    """Mask of breaks of the first DP rank's workers for which the others wait, [stages, steps, dp_ranks]."""
     found = np.zeros(late_s.shape, np.bool_)
     hit = stalls_in(late_s[:, :, 0].max(axis=0), step_s) > 0
     if late_s.shape[2] > 1 and _regular(steps[hit], steps):
@@ -98,7 +98,7 @@ def _alone(late_s: Floats, steps: Int32s, step_s: float) -> Bools:
 
 
 def _regular(hit: Int32s, steps: Int32s) -> bool:
-    """Whether `hit` are all those of `steps` that are a multiple of some number of steps apart."""
+    """True if `hit` are all those of `steps` that are a multiple of some number of steps apart."""
     if len(hit) < 2:
         return False
     apart = int(hit[1] - hit[0])

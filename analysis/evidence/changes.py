@@ -157,7 +157,7 @@ class NoStalls(Struct, frozen=True):
 
 
 class NoOverlap(Struct, frozen=True):
-    """Make every step end before the next one begins, which removes whatever made some workers late at its end."""
+    """Make every step end before the next one begins, which removes any lateness of workers at its end."""
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Change.make`."""

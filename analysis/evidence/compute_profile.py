@@ -1,8 +1,9 @@
-"""Why computes differ: stage, workload, position in the step, DP rank, worker, step, pauses.
+"""Factors of compute costs: stage, workload, position in the step, DP rank, worker, step, pauses.
 
 In: a `ComputeTable`. Out: a `ComputeProfile`, which models the cost of a compute as
     stage and chunk x (1 + elasticity x (workload - 1)) x position x worker in that step, plus a pause.
-The workload of a microbatch is what all stages of its DP rank share; it splits into DP rank x step x microbatch.
+The workload of a microbatch is the factor that all stages of its DP rank share; it splits into DP rank x step x
+microbatch.
 
 Each factor is a median over all others, so that one cause is not mistaken for another: a slow worker does not affect a
 stage, a long microbatch no worker, a pause no microbatch. Forwards and backwards of a worker have separate factors:
@@ -39,7 +40,7 @@ SMALLEST_LENGTH_SPREAD = 0.04
 OPTIMIZER_SHARE = 0.6
 #: In a slow step, the shortest microbatches exceed the usual ones by this share of its excess.
 SHORTEST_SHARE = 0.5
-#: Values this many spreads above their peers are left out of what is usual.
+#: Values this many spreads above their peers do not count as usual.
 OUTSTANDING = 4.0
 
 
@@ -49,12 +50,12 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     `base_s`: seconds, [kinds, stages, chunks]; `elasticity`: how strongly a stage follows the workload, 1 = fully, same
     shape. `position`: of the microbatches of a step, on all ranks, [kinds, microbatches].
 
-    `workers`: when each worker is slow compared with its peers of the same stage, beyond what its DP rank shares; one
-    member per (stage, DP rank). Without a pipeline, nothing is shared. `ranks`: when each DP rank is slow on all its
-    stages. `worker_by_step`: [kinds, stages, steps, dp_ranks], `rank_by_step`: [steps, dp_ranks], as measured;
-    `slow_worker`, `slow_rank`: the same, but 1 unless the factor is significant.
+    `workers`: the steps in which each worker is slow compared with its peers of the same stage, beyond the factor of
+    its DP rank; one member per (stage, DP rank). Without a pipeline, nothing is shared. `ranks`: the steps in which
+    each DP rank is slow on all its stages. `worker_by_step`: [kinds, stages, steps, dp_ranks], `rank_by_step`: [steps,
+    dp_ranks], as measured; `slow_worker`, `slow_rank`: the same, but 1 unless the factor is significant.
 
-    `step`: [steps], all workers together; `steps`: which steps are slow, one member; `slow_step`: 1 in all other steps.
+    `step`: [steps], all workers together; `steps`: the slow steps, one member; `slow_step`: 1 in all other steps.
     `workload`: [microbatches, steps, dp_ranks]; `microbatch`: the same without slow DP ranks and steps, mean 1 per job.
 
     `pause_s`: seconds beyond what the factors explain, 0 for no pause, [kinds, stages, chunks, microbatches, steps,
@@ -129,14 +130,14 @@ def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> Co
     model = _Model(base, elastic, position, work, uneven)
     alike = relative / safe(model.of_workload)
     if uneven:
-        # DP ranks whose sequences happen to be shorter would make a stage look fast beside one where they are slow.
+        # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
         model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
     beyond = median(alike, (2, 3))
     return _factors(grid, model, beyond, np.ones(beyond.shape[1:]) if optimizer is None else optimizer)
 
 
 class _Model(Struct, frozen=True, eq=False):
-    """What is known before workers are compared; see `ComputeProfile`. `uneven`: whether sequence lengths differ."""
+    """The factors found before workers are compared; see `ComputeProfile`. `uneven`: sequence lengths differ."""
 
     base: Floats
     elasticity: Floats
@@ -225,7 +226,7 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
 
 
 def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats]:
-    """How slow each step is, [steps], which steps are slow, and how slow they are (1: not slow), [steps]."""
+    """Return the factor of each step, a mask of slow steps, and the factor of the slow ones, else 1, [steps] each."""
     step, step_error = _typical(work, (0, 2))
     step = step / safe(lower_median(step, axis=0))
     unsure = float(np.median(step_error)) ** 2
@@ -264,7 +265,7 @@ def _without_long_data(episodes: Episodes, optimizer: Floats) -> Episodes:
 
 
 def uneven_lengths(correlation: float, spread: float) -> bool:
-    """Whether microbatches differ as sequences of unequal length do, see `_length_signature`."""
+    """True if microbatches differ as sequences of unequal length do, see `_length_signature`."""
     return correlation >= SMALLEST_CORRELATION and spread >= SMALLEST_LENGTH_SPREAD
 
 
@@ -290,7 +291,7 @@ def _beside_peers(values: Floats) -> Floats:
 
 
 def _beside_usual(logs: Floats) -> tuple[Floats, float]:
-    """Values beside the lower median of the last axis, and how far beside it they stand out."""
+    """Distance of values from the lower median of the last axis, and the least distance that stands out."""
     beside = logs - lower_median(logs, axis=-1)[..., None]
     low = beside[beside < 0]
     sigma = MAD_TO_SIGMA * float(np.median(-low)) if low.size else 0.0
@@ -298,7 +299,7 @@ def _beside_usual(logs: Floats) -> tuple[Floats, float]:
 
 
 def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
-    """Log of how slow each member is in each step, 0 if that is not significant.
+    """Log of each member's slowdown in each step, 0 if that is not significant.
 
     `beside`: [..., steps, dp_ranks] as measured. Takes the mean over the steps in which a member is slow, plus the part
     of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.

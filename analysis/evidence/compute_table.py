@@ -1,7 +1,7 @@
 """Forward and backward costs of a job as one grid, and back.
 
-In: a `JobReplay`. Out: a `ComputeTable`, which knows where each forward and backward compute is in the cost matrices,
-so that costs can be read and changed by (stage, chunk, microbatch, step, DP rank).
+In: a `JobReplay`. Out: a `ComputeTable`, which maps forward and backward computes to the cost matrices, so that costs
+can be read and changed by (stage, chunk, microbatch, step, DP rank).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _inside_workers(self) -> tuple[Change, ...]:
-        """What makes the ranks inside workers as fast as each other; nothing if none is slow."""
+        """Changes that make the ranks inside workers as fast as each other; empty if none is slow."""
         if self.lockstep is None or not (slow := self.lockstep.slow(SMALLEST_FACTOR)).any():
             return ()
         return (self.lockstep.as_fast_as_peers(slow),)

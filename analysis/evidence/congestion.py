@@ -32,11 +32,11 @@ LARGEST_HANGING_SHARE = 0.3
 
 
 class Congestion(Struct, frozen=True, eq=False):
-    """Transfers and collectives that take longer than usual: how many of how many hang, the longest over its usual.
+    """Transfers and collectives that take longer than usual: number that hang, of how many, the longest over its usual.
 
-    `needed`: how many times its usual time the first transfer to hang takes; `level`: how many times as long as in calm
-    steps most take, [steps], 1 in calm steps; `rings`: the factor that makes collectives as fast as usual, [stages,
-    ops, steps]; `change`: everything as fast as usual.
+    `needed`: how many times its usual time the first transfer to hang takes; `level`: duration of most over that in
+    calm steps, [steps], 1 in calm steps; `rings`: the factor that makes collectives as fast as usual, [stages, ops,
+    steps]; `change`: everything as fast as usual.
     """
 
     count: int
@@ -49,7 +49,7 @@ class Congestion(Struct, frozen=True, eq=False):
 
     @property
     def shows(self) -> bool:
-        """Whether some steps are congested, or some transfers hang and most do not."""
+        """True if some steps are congested, or some transfers hang and most do not."""
         return bool((self.level > 1).any()) or 0 < self.count <= LARGEST_HANGING_SHARE * self.of
 
 
@@ -128,12 +128,12 @@ def _exchanges(traffic: Traffic) -> _Sent:
 
 
 def _several(ends: Sequence[Ints]) -> bool:
-    """Whether links join several pairs of hosts, so that no single one slows all of them. `ends`: two x [dp_ranks]."""
+    """True if links join several pairs of hosts, so that no single one slows all of them. `ends`: two x [dp_ranks]."""
     return len(set(zip(*(end.tolist() for end in ends), strict=True))) > 1
 
 
 def _levels(traffic: Traffic, seconds: Floats, apart: Bools, by_slot: Bools) -> Floats:
-    """How many times as long as in calm steps most transfers take, [slots, steps]; 1 in calm steps.
+    """Duration of most transfers over that in calm steps, [slots, steps]; 1 in calm steps.
 
     `seconds`: [slots, ops, steps, dp_ranks or 1]; those `apart` do not count. `by_slot`: slots that may be congested
     alone, [slots].
@@ -190,14 +190,14 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def long(self) -> Floats:
-        """How many times its usual time an op takes if neither scatter nor sharing explains it."""
+        """Least multiple of an op's usual time that neither scatter nor sharing explains."""
         known = self.over[np.isfinite(self.over) & (self.over > 0)]
         spread = MAD_TO_SIGMA * float(np.median(np.abs(np.log(known)))) if known.size else 0.0
         return np.clip(np.maximum(self.streams, np.exp(SPREADS * spread)), SMALLEST_LONG, LARGEST_LONG)
 
     @cached_property
     def hangs(self) -> Bools:
-        """Which ops hang."""
+        """Mask of the ops that hang."""
         return np.greater(self.over, HANGS * self.long)
 
     def calm(self, hit: Bools) -> Floats:

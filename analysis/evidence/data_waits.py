@@ -26,7 +26,7 @@ SMALLEST_DATA_DELAY_S = 5e-3
 SMALLEST_DATA_SHARE = 0.05
 #: A first op waits for data if its delay is at least this many times the worker's usual launch delay.
 HOST_FACTOR = 2.0
-#: Data is late on a rank in a step if its wait exceeds the shortest by this share of what the longest does; the longest
+#: Data is late on a rank in a step if its wait exceeds the shortest by this share of the longest excess; the longest
 #: is this share of the mean of these.
 SHARE_OF_WORST, SHARE_OF_USUAL = 0.5, 0.25
 #: It is late on few ranks if they have this share of these waits, and each of them makes that so many times likelier

@@ -77,6 +77,6 @@ def _squares(series: Floats, memory: float) -> Floats:
 
 
 def _shocks(series: Floats, memory: float) -> Floats:
-    """What is new in each step of a series that remembers the one before, [..., steps]; independent by chance."""
+    """Innovations of a series that remembers the previous step, [..., steps]; independent by chance."""
     first = np.sqrt(1 - memory**2) * series[..., :1]
     return np.concatenate([first, series[..., 1:] - memory * series[..., :-1]], axis=-1)

@@ -229,7 +229,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def noise(self) -> Parts:
-        """What the noise of the run makes of S."""
+        """The part of S that the noise of the run causes."""
         return Parts.of(self.attribution.original, self.attribution.ideal, self.noisy)
 
     @cached_property
@@ -250,9 +250,9 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def distances_seen(self) -> bool:
-        """Whether the trace shows how much of the end of a step the beginning of the next one hides.
+        """True if the trace shows how much of the end of a step overlaps the beginning of the next one.
 
-        Starts relative to each step do not, unless workers begin late because they ended the step before late.
+        Starts relative to each step do not, unless workers begin late because they ended the previous step late.
         """
         return bool(self.trace.step_starts) or self.replay.overlap_s is not None
 
@@ -296,7 +296,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def profile(self) -> ComputeProfile | None:
-        """Why computes differ; None if the job has no forwards or no backwards."""
+        """The factors of compute costs; None if the job has no forwards or no backwards."""
         return self.computes.profile
 
     @property
@@ -306,7 +306,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def lockstep(self) -> Lockstep | None:
-        """The ranks inside workers; None if the trace does not say how long they waited for each other."""
+        """The ranks inside workers; None if the trace lacks their waits for each other."""
         return self.computes.lockstep
 
     @cached_property
@@ -371,12 +371,12 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def host_work(self) -> OpGrid:
-        """What the hosts did between other ops, if it was recorded."""
+        """Host work between other ops, if it was recorded."""
         return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
 
     @cached_property
     def host_code(self) -> HostCode:
-        """What the training threads do between ops."""
+        """Work of the training threads between ops."""
         return HostCode.of(self)
 
     @cached_property
@@ -461,7 +461,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def off_cpu_s(self) -> Floats:
-        """How long each worker neither ran nor was ready to run within its own ops, seconds, [stages, steps, dp_ranks].
+        """Seconds in which each worker neither ran nor was ready to run in its own ops, [stages, steps, dp_ranks].
 
         0 for workers of several ranks (see `Lockstep.off_s`).
         """
@@ -470,12 +470,12 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def stopped_s(self) -> Floats:
-        """How long stops of its process prolong the computes of each worker, seconds, [stages, steps, dp_ranks]."""
+        """Seconds by which stops of its process prolong the computes of each worker, [stages, steps, dp_ranks]."""
         return stopped_s(self.off_cpu_s, self.table)
 
     @cached_property
     def process_stops_s(self) -> Floats:
-        """How long the process of each worker is stopped, if it is stopped again and again, as the kernel counted it,
+        """Time in which the process of each worker is stopped, if it is stopped repeatedly, as the kernel counted it,
         seconds, [stages, steps, dp_ranks].
         """
         if self.table.empty:
@@ -505,8 +505,8 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
         0 if the metadata does not give it.
         """
-        said, waits = self.trace.metadata.get(RUN_QUEUE), np.zeros((self.stages, len(self.dp_ranks)))
-        known = said if isinstance(said, dict) else {}
+        stated, waits = self.trace.metadata.get(RUN_QUEUE), np.zeros((self.stages, len(self.dp_ranks)))
+        known = stated if isinstance(stated, dict) else {}
         for worker, rank in self.worker_ranks.items():
             seconds = known.get(str(rank))
             if isinstance(seconds, int | float) and 0 <= seconds < LONGEST_S and worker.dp_rank in self.dp_index:
@@ -514,9 +514,9 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return waits
 
     def hardware_at_fault(self, workers: Iterable[Worker]) -> bool:
-        """Whether the recording shows that the machines of `workers` are slow, and not what runs on them.
+        """True if the recording shows that the machines of `workers` are slow, and not the code on them.
 
-        A slow compute alone does not: user code, data or a neighbour on the cores slow it down just as well.
+        A slow compute alone does not show it: user code, data or a neighbour on the cores slow it down just as well.
         """
         return any(self.throttled.get(worker, 0.0) >= THROTTLED_SHARE for worker in workers)
 

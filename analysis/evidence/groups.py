@@ -62,7 +62,7 @@ def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
 
 
 def _neighbours(whole: Bools) -> bool:
-    """Whether the DP ranks are adjacent, as the ranks on one kind of machine are."""
+    """True if the DP ranks are adjacent, as the ranks on one kind of machine are."""
     at = np.flatnonzero(whole)
     return bool(at[-1] - at[0] == len(at) - 1)
 

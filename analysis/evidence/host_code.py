@@ -1,7 +1,7 @@
-"""What the training thread does between the ops of its worker, and which workers take longer for it than their peers.
+"""Work of the training thread between the ops of its worker, and the workers that take longer for it than their peers.
 
 In: launch delays of compute ops, recorded host work, and the time between a forward and its backward. Out: `HostCode`:
-seconds by place in the step, and how much each worker exceeds its peers there. Does not include waits for data.
+seconds by place in the step, and each worker's excess over its peers there. Does not include waits for data.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FACTOR_WITHOUT_PEERS = 2.0
 class HostCode(Struct, frozen=True, eq=False, dict=True):
     """Host code of each worker, by place. `taken_s`: seconds, [places, stages, steps, dp_ranks].
 
-    `grids`: the ops of each place; `cells`: which cells of its grid belong to the place.
+    `grids`: the ops of each place; `cells`: a mask of the cells of its grid that belong to the place.
     """
 
     evidence: Evidence
@@ -77,8 +77,8 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def usual_s(self) -> Floats:
-        """What the peers of each worker take, seconds, shaped as `taken_s`; scaled up for a worker that computes
-        slower. Where a worker has no peers: what it takes itself.
+        """Time that the peers of each worker take, seconds, shaped as `taken_s`; scaled up for a worker that computes
+        slower. For a worker without peers, its own time.
         """
         usual: Floats = np.broadcast_to(_of_peers(self.taken_s) * self._slower, self.taken_s.shape)
         if self.taken_s.shape[-1] > 1:
@@ -88,7 +88,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _slower(self) -> Floats:
-        """How many times as long as its peers each worker computes, at least 1, [stages, steps, dp_ranks]."""
+        """Compute time of each worker over that of its peers, at least 1, [stages, steps, dp_ranks]."""
         cost = self.evidence.replay.durations.cost
         seconds = np.zeros(self.taken_s.shape[1:])
         for grid in (self.evidence.forwards, self.evidence.backwards):
@@ -98,7 +98,9 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def episodes(self) -> Episodes:
-        """When each worker's host code takes longer than its peers', relative to the step; one series per worker."""
+        """Steps in which a worker's host code takes longer than its peers', relative to the step; a series per
+        worker.
+        """
         step_s = self.evidence.unchanged_s
         beyond = (self.taken_s - self.usual_s).sum(axis=0) / step_s
         # As the logarithm of the step over the step without it.
@@ -119,7 +121,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         return np.asarray(found)
 
     def beyond_s(self, slow: Bools) -> Floats:
-        """How much the workers exceed their peers, seconds per step averaged over those steps, [places, stages,
+        """Excess of the workers over their peers, seconds per step averaged over those steps, [places, stages,
         dp_ranks].
         """
         beyond = np.where(slow, self.taken_s - self.usual_s, 0.0).sum(axis=2)
@@ -133,7 +135,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         return self._scaled(np.where(slow, 1 - self._share_beyond(slow)[:, :, None], 1.0), _HOST_OPS)
 
     def _share_beyond(self, slow: Bools) -> Floats:
-        """The share of what the workers take in those steps that exceeds their peers, [places, stages, dp_ranks]."""
+        """Share of the workers' time in those steps that exceeds their peers, [places, stages, dp_ranks]."""
         taken_s = np.where(slow, self.taken_s, 0.0).sum(axis=2) / np.maximum(slow.sum(axis=1), 1)
         return np.asarray(np.minimum(self.beyond_s(slow) / safe(taken_s), 1.0))
 
@@ -149,7 +151,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
             if ops.intersection(_PLACES[place]):
                 changes.append(Scale(grid, here))
             here = np.where(_waits_for_data(self.evidence, grid, _PLACES[place]), 1.0, here)
-            if self.evidence.breaks is not None:  # what is due to a break stays
+            if self.evidence.breaks is not None:  # time due to a break stays
                 all_s, code_s = (
                     grid.gather(each)
                     for each in (self.evidence.replay.durations.launch_delay, self.evidence.launch_delays)
@@ -181,7 +183,7 @@ def _taken(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...], cells: B
 
 
 def _waits_for_data(evidence: Evidence, grid: OpGrid, kinds: tuple[OpKind, ...]) -> Bools:
-    """Which delays before the ops of a grid are late data rather than host code, in its shape."""
+    """Mask of the delays before the ops of a grid that are late data rather than host code, in its shape."""
     found = np.zeros(grid.shape, np.bool_)
     if OpKind.FORWARD_COMPUTE in kinds and not evidence.data_waits.recorded:
         found[:, :1] = evidence.data_waits.waits[0].late

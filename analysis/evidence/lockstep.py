@@ -1,10 +1,10 @@
-"""The ranks inside a worker: which of them the others wait for, when, and how long.
+"""Find the rank inside a worker that the others wait for, when, and how long.
 
 In: a trace whose ops record how long each rank of their worker waited inside them. Out: `Lockstep`. Tensor- and
 context-parallel ranks meet many times in every compute, so each of them takes as long as the slowest. A rank's own
-computing is the op minus its waits, and the others wait for the rank that waits least. If the trace says how long each
-rank took for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector can be
-told from one that computes slowly.
+computing is the op minus its waits, and the others wait for the rank that waits least. If the trace has each rank's
+time for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector can be
+distinguished from one that computes slowly.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     """Waits inside workers. Covers the ops in which all ranks of their worker met.
 
     `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
-    which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
-    `work_s`: how long each rank worked on the ops of a kind, without its waits for the others inside them, seconds,
-    [workers, ranks, steps], nan for steps in which that is unknown; None if it was not recorded. `off_s`: how long each
-    rank neither ran nor was ready to run within its own ops, seconds, [workers, ranks, steps]; 0 if unknown.
+    identity of the op in the graph, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
+    `work_s`: each rank's time in ops of a kind, without its waits for the others inside them, seconds, [workers, ranks,
+    steps], nan for steps in which that is unknown; None if it was not recorded. `off_s`: time in which each rank
+    neither ran nor was ready to run within its own ops, seconds, [workers, ranks, steps]; 0 if unknown.
     """
 
     graph: DependencyGraph
@@ -110,7 +110,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def episodes(self) -> Episodes:
-        """When each rank computes longer than its peers, one member per (worker, rank)."""
+        """Steps in which each rank computes longer than its peers, one member per (worker, rank)."""
         computed = self._computed_by_kind_s
         own = computed[computed.any(axis=(1, 2, 3))]
         ranks = own.shape[2]
@@ -132,9 +132,9 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return np.asarray(own - of_peers(own, 1))
 
     def late_by(self, kinds: Collection[OpKind], step_s: float, parts: int) -> Episodes:
-        """When each rank is late because of ops of these kinds, one member per (worker, rank).
+        """Steps in which each rank is late because of ops of these kinds, one member per (worker, rank).
 
-        `step_s`: what a step takes; `parts`: how many such sets of kinds are tested.
+        `step_s`: duration of a step, seconds; `parts`: number of such sets of kinds that are tested.
         """
         beyond = np.nan_to_num(self.beyond_s(kinds)) / step_s
         # As the logarithm of the step over the step without it.
@@ -142,9 +142,9 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return replace(episodes_of(series, beyond.shape[1]), needed=needed_nats(len(series) * parts))
 
     def stopped(self, step_s: float) -> tuple[Bools, Floats]:
-        """Which ranks are late because their processes are stopped, and for how long, [workers, ranks, steps] each.
+        """Mask of ranks that are late due to stops of their processes, and how long, [workers, ranks, steps] each.
 
-        `step_s`: what a step takes, seconds.
+        `step_s`: duration of a step, seconds.
         """
         by_kind_s = np.nan_to_num(self._computed_by_kind_s)
         if self.work_s is not None:  # a rank's own time in its optimizer is known, too
@@ -165,12 +165,12 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return self._shorter(gained * np.minimum(most / safe(held), 1.0)[self.worker, self.step])
 
     def slow(self, smallest: float) -> Bools:
-        """Which ranks compute longer than their peers by at least `smallest`, and when, [workers, ranks, steps]."""
+        """Mask of ranks that compute longer than their peers by at least `smallest`, [workers, ranks, steps]."""
         hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
         return np.asarray(hit.reshape(self.computed_s.shape))
 
     def held_up_s(self, slow: Bools) -> Floats:
-        """How much shorter each op is if these ranks are as fast as the slowest of the others, seconds, [ops].
+        """Time by which each op is shorter if these ranks are as fast as the slowest of the others, seconds, [ops].
 
         All others wait for the slow ranks at least as long as that slowest one does.
         """
@@ -207,7 +207,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
 
 class LockstepRepair(Struct, frozen=True, eq=False):
-    """Makes the ops of workers as long as they are when the slow ranks inside are as fast as the others."""
+    """Make the ops of workers as long as they are when the slow ranks inside are as fast as the others."""
 
     parts: tuple[Part, ...]
 

@@ -55,15 +55,15 @@ def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1
 
 
 def _wait(traffic: Traffic) -> Bools:
-    """Which transfers are so long that they must be waiting, [slots, ops, steps, dp_ranks]."""
+    """Mask of the transfers that are so long that they must be waiting, [slots, ops, steps, dp_ranks]."""
     wait: Bools = traffic.seconds > BESIDE_FACTOR * np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     return wait
 
 
 def shared_anyway_s(traffic: Traffic, factor: Floats) -> Floats:
-    """How long transfers share cards with collectives that pass no slow card; as `shared_s`.
+    """Time in which transfers share cards with collectives that pass no slow card; as `shared_s`.
 
-    `factor`: the share of each collective that is left by another repair, [stages, ops, steps].
+    `factor`: the share of each collective that remains after another repair, [stages, ops, steps].
     """
     for card in traffic.cards:
         factor = factor * _card_rings(traffic, card)
@@ -71,7 +71,7 @@ def shared_anyway_s(traffic: Traffic, factor: Floats) -> Floats:
 
 
 def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
-    """Which transfers wait behind those of `links` [slots, steps, dp_ranks], [slots, ops, steps, dp_ranks].
+    """Mask of the transfers that wait behind those of `links` [slots, steps, dp_ranks], [slots, ops, steps, dp_ranks].
 
     A transfer that shares a card with them waits if the two pass the card one after the other; a transfer in the other
     direction ends with them if both are one call. A waiting transfer holds up others in turn, all along the pipeline.

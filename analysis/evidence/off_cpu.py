@@ -1,4 +1,4 @@
-"""Which workers' processes are stopped, as the kernel counted it.
+"""Find the workers whose processes are stopped, as the kernel counted it.
 
 In: the column `OFF_CPU` of a trace, and the computes of its job. Out: seconds by which each worker's computes were
 longer in a step because its training thread neither ran nor was ready to run.
@@ -37,7 +37,7 @@ ALIKE = 0.5
 
 
 def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
-    """How long the training thread of each rank of a worker neither ran nor was ready to run within its own ops,
+    """Time in which the training thread of each rank of a worker neither ran nor was ready to run within its own ops,
     seconds, [stages, steps, dp_ranks, ranks]; 0 if that is unknown.
     """
     ranks = graph.layout.tp * graph.layout.cp
@@ -58,7 +58,7 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
 
 
 def stopped_s(off_s: Floats, table: ComputeTable) -> Floats:
-    """How long stops prolong the computes of each worker, seconds, [stages, steps, dp_ranks]. `off_s`: `off_cpu_s`."""
+    """Seconds by which stops prolong the computes of each worker, [stages, steps, dp_ranks]. `off_s`: `off_cpu_s`."""
     if table.empty:
         return np.zeros_like(off_s)
     return within_computes(
@@ -74,10 +74,10 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
 
 
 def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
-    """How long members are stopped in each step, seconds, [members, steps]; 0 for those that others equal at times.
+    """Seconds that members are stopped in each step, [members, steps]; 0 for those that others equal at times.
 
-    `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: what computes take,
-    [kinds, members, steps]; `step_s`: what a step takes. Seconds.
+    `off_s`: time off the CPU, `stops_s`: the part within computes, [members, steps]; `by_kind_s`: duration of computes,
+    [kinds, members, steps]; `step_s`: duration of a step. Seconds.
     """
     none = np.zeros(off_s.shape)
     computes_s = by_kind_s.sum(axis=0)
@@ -97,14 +97,14 @@ def stops_of(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -
     on = np.where(2 * within.sum(axis=1, keepdims=True) >= on.sum(axis=1, keepdims=True), on, within)
     costly = beyond_s.mean(axis=1) >= SMALLEST_STOP_SHARE * step_s
     longest_s = off_s.max(axis=1)
-    costly &= longest_s > ALIKE * longest_s.max()  # beside longer stops of others, these are noise
+    costly &= longest_s > ALIKE * longest_s.max()  # next to longer stops of others, these are noise
     hit: Bools = costly & within.any(axis=1) & (on.sum(axis=1) >= FEWEST_STOPS)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, QUIET_SHARE)[:, None], 0.0)
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
     if 2 * hit.sum() > hit.size:
         return none
-    # What a member is off the CPU in its other steps, too, is not the stop.
+    # Time off the CPU that a member also has in its other steps is not the stop.
     otherwise_s = median(np.where(on, np.nan, off_s), (1,))[:, None]
     lasts_s = np.maximum(stops_s, off_s - np.nan_to_num(otherwise_s))
     return np.where(on & hit[:, None], lasts_s, none)
@@ -130,7 +130,7 @@ def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, floa
 
 
 def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats, on: Bools) -> bool:
-    """Whether a member is off the CPU for equally long in each step of a stretch, as if its code slept, [steps] each.
+    """True if a member is off the CPU for equally long in each step of a stretch, as if its code slept, [steps] each.
 
     Stops happen at any time, so some steps have none of them and others one or several, now in one kind of compute and
     now in another. `first_s`: by how much those of the first kind are longer than in quiet steps. `on`: the steps in

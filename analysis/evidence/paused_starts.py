@@ -1,10 +1,10 @@
-"""What pauses of processes do outside of computes: ops start late, and optimizers take longer.
+"""Effects of process pauses outside of computes: ops start late, and optimizers take longer.
 
 In: a `JobReplay` and the `Pauses` of its computes. Out: `PausedStarts`, and a `JobReplay` that keeps these delays.
 
-A process can be paused whatever it is about to do. A pause that begins while it waits for a transfer, or between two
-ops, lengthens no compute: it delays the next op by the rest of the pause. The replay drops the launch delays of
-communication, because most of them are waits. These delays are not waits: they stay until the pauses go.
+A process can be paused at any point. A pause that begins while it waits for a transfer, or between two ops, lengthens
+no compute: it delays the next op by the rest of the pause. The replay drops the launch delays of communication, because
+most of them are waits. These delays are not waits: they stay until the pauses go.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PausedStarts(Struct, frozen=True, eq=False):
 
 
 def find_paused_starts(replay: JobReplay, pauses: Pauses | None) -> PausedStarts | None:
-    """What the pauses seen in computes do elsewhere; None if no computes of the job pause."""
+    """Find the effects of the pauses seen in computes on other ops; None if no computes of the job pause."""
     if pauses is None or not (pauses.of_processes or pauses.stopped.any()):
         return None
     ops, optimizers = op_grid(replay.graph, tuple(OpKind)), op_grid(replay.graph, (OpKind.OPTIMIZER,))
@@ -76,7 +76,7 @@ def paused_share(seconds: Floats, pauses: Pauses) -> Floats:
     """The share of the time (or late start) of each op of a grid that is due to a pause or a stop; 0 for none.
 
     Only what lasts about as long as pauses of computes do counts: a worker that is late with an op in most steps is
-    late for another reason, whatever else stops it. `seconds`: [stages, ops, steps, dp_ranks].
+    late for another reason, even if it is stopped too. `seconds`: [stages, ops, steps, dp_ranks].
     """
     share = np.zeros(seconds.shape)
     single_s = pauses.seconds[pauses.seconds > 0] if pauses.of_processes else np.zeros(0)

@@ -1,11 +1,11 @@
-"""Pauses: computes prolonged by a fixed time, whatever they compute.
+"""Pauses: computes prolonged by a time that does not depend on their length.
 
 In: a `ComputeTable`. Out: `Pauses`: the seconds by which single computes exceed what their place, microbatch, worker
-and step explain, and the workers whose processes are stopped again and again.
+and step explain, and the workers whose processes are stopped repeatedly.
 
-Whatever slows down a compute (a hot GPU, a long sequence, noise) does so in proportion to it. Whatever stops its
-process (the operating system, a garbage collector, a debugger) takes a time that does not depend on the compute: as
-long in a forward as in a backward of twice its length. That difference, not a threshold, is the evidence.
+A slowdown (a hot GPU, a long sequence, noise) prolongs a compute in proportion to it. A stop of its process (the
+operating system, a garbage collector, a debugger) takes a time that does not depend on the compute: as long in a
+forward as in a backward of twice its length. That difference, not a threshold, is the evidence.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ AS_FAST = 0.04
 class Pauses(Struct, frozen=True, eq=False):
     """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; all 0 for `stopped` workers.
 
-    `stopped`: workers whose processes are stopped again and again, [stages, dp_ranks]; `stops_s`: by how long each of
-    their computes that a stop hits is longer; `usual_s`: computes as their peers run them, like the table.
-    `own_length`: whether pauses have a length of their own, not one in proportion to computes; `backward_share`: share
-    of backwards in the time of computes.
+    `stopped`: workers whose processes are stopped repeatedly, [stages, dp_ranks]; `stops_s`: by how long each of their
+    computes that a stop hits is longer; `usual_s`: computes as their peers run them, like the table. `own_length`:
+    pauses have a length of their own, not one in proportion to computes; `backward_share`: share of backwards in the
+    time of computes.
     """
 
     seconds: Floats
@@ -85,14 +85,14 @@ class Pauses(Struct, frozen=True, eq=False):
 
     @property
     def of_processes(self) -> bool:
-        """Whether single computes pause as processes do, regardless of what they compute."""
+        """True if single computes pause as processes do, regardless of what they compute."""
         return self.forwards + self.backwards >= FEWEST_PAUSES and self.own_length and not self.spare_backwards
 
     @property
     def spare_backwards(self) -> bool:
-        """Whether pauses hit forwards only, and often enough to rule out chance.
+        """True if pauses hit forwards only, and often enough to rule out chance.
 
-        Whatever stops a process hits each kind in proportion to the time spent in it.
+        Stops of a process hit each kind in proportion to the time spent in it.
         """
         forwards, backwards = self.forwards, self.backwards
         count = min(forwards + backwards, 1000)  # chance is ruled out long before
@@ -166,14 +166,14 @@ def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
 
 
 def _where_nearly_all_are(seconds: Floats) -> Bools:
-    """The one worker that nearly all pauses hit, if there are enough of them to rule out chance, [stages, dp_ranks]."""
+    """The one worker that nearly all pauses hit, if they are too many for chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
     hit: Bools = (count >= FEWEST_OF_ONE) & (count >= NEARLY_ALL_SHARE * count.sum()) & (count.size > 1)
     return hit
 
 
 def _own_length(beyond: Floats, base: Floats) -> bool:
-    """Whether pauses are as long in large computes as in small ones, and not in proportion to what they hit.
+    """True if pauses are as long in large computes as in small ones, and not in proportion to the compute.
 
     `beyond`: seconds beyond the usual, for computes that stand out, 0 elsewhere; `base`: the usual compute. A
     difference that chance could produce from proportional pauses proves nothing. So that hypothesis is tested on all
@@ -215,7 +215,7 @@ def _student(normal: float, freedom: int) -> float:
 
 
 def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]:
-    """Workers whose processes are stopped again and again, and computes as their peers run them.
+    """Workers whose processes are stopped repeatedly, and computes as their peers run them.
 
     A worker that is slow in some steps is steady within each of them, so the scatter within steps decides.
     """
@@ -251,7 +251,7 @@ def _by_worker(values: Floats) -> Floats:
 
 
 def _stops(within: Floats, least: Floats) -> Bools:
-    """Which workers' computes lose time in similar stops, of at least `least` above 1, [kinds, stages, dp_ranks].
+    """Mask of workers whose computes lose time in similar stops, at least `least` above 1, [kinds, stages, dp_ranks].
 
     `within`: [kinds, stages, dp_ranks, computes].
     """
@@ -266,7 +266,7 @@ def _stops(within: Floats, least: Floats) -> Bools:
 
 
 def _nats_of_long(within: Floats) -> Floats:
-    """How far a worker's share of the long computes of its stage is beyond chance, [kinds, stages, dp_ranks].
+    """Evidence that a worker's share of the long computes of its stage exceeds chance, nats, [kinds, stages, dp_ranks].
 
     `within`: [kinds, stages, dp_ranks, computes]. If all workers were alike, each would have its share of the longest
     computes (Chernoff bound of the binomial distribution).

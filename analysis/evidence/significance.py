@@ -1,13 +1,13 @@
-"""What the noise of a run can do, and which steps of a series stand out from it.
+"""The noise of a run, and the steps of a series that stand out from it.
 
-In: series over the steps, one per worker or DP rank: logarithms of how much slower it is than its peers, [series,
-steps]. Out: the `Noise` of the run and, per series, the `Episodes`: in which steps it is slow, by how much, how
-certain.
+In: series over the steps, one per worker or DP rank: logarithms of its slowdown over its peers, [series, steps]. Out:
+the `Noise` of the run and, per series, the `Episodes`: in which steps it is slow, by how much, how certain.
 
 The error of a level is that of a bootstrap over the steps that keeps their autocorrelation: an autoregressive (sieve)
 bootstrap, whose variance has a closed form, so that nothing is drawn and the result is always the same. Neighbouring
-steps of a worker whose speed wanders are not independent; a z-score that counts each of them claims what a second trace
-would not show. The memory is taken to be one standard error longer than it looks, because short traces hide it.
+steps of a worker whose speed wanders are not independent; a z-score that counts each of them makes claims that a second
+trace would not confirm. The memory is taken to be one standard error longer than it looks, because short traces hide
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tracekit.analysis.evidence.spread import far_steps, sigma_of_kinds, usual_s
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import safe
 
-#: Noise alone may name somebody in this share of jobs: one healthy job in a thousand.
+#: Share of healthy jobs in which noise alone may cause a false accusation: one in a thousand.
 FALSE_ALARMS = 1e-3
 #: Fewer series than this do not show how much healthy members differ permanently.
 FEWEST_MEMBERS = 6
@@ -72,7 +72,7 @@ class Noise(Struct, frozen=True, eq=False):
         return np.asarray(np.sqrt(self.variance_over(steps) + self.spread**2))
 
     def nats(self, level: Floats, steps: Ints | int) -> Floats:
-        """How unlikely `level` is by chance: minus the log of the probability, from Student's likelihood ratio.
+        """Improbability of `level` by chance: minus the log of the probability, from Student's likelihood ratio.
 
         With few steps, a large ratio means little. The tail beyond a ratio r has the weight exp(-r) / sqrt(4 pi r).
         """
@@ -87,11 +87,11 @@ def needed_nats(tests: int) -> float:
 
 
 class Episodes(Struct, frozen=True, eq=False):
-    """When each series is slow.
+    """Steps in which each series is slow.
 
     `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of the
     level. All [series]. `period`, `since`, `until`: the description of the steps, 0 if it does not apply: every
-    `period`-th step, from position `since` on, before position `until`. `rises`: whether it grows over these steps.
+    `period`-th step, from position `since` on, before position `until`. `rises`: it grows over these steps.
     """
 
     on: Bools
@@ -106,7 +106,7 @@ class Episodes(Struct, frozen=True, eq=False):
     noise: Noise
 
     def significant(self, smallest: float) -> Bools:
-        """Which series are slow by at least `smallest` (a factor less 1), unexplained by chance."""
+        """Mask of series that are slow by at least `smallest` (a factor less 1), unexplained by chance."""
         hit: Bools = (np.expm1(self.level) >= smallest) & (self.nats >= self.needed)
         return hit
 
@@ -152,7 +152,7 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     """The noise of members, each compared with `peers` of them; nan where a step gives no value.
 
     Steps far above the others of their member have a level of their own, so that a worker that is slow at times does
-    not count as noise. `remembers`: whether slow drifts are noise too; `drifts`: except those that are no chance.
+    not count as noise. `remembers`: slow drifts are noise too; `drifts`: except those that chance does not explain.
     """
     members, steps = series.shape
     known, (above, below) = np.isfinite(series), far_steps(series, peers)
@@ -241,7 +241,7 @@ def episodes_of(
     fewest: int = FEWEST_TURNS,
     remembers: bool = True,
 ) -> Episodes:
-    """In which steps each member is slow compared with its `peers` (including itself), [series, steps] of log factors.
+    """Find steps in which members are slow compared with `peers` (including itself), [series, steps] of log factors.
 
     A description of the steps must pay for itself. "Always" costs nothing, every n-th step the log of the number of
     such patterns, "since a step" and "up to a step" twice the log of the number of steps, and so does each run. The
@@ -320,7 +320,7 @@ class _Masks:
         return np.asarray(mean**2 / self.noise.variance_over(count) / 2)
 
     def _is_better(self, gain: Floats, cost: Floats) -> Bools:
-        """By more than rounding: of two equal descriptions, the first is simpler."""
+        """True if better by more than rounding: of two equal descriptions, the first is simpler."""
         better: Bools = gain - cost > (self.gain - self.cost) * (1 + 1e-9)
         return better
 

@@ -1,4 +1,4 @@
-"""Which network cards are slow: the ones that explain slow rings, or slow links to several hosts.
+"""Find slow network cards: the ones that explain slow rings, or slow links to several hosts.
 
 In: `Traffic`. Out: `SlowCard`s.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.evidence.transfers import Traffic
 
 #: A ring this many times slower than those of the other stages contains a slow card, if it is slowed by at least this
-#: share of what the card's transfers are; otherwise the stage just has more parameters.
+#: share of its transfers' slowdown; otherwise the stage just has more parameters.
 SMALLEST_RING_FACTOR = 1.5
 RING_SHARE = 0.3
 #: Among the cards of a slow ring, the slow card's transfers take this many times as long as the usual card's.
@@ -44,7 +44,7 @@ class SlowCard(Struct, frozen=True, eq=False):
 
     `factor`: transfer time over the usual in each step, [steps]; `fastest_factor`: that of the fastest transfers;
     `ring_factor`: collective time over the usual. `flows`: transfers through its slow sides, [slots, dp_ranks];
-    `stages`: stages whose rings pass it; `steps`: when it is slow, [steps].
+    `stages`: stages whose rings pass it; `steps`: a mask of the steps in which it is slow, [steps].
     """
 
     host: int
@@ -71,7 +71,7 @@ def slow_cards(traffic: Traffic) -> tuple[SlowCard, ...]:
 
 
 def passing(traffic: Traffic, side: str) -> tuple[Ints, Bools]:
-    """The host whose card each link's transfers pass on this side, and which pass one, [slots, dp_ranks] each."""
+    """The host whose card each link passes on this side, and which links pass one, [slots, dp_ranks] each."""
     host, peer = traffic.hosts_of_flows(side), traffic.hosts_of_flows(RECEIVING if side == SENDING else SENDING)
     return host, np.isfinite(traffic.link_s) & (host != peer)  # transfers within a host pass no card
 

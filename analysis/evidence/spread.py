@@ -1,4 +1,4 @@
-"""How much values that are alike scatter, although some of them are not.
+"""Scatter of values that are alike, robust against some that are not.
 
 In: values, logarithms. Out: standard deviations, from the shortest range with half of the values; steps far beyond it.
 """
@@ -57,9 +57,9 @@ def sigma_of_kinds(level: Floats) -> float:
 
 
 def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
-    """Steps in which a member is far above what is usual for all, and far below; there it has another level.
+    """Masks of steps in which a member is far above the usual value of all, and far below; there it has another level.
 
-    Of two peers, one is as fast as the other is slow; of more, nobody is far below.
+    Of two peers, one is as fast as the other is slow; of more, none is far below.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]

@@ -1,10 +1,10 @@
-"""How steps are connected: time in which no rank does anything, and ranks that are late from the step before.
+"""Connections between steps: time in which no rank does anything, and ranks that are late from the previous step.
 
 In: a trace and its `JobReplay`. Out: a `JobReplay` with only the launch delays that belong to each step.
 
-A recorded step begins when the first rank begins it. Two delays at its beginning are nobody's launch delay. A rank that
-ended the step before late begins this one late; the cause was counted there. And if all ranks are idle for a while,
-before anybody begins a step or between two steps, no op of the graph is late: the job stalls.
+A recorded step begins when the first rank begins it. Two delays at its beginning are no op's launch delay. A rank that
+ended the previous step late begins this one late; the cause was counted there. And if all ranks are idle for a while,
+before the first one begins a step or between two steps, no op of the graph is late: the job stalls.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
 
 
 def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
-    """Whether a step begins, on all workers, before the one before it has ended: such starts were not measured.
+    """True if a step begins, on all workers, before the previous one has ended: such starts were not measured.
 
     A worker runs its ops of a step before those of the next; only a single worker may still have a collective under
     way.
@@ -101,7 +101,7 @@ def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
 
 
 def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s: Floats) -> JobReplay:
-    """The job with `JobReplay.overlap_s`: how much replayed steps, `replayed_s` [steps], exceed their distance.
+    """The job with `JobReplay.overlap_s`: the excess of replayed steps, `replayed_s` [steps], over their distance.
 
     A worker that ends late may begin the next step late without harm, while the pipeline fills. So work that one worker
     alone does at the end of a step costs less than it lengthens the step.
@@ -116,7 +116,7 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
 
 
 def _of_workers(replay: JobReplay) -> tuple[Floats, Floats]:
-    """When each worker begins and ends its ops of a step, seconds, [stages, steps, dp_ranks] each; nan: no op."""
+    """Begin and end of each worker's ops of a step, seconds, [stages, steps, dp_ranks] each; nan: no op."""
     graph = replay.graph
     shape = (graph.layout.pp, len(graph.steps), len(graph.dp_ranks))
     begins, ends = np.full(shape, np.nan), np.full(shape, np.nan)
@@ -160,9 +160,9 @@ def _beyond(idle: Floats, among: Floats, usual: float, step_s: float) -> Floats:
 
 
 def _late(begins: Floats, ends: Floats, since: Floats) -> Floats:
-    """How late each worker begins because it ended the step before late, seconds, [stages, steps, dp_ranks].
+    """Delay with which each worker begins because it ended the previous step late, seconds, [stages, steps, dp_ranks].
 
-    If the step before was not traced: the usual lateness.
+    If the previous step was not traced: the usual delay.
     """
     before = np.concatenate([np.full_like(ends[:, :1], np.nan), ends[:, :-1]], axis=1)
     overlap = before - since[None, :, None]  # seconds into this step

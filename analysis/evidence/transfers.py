@@ -1,4 +1,4 @@
-"""The network: which links and network cards are slow, and in which steps.
+"""The network: slow links and network cards, and the steps in which they are slow.
 
 In: `Evidence`. Out: `Traffic`.
 
@@ -40,7 +40,7 @@ SMALLEST_LINK_FACTOR = 3.0
 LINK_SPREADS = 6.0
 #: With fewer DP ranks, none of them shows what is usual.
 FEWEST_PEERS = 3
-#: A link only waits for others if at least so many of its transfers had not to.
+#: A link only waits for others if at least this many of its transfers did not have to.
 FEWEST_FREE = 3
 #: If more than this share of the links is slow at once, the whole network is, and a link is compared with the others.
 WHOLE_NETWORK_SHARE = 0.7
@@ -57,7 +57,7 @@ WAITED_FACTOR, WAITED_S = 1.5, 300e-6
 class Traffic(Struct, frozen=True, eq=False, dict=True):
     """The transfers and collectives of a job. Slot of a transfer: 2 x link + direction, as in `TransferGrid`.
 
-    All members end together, and the last to begin waits for nobody: so the shortest recorded duration is the transfer
+    All members end together, and the last to begin does not wait: so the shortest recorded duration is the transfer
     time, on any clock. `seconds`: of each transfer, [slots, ops, steps, dp_ranks]; `rings`: of each collective over DP
     ranks, seconds, [stages, ops, steps]; `exchanges`: of the embedding's gradients, seconds, [ops, steps, dp_ranks].
     """
@@ -105,7 +105,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def kinds(self) -> tuple[Bools, Bools]:
-        """Which links stay within a host, and which join hosts, [slots, dp_ranks] each."""
+        """Masks of the links that stay within a host, and of those that join hosts, [slots, dp_ranks] each."""
         between: Bools = self.hosts_of_flows(SENDING) != self.hosts_of_flows(RECEIVING)
         return ~between, between
 
@@ -127,7 +127,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def shared_s(self) -> Floats:
-        """How long a collective of one of its ends ran during each transfer, seconds, [slots, ops, steps, dp_ranks].
+        """Seconds that a collective of one of its ends ran during each transfer, [slots, ops, steps, dp_ranks].
 
         Both pass the same cards, so the schedule causes what a transfer takes meanwhile.
         """
@@ -165,13 +165,13 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _ends_s(self) -> tuple[Floats, Floats]:
-        """When transfers and collectives end, seconds after the step began, [slots or stages, ops, steps, dp_ranks]."""
+        """Ends of transfers and collectives, seconds after the step began, [slots or stages, ops, steps, dp_ranks]."""
         every = [block.start + block.duration for block in self.evidence.replay.graph.blocks]  # [rows, lanes]
         return self.evidence.transfers.recvs.gather(every), self.evidence.collectives.gather(every)
 
     @cached_property
     def slow(self) -> Bools:
-        """Which links are slow in which steps, [slots, steps, dp_ranks]."""
+        """Mask of slow links by step, [slots, steps, dp_ranks]."""
         if not self.seconds.size:
             return np.zeros((len(self.seconds), *self.seconds.shape[2:]), np.bool_)
         faster = lower_quantile(self.seconds, 1, FASTER_SHARE)
@@ -205,12 +205,12 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def unseen_wait_s(self) -> Floats:
-        """How long collectives wait for workers that were not recorded, seconds, [stages, ops, steps]; 0 if all were
+        """Time that collectives wait for workers that were not recorded, seconds, [stages, ops, steps]; 0 if all were
         recorded.
 
         A worker whose start was not recorded makes its rings look long. Parameters are gathered at the beginning of a
-        step, when nobody is late yet, and have as many bytes as the gradients: whatever reducing gradients takes longer
-        is waiting.
+        step, when no worker is late yet, and have as many bytes as the gradients: so the extra time of reducing
+        gradients is waiting.
         """
         waits = np.zeros(self.rings.shape)
         gathers, reductions = self._bytes_alike
@@ -223,7 +223,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _bytes_alike(self) -> tuple[Bools, Bools]:
-        """Which rings gather parameters, and which reduce gradients of the same size, [stages, ops] each."""
+        """Masks of rings that gather parameters, and that reduce gradients of the same size, [stages, ops] each."""
         shape = self.rings.shape[:2]
         gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         for place in self.evidence.collectives.places:
@@ -266,9 +266,10 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return kept
 
     def _shared(self, slow: Bools) -> Bools:
-        """When all DP ranks' links between two stages are slow at once, and at other times fast, [slots, steps].
+        """Mask of steps in which all DP ranks' links between two stages are slow, if fast at other times, [slots,
+        steps].
 
-        Single links or cards do not fail together: what their hosts share is slow.
+        Single links or cards do not fail together: something that their hosts share is slow.
         """
         used = np.isfinite(self.link_s)
         together = slow.sum(axis=2) > WHOLE_NETWORK_SHARE * np.maximum(used.sum(axis=1), 1)[:, None]
@@ -281,7 +282,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return shared
 
     def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
-        """Whether a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
+        """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
         slot, at = link
         seconds = self.seconds[slot][:, steps, at]
         ends_s, _ = self._ends_s

@@ -23,7 +23,7 @@ VARIANCE_RATIO = 2.0
 
 class Wander(Struct, frozen=True, eq=False):
     """`spread`: standard deviation of workers from step to step, relative. `even`: factor on computes that makes each
-    worker's steps alike, broadcasts to the table. `in_workload`: whether it shows as differing microbatches.
+    worker's steps alike, broadcasts to the table. `in_workload`: it shows as differing microbatches.
     """
 
     spread: float
@@ -33,7 +33,7 @@ class Wander(Struct, frozen=True, eq=False):
 
 
 def wander_of(evidence: Evidence) -> Wander:
-    """How much the workers of a job wander."""
+    """Measure the wandering of a job's workers."""
     profile = evidence.profile
     if profile is None or len(evidence.dp_ranks) < 2:
         return Wander(0.0, False, False, np.ones((1,) * 6))

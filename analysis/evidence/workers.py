@@ -1,7 +1,7 @@
-"""Which workers are slow, when and by how much, and the job without that.
+"""Find slow workers, when and by how much they are slow, and the job without the slowdown.
 
-In: `Evidence`. Out: factors over the peers, which cells of the grid stand out, whether a DP rank has slow machines or
-more data, and `Change`s that make workers as fast as their peers. Rules name the workers; fixes plan with them.
+In: `Evidence`. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
+and more data, and `Change`s that make workers as fast as their peers. Rules name the workers; fixes plan with them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def beyond_peers_s(evidence: Evidence, worker: Worker) -> float:
 
 
 def slow_factor(evidence: Evidence) -> Floats:
-    """How much slower workers are than their peers, 1 if they are not, [kinds, stages, steps, dp_ranks]."""
+    """Slowdown of workers over their peers, 1 if they are not slow, [kinds, stages, steps, dp_ranks]."""
     profile = evidence.profile
     assert profile is not None
     if evidence.stages == 1:
@@ -108,7 +108,7 @@ def optimizer_factor(evidence: Evidence) -> Floats:
 
 
 def slow_machines(evidence: Evidence) -> Bools:
-    """Slow DP ranks whose machines are slow, whatever data they have, [dp_ranks].
+    """Slow DP ranks whose machines are slow, regardless of their data, [dp_ranks].
 
     DP ranks that are slow by one factor in the same steps have one kind of machine, because amounts of data vary. Else
     the optimizer decides: it does not depend on tokens, and a slow GPU slows it down too. A DP rank with more data
@@ -129,7 +129,7 @@ def slow_machines(evidence: Evidence) -> Bools:
 
 
 def one_factor(excess: Floats, error: Floats, on: Bools) -> bool:
-    """Whether members, [members], are slow by one factor up to chance, and in the same steps, `on` [members, steps]."""
+    """True if members, [members], are slow by one factor up to chance, and in the same steps, `on` [members, steps]."""
     alike = ONE_FACTOR_SHARE * excess.max() + 2 * float(np.median(error))
     return bool(np.ptp(excess) <= alike) and bool((on == on[0]).all())
 
@@ -158,7 +158,7 @@ def ranks_with_more_data(evidence: Evidence) -> Bools:
 
 
 def data_factor(evidence: Evidence) -> Floats:
-    """How many times as much data as the others each DP rank has, 1 if it has no more, [steps, dp_ranks]."""
+    """Data of each DP rank over that of the others, 1 if it has no more, [steps, dp_ranks]."""
     profile = evidence.profile
     assert profile is not None
     return np.asarray(profile.slow_rank / _machine_factor(evidence, profile.slow_rank))
@@ -232,7 +232,7 @@ def _one_lane_factor(evidence: Evidence, profile: ComputeProfile) -> Floats:
 
 
 def stage_excess(profile: ComputeProfile) -> Floats:
-    """How much longer each chunk computes than the usual one, [stages, chunks]."""
+    """Relative excess of each chunk's compute time over the usual one, [stages, chunks]."""
     excess: Floats = profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1
     return excess
 
@@ -286,7 +286,7 @@ def undecided(evidence: Evidence) -> Undecided | None:
 
 
 def worker_series(evidence: Evidence, hit: Bools) -> Floats:
-    """How slow the workers in `hit` are step by step, relative to their peers, as measured, [steps]."""
+    """Slowdown of the workers in `hit` step by step, relative to their peers, as measured, [steps]."""
     profile = evidence.profile
     assert profile is not None
     if len(evidence.dp_ranks) == 1:

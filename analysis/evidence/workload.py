@@ -1,4 +1,4 @@
-"""What a microbatch costs on every stage of its DP rank, how strongly each stage follows it, and its place in the step.
+"""Cost of a microbatch on every stage of its DP rank, how strongly each stage follows it, and its place in the step.
 
 In: computes relative to the usual one of their kind, stage and chunk, [kinds, stages, chunks, microbatches, steps,
 dp_ranks], nan if not recorded. Out: workloads [microbatches, steps, dp_ranks], elasticities [kinds, stages, chunks],
@@ -26,7 +26,7 @@ FEWEST_PLACES = 3
 LARGEST_SLOW_SHARE = 0.5
 #: Neighbouring microbatches are related if they correlate by this much and this many standard errors. Sequence lengths
 #: do not correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least, and by
-#: half as much beside the mean of a few.
+#: half as much next to the mean of a few.
 SMALLEST_MEMORY = 0.18
 MEMORY_ERRORS = 4.0
 
@@ -34,8 +34,8 @@ MEMORY_ERRORS = 4.0
 def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floats:
     """The workload that all stages of a DP rank share, per microbatch, 1 = the usual one.
 
-    From backwards only, because pauses of Python do not reach them. `slowness`: how much slower each worker is,
-    [stages, steps, dp_ranks]; `elastic`: of backwards, [stages, chunks], None: 1.
+    From backwards only, because pauses of Python do not reach them. `slowness`: factor of each worker, [stages, steps,
+    dp_ranks]; `elastic`: of backwards, [stages, chunks], None: 1.
     """
     cells = backward / safe(slowness)[:, None, None]
     if elastic is not None:
@@ -44,9 +44,9 @@ def workload(backward: Floats, slowness: Floats, elastic: Floats | None) -> Floa
 
 
 def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
-    """How strongly each stage's cost follows the workload: 0.6 if four tenths of it are the same for all microbatches.
+    """Share of each stage's cost that follows the workload: 0.6 if four tenths are the same for all microbatches.
 
-    The loss costs the same for each token, whatever attention costs. Slopes come from the costliest and the cheapest
+    The loss costs the same for each token, regardless of attention. Slopes come from the costliest and the cheapest
     quarter of the microbatches, and are relative to the stages' upper median, because most stages contain only layers.
     """
     shape = relative.shape
@@ -74,7 +74,7 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
 
 
 def position_factor(relative: Floats) -> Floats:
-    """How much longer the microbatches at one place of each step take, on all ranks, [kinds, microbatches].
+    """Relative duration of the microbatches at one place of each step, on all ranks, [kinds, microbatches].
 
     1 if a place does not stand out: by 4 %, in all steps, and by more than chance explains.
     """
@@ -96,11 +96,11 @@ def position_factor(relative: Floats) -> Floats:
 
 
 def remembers(work: Floats) -> tuple[bool, bool]:
-    """Whether microbatches cost like those before them on their DP rank: over the run, and within single steps.
+    """True if microbatches cost like the previous ones on their DP rank: over the run, and within single steps.
 
     `work`: [microbatches, steps, dp_ranks]. The speed of a machine that wanders remembers in both. Sequence lengths are
-    drawn anew for each microbatch. Even if a DP rank gets the long ones for some steps, those of one step come in any
-    order. Too few microbatches do not show what they remember within a step; then it is taken for granted.
+    drawn independently for each microbatch. Even if a DP rank gets the long ones for some steps, those of one step come
+    in any order. Too few microbatches do not show memory within a step; it is then assumed.
     """
     series = np.log(safe(work)).transpose(2, 1, 0)
     over_run, _ = _autocorrelation(series.reshape(len(series), -1))

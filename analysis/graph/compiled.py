@@ -2,7 +2,7 @@
 
 In: `Wiring`s: the dependencies among some ops, and which ops start together. Out: `CompiledGraph`s: the same in replay
 order, cut into rounds between which a graph meets the lanes of other graphs, with a buffer for each op's end time. This
-module does not know what the ops are.
+module is independent of the kind of ops.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class Wiring(Struct, frozen=True, eq=False):
 
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
     [rows]. `rendezvous_key`: rows that also wait for the same op in other lanes of their step share a number, which is
-    the same in every wiring of the job; -1 for other rows, [rows]. `synchronises`: whether a row ends its cost after
-    the latest start of its group rather than after its own start, [rows]. `describe`: returns the name of a row for
-    messages.
+    the same in every wiring of the job; -1 for other rows, [rows]. `synchronises`: a row ends its cost after the latest
+    start of its group rather than after its own start, [rows]. `describe`: returns the name of a row for messages.
     """
 
     before: Ints
@@ -43,16 +42,16 @@ class Wiring(Struct, frozen=True, eq=False):
 class CompiledGraph(Struct, frozen=True, eq=False):
     """A graph of ops, laid out for replay.
 
-    Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: whether it also
-    waits for its group, [rows]. Rows that start their transfer together form a group;
-    `order[first_of_group[g]:first_of_group[g + 1]]` are the rows of group g, and groups are in replay order.
-    `rendezvous[g]`: number of the collective in which the group meets all other lanes of its step, -1 if it does not.
+    Ops are rows. Row r waits for `waits_for[first_wait[r]:first_wait[r + 1]]`. `is_communication`: it also waits for
+    its group, [rows]. Rows that start their transfer together form a group; `order[first_of_group[g]:first_of_group[g +
+    1]]` are the rows of group g, and groups are in replay order. `rendezvous[g]`: number of the collective in which the
+    group meets all other lanes of its step, -1 if it does not.
 
     Groups come in rounds: those of round r are `first_of_round[r]:first_of_round[r + 1]`, with those that meet other
     lanes at the end. A rendezvous of round r depends on earlier rounds only, and the same collective has the same round
-    in every graph compiled with it. `buffer`: which of `buffer_count` buffers keeps a row's end time while later rows
-    need it. `begin`: when a row would be ready if nothing before it took any time, seconds from the start of the
-    step, [rows].
+    in every graph compiled with it. `buffer`: the one of `buffer_count` buffers that keeps a row's end time while later
+    rows need it. `begin`: time at which a row would be ready if nothing before it took any time, seconds from the start
+    of the step, [rows].
     """
 
     is_communication: npt.NDArray[np.bool_]

@@ -1,8 +1,8 @@
 """Forwards and backwards of one worker in order of chunk and microbatch.
 
-In: a block of lanes. Out: `ComputeRows`: which rows they are, and how long each compute takes. A compute that waited
-for a collective in its middle is recorded in parts that share their microbatch. Here it is one compute again, because
-whatever makes a compute long (its sequences, its worker) affects all its parts.
+In: a block of lanes. Out: `ComputeRows`: their rows, and the duration of each compute. A compute that waited for a
+collective in its middle is recorded in parts that share their microbatch. Here it is one compute again, because the
+cause of a long compute (its sequences, its worker) affects all its parts.
 """
 
 from __future__ import annotations

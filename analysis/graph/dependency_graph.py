@@ -55,8 +55,8 @@ class Block(Struct, frozen=True, eq=False):
 
     `step`: index into `DependencyGraph.steps`, `dp_rank`: both [lanes]. `first_lane`: where the lanes of each step
     begin, [steps here + 1]. `start`, `duration`: recorded seconds, [rows, lanes]. `microbatch` (-1 for none), `seq`:
-    [rows, 1] or [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all; an absent op takes no time and
-    begins when the op before it ends.
+    [rows, 1] or [rows, lanes]. `present`: mask of the ops that exist, [rows, lanes], None for all; an absent op takes
+    no time and begins when the op before it ends.
     """
 
     template: Template
@@ -95,7 +95,7 @@ class Block(Struct, frozen=True, eq=False):
             return first
         first = np.repeat(first, self.lanes, axis=1)
         nobody = first & ~self.present
-        for row in template.order:  # an op that follows only absent ones waits for nobody either
+        for row in template.order:  # an op that follows only absent ones does not wait either
             waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
             if len(waits) and nobody[waits].any():
                 first[row] = nobody[waits].all(axis=0)
@@ -118,13 +118,13 @@ class Block(Struct, frozen=True, eq=False):
 
 
 class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
-    """All ops of a job and what each waits for.
+    """All ops of a job and their dependencies.
 
     `steps`: numbers of the steps that can be replayed, [steps]. `rendezvous_count`: data-parallel collectives per step.
     `dropped_lanes`: (step, dp_rank) of lanes from which a whole stage is missing. `gaps`: members of collectives that
-    were not recorded; `reconstructed`: whether they were added. `posting`: when receives are posted. `trace`: a summary
-    of the trace, with its ranks and hosts. `rank_begin_s`: when each worker usually begins a step, seconds after the
-    last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together.
+    were not recorded; `reconstructed`: they were added. `posting`: the rule by which receives are posted. `trace`: a
+    summary of the trace, with its ranks and hosts. `rank_begin_s`: usual begin of a step on each worker, seconds after
+    the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together.
     """
 
     layout: Layout
@@ -145,7 +145,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         """Build the graph. Raises GraphError for unpaired sends, cycles and other contradictions.
 
         `reconstruct`: add members of collectives that only their peers recorded; each begins as soon as everything that
-        it waits for has ended. `posting`: when receives are posted; None: infer it from the recording.
+        it waits for has ended. `posting`: the rule by which receives are posted; None: infer it from the recording.
         """
         lanes = place_lanes(trace)
         missing = lanes.missing
@@ -359,7 +359,7 @@ def _lanes_at(block: Block, step: Ints, dp_rank: Int32s) -> Ints:
 
 
 def first_lanes(step: Int32s) -> Ints:
-    """Where the lanes of each step begin, [steps + 1], given the ascending step of each lane."""
+    """Index of the first lane of each step, [steps + 1], given the ascending step of each lane."""
     return np.concatenate([[0], np.flatnonzero(np.diff(step)) + 1, [len(step)]])
 
 
@@ -389,5 +389,5 @@ def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: in
             before = waits.pop()
             if present[before]:
                 graph.add_edge(nodes[before], nodes[row])
-            else:  # what an absent op waits for
+            else:  # the ops that an absent op waits for
                 waits += template.waits_for[template.first_wait[before] : template.first_wait[before + 1]].tolist()

@@ -86,7 +86,7 @@ class _Step:
     group: Ints
 
     def signature(self, graph: OpGraph) -> bytes:
-        """Equal for steps that fold: the same ranks, comparable ops, the same waits."""
+        """Equal for steps that fold: the same ranks, comparable ops, and dependencies."""
         here = slice(self.first, self.last)
         parts = (graph.rank[here], graph.peer[here], self.group, graph.rendezvous[here] >= 0, self.before, self.after)
         digest = hashlib.blake2b(digest_size=16)

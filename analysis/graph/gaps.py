@@ -1,9 +1,9 @@
 """Members of collectives that must have run but were not recorded.
 
 In: the number of ops of each kind that every worker has in every step. Out: `Gap`s, and the trace with the missing ops
-added. A collective waits for all of its members, so without a late member it looks as if nobody had been late. A member
-that its peers recorded must have taken part: it is added with the end of the peers' op, and the graph computes its
-start (see `DependencyGraph.from_trace`).
+added. A collective waits for all of its members, so without a late member none seems to have been late. A member that
+its peers recorded must have taken part: it is added with the end of the peers' op, and the graph computes its start
+(see `DependencyGraph.from_trace`).
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
 
 
 def gaps_text(gaps: Sequence[Gap], *, most: int = 3) -> str:
-    """The gaps as a phrase: which ops of which workers, how many, in how many steps."""
+    """The gaps as a phrase: the ops and their workers, how many, in how many steps."""
     by_kind: dict[OpKind, list[Gap]] = {}
     for gap in gaps:
         by_kind.setdefault(gap.kind, []).append(gap)

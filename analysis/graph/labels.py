@@ -1,4 +1,4 @@
-"""Labels: what is known about each op, by name, whichever front end built the graph.
+"""Labels: named properties of each op, independent of the front end that built the graph.
 
 In: codes per op, row or lane. Out: `Label`s, which selections choose by, attribution groups by, and reports print.
 """
@@ -56,8 +56,8 @@ class LabelledBlock(Protocol):
     """A compiled graph and the lanes that it covers, ordered by step.
 
     `step`: index into the steps of its graph, [lanes]; `first_lane`: where the lanes of each step begin, [steps here +
-    1]; `start`, `duration`: recorded seconds, [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all;
-    an absent op costs nothing in any replay.
+    1]; `start`, `duration`: recorded seconds, [rows, lanes]. `present`: mask of the ops that exist, [rows, lanes], None
+    for all; an absent op costs nothing in any replay.
     """
 
     @property

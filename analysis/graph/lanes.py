@@ -38,7 +38,7 @@ class LaneGroup(Struct, frozen=True, eq=False):
     """All lanes of one structure. Lanes are ordered by (step, dp_rank).
 
     `step`: index into `Lanes.steps`, `dp_rank`: both [lanes]. `start`, `duration`: recorded seconds, [rows, lanes].
-    `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: which ops each lane has, [rows,
+    `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: ops that each lane has, [rows,
     lanes], None for all; an absent op takes no time, between its neighbours. `posted`, `resumed`: as in `PlacedLanes`.
     """
 
@@ -294,7 +294,7 @@ def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
 
 
 def _host_times(trace: Trace) -> tuple[Floats, Floats] | None:
-    """When the host asked for each transfer and when it continued after it, seconds, nan if unknown; None if not
+    """Times at which the host requested each transfer and continued after it, seconds, nan if unknown; None if not
     recorded.
     """
     if POSTED not in trace.ops.columns or RESUMED not in trace.ops.columns:
@@ -317,7 +317,7 @@ def _complete_lanes(
 
 
 def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32s, name: str) -> str:
-    """What is missing if no DP rank is complete. `staged`: which stages have ops, [steps, dp_ranks, stages]."""
+    """Describe what is missing if no DP rank is complete. `staged`: stages with ops, [steps, dp_ranks, stages]."""
     best = staged.sum(axis=2).max(axis=0)  # each DP rank in its most complete step
     lacks = []
     for at in np.argsort(-best, kind="stable")[:_MOST_SHOWN]:

@@ -1,8 +1,8 @@
 """Ops that only some lanes have: lanes that differ in nothing else share one structure.
 
 In: lanes placed without these ops, and the ops. Out: the same lanes with a row for every place between two computes at
-which some lane has such an op, and which of these ops each lane has. An absent op takes no time: the op after it waits
-for the op before it. So a garbage collection at a random place does not need a structure of its own.
+which some lane has such an op, and a mask of the ops that each lane has. An absent op takes no time: the op after it
+waits for the op before it. So a garbage collection at a random place does not need a structure of its own.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class _Cells(Struct, frozen=True, eq=False):
 
 
 def _latest_so_far(ops: OccasionalOps) -> Floats:
-    """When each op began, or a later start of an earlier op of its kind, worker and step, seconds, [ops]."""
+    """Begin of each op, or a later start of an earlier op of its kind, worker and step, seconds, [ops]."""
     order = np.lexsort((ops.seq, ops.kind, ops.stage, ops.lane))
     run = np.ravel_multi_index(
         (ops.lane, ops.stage, ops.kind), (int(ops.lane.max()) + 1, int(ops.stage.max()) + 1, 256)
@@ -214,7 +214,7 @@ def _streams(by_stage: Int32s) -> list[list[Ints]]:
 def _fill_absent(chain: Ints, stage: Ints, start: Floats, duration: Floats, present: _Mask) -> None:
     """Absent ops of a stream (`chain`, its rows in order) take no time and begin when the op before them ends.
 
-    Absent ops at the beginning begin with the first op of `stage` (its rows): nobody waits for them.
+    Absent ops at the beginning begin with the first op of `stage` (its rows): no op waits for them.
     """
     following = np.zeros(present.shape[1], np.bool_)
     for place, row in enumerate(chain):

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 #: Columns with a meaning of their own; every other column is a label.
 OP_COLUMNS = ("step", "rank", "stream", "start", "duration", "peer", "rendezvous", "comparable")
-#: A label with more values than this is an identifier, and nobody could read a report by it.
+#: A label with more values than this is an identifier, and a report by it would be unreadable.
 MOST_VALUES = 100_000
 
 
 class Why(IntEnum):
-    """Why one op waits for another."""
+    """Reasons why one op waits for another."""
 
     RULE = 0  #: a rule of the front end, or not stated
     STREAM = 1  #: the stream runs one op after the other
@@ -68,13 +68,13 @@ class MissingMembers:
 
 @dataclass(frozen=True, eq=False)
 class OpGraph:
-    """Ops in the order of step, then of the frame, [ops] each, and what each waits for.
+    """Ops in the order of step, then of the frame, [ops] each, and their dependencies.
 
     `step`, `rank`: numbers. `start`, `duration`: seconds; starts count from the step's start. `peer`: index into
     `peer_names`; ops of equal class are comparable. An op whose `comparable` is false has no peers; its ideal is its
     own cost. `rendezvous`: ops that start together share a number, and their cost counts from the arrival of the last
-    of them; -1 for an op that waits for nobody else. `labels`: codes are [ops]. `before`, `after`, `why`: edges,
-    [edges]; an op starts when everything that it waits for has ended.
+    of them; -1 for an op without one. `labels`: codes are [ops]. `before`, `after`, `why`: edges, [edges]; an op starts
+    when everything that it waits for has ended.
     """
 
     step: Int32s
@@ -286,7 +286,7 @@ class _Reader:
         return codes.astype(np.int64)
 
     def comparable(self) -> npt.NDArray[np.bool_] | None:
-        """Which ops have peers; None if all have."""
+        """Mask of the ops that have peers; None if all have."""
         if "comparable" not in self.ops.columns:
             return None
         column = self.ops["comparable"]

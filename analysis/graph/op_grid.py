@@ -1,7 +1,7 @@
 """Ops of some kinds as a grid [slots, ops, steps, dp_ranks], and back.
 
-In: a `DependencyGraph`. Out: `OpGrid`s, which know where ops are in the cost matrices. A slot is a stage, or a link
-between stages.
+In: a `DependencyGraph`. Out: `OpGrid`s, which map ops to the cost matrices. A slot is a stage, or a link between
+stages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Part(Struct, frozen=True, eq=False):
 
 
 class OpGrid(Struct, frozen=True, eq=False):
-    """Where the ops of a grid [slots, ops, steps, dp_ranks] are in the blocks. Cells without an op are nan."""
+    """Places of the ops of a grid [slots, ops, steps, dp_ranks] in the blocks. Cells without an op are nan."""
 
     shape: tuple[int, int, int, int]
     places: tuple[_Place, ...]

@@ -1,4 +1,4 @@
-"""Ops in their cells, and which lanes have the same structure.
+"""Ops in their cells, and the lanes grouped by structure.
 
 In: matrices of recorded times. Out: `PlacedLanes`, and a signature per lane. The rules of `rules.megatron` apply in the
 same way to lanes of equal signature.
@@ -25,10 +25,10 @@ class PlacedLanes(Struct, frozen=True, eq=False):
 
     `counts`: rows of each kind and stage, [stages x kinds]. `step`: index into the steps, `dp_rank`: both [lanes].
     `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] if all lanes agree,
-    else [rows, lanes]. `present`: which ops exist, [rows, lanes], None for all; an absent op takes no time and begins
-    when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of any lane.
-    `posted`, `resumed`: recorded seconds, [rows, lanes], when the host asked for a transfer and when it continued after
-    waiting for it, nan for other ops; None if not recorded.
+    else [rows, lanes]. `present`: mask of the ops that exist, [rows, lanes], None for all; an absent op takes no time
+    and begins when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of
+    any lane. `posted`, `resumed`: recorded seconds, [rows, lanes], at which the host requested a transfer and continued
+    after waiting for it, nan for other ops; None if not recorded.
     """
 
     counts: Int32s

@@ -1,6 +1,6 @@
 """Input and output of dependency rules: the ops of one lane, and the edges and groups among them.
 
-In: nothing. Out: `LaneOps`, which `lanes` extracts from a trace, and `Structure`, which the rules build from it.
+Out: `LaneOps`, which `lanes` extracts from a trace, and `Structure`, which the rules build from it.
 """
 
 from __future__ import annotations

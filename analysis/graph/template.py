@@ -1,4 +1,4 @@
-"""Templates: the compiled graph of one lane's ops, and what those ops are.
+"""Templates: the compiled graph of one lane's ops, and their identities.
 
 In: structures (dependencies among the ops of a lane). Out: `Template`s.
 """
@@ -21,7 +21,7 @@ _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 class Template(CompiledGraph, frozen=True, eq=False):
     """A compiled graph and the identity of its rows, [rows] columns.
 
-    `member`: which of its structures a row comes from; `pp_rank`, `kind`, `seq`, `chunk`.
+    `member`: the structure that a row comes from; `pp_rank`, `kind`, `seq`, `chunk`.
     """
 
     member: Int32s

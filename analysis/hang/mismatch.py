@@ -21,9 +21,9 @@ _EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """`ranks`: the ranks whose call differs from that of most members. If the group is split evenly: the ranks whose
-    calls, from there on, match fewer calls of other groups of this kind. If that does not decide either: all members.
-    Empty if members whose call is damaged could tip the balance. `calls`: rank -> what it called and where, one rank
-    per kind of call.
+    calls, from there on, match fewer calls of other groups of this kind. If that does not decide either: all
+    members. Empty if members whose call is damaged could tip the balance. `calls`: rank -> its call and the place of
+    it, one rank per kind of call.
     """
 
     id: int
@@ -77,8 +77,8 @@ def _calls(record: FlightRecord) -> pl.DataFrame:
 def _mismatch(
     record: FlightRecord, made: pl.DataFrame, calls: pl.DataFrame, hidden: int, doubtful: tuple[int, ...]
 ) -> Mismatch:
-    """`made`: all collectives with their signatures; `calls`: those that should be the same; `hidden`: how many members
-    made a damaged call, this one or another; `doubtful`: ranks whose other calls may be damaged.
+    """`made`: all collectives with their signatures; `calls`: those that should be the same; `hidden`: number of
+    members with a damaged call, this one or another; `doubtful`: ranks whose other calls may be damaged.
     """
     group, counts = int(calls["group"][0]), Counter(calls["signature"].to_list())
     # The group's own history does not show it: a rank that skips a rare call makes the usual one in its place.

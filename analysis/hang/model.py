@@ -9,7 +9,7 @@ from tracekit.trace.dumps import ProcessGroup
 
 
 class StallClass(StrEnum):
-    """Why a rank holds others up."""
+    """Reasons why a rank holds others up."""
 
     HOST = "host stuck"
     DEVICE = "device or network stuck"
@@ -23,7 +23,7 @@ class Culprit:
     """A rank that holds others up.
 
     `stall` numbers stalls that do not wait for each other, from 0; `waiting` counts the ranks that wait for it,
-    directly or not; `since_ns`: when the first of them began to wait; `operation`: what they wait in.
+    directly or not; `since_ns`: time at which the first of them began to wait; `operation`: the one that they wait in.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class StalledGroup:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A stall whose culprit the dumps do not show: the candidates, and what would decide between them."""
+    """A stall whose culprit the dumps do not show: the candidates, and the evidence that would decide between them."""
 
     ranks: tuple[int, ...]
     operation: str
@@ -81,7 +81,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class HangReport:
-    """The verdict on one set of dumps. A hang is found if somebody waits (`hung`).
+    """The verdict on one set of dumps. A hang is found if any rank waits (`hung`).
 
     `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many.
     """
@@ -99,5 +99,5 @@ class HangReport:
 
     @property
     def hung(self) -> bool:
-        """Whether any rank waits for another one, or holds others up."""
+        """True if any rank waits for another one, or holds others up."""
         return bool(self.culprits or self.undecided or self.waiting)

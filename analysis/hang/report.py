@@ -1,4 +1,4 @@
-"""The parts of a report on a hang other than its culprits: who waits for whom, stalled groups, equal stacks.
+"""The parts of a hang report other than its culprits: waiting ranks, stalled groups, equal stacks.
 
 In: a `Case`, culprits and open questions. Out: a `HangReport`.
 """
@@ -59,7 +59,7 @@ def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
 
 
 def _held_up(case: Case, culprit: Culprit, backwards: csr_array) -> int:
-    """How many ranks wait for a culprit: for its arrival or, if its call differs, in what they called together."""
+    """Number of ranks that wait for a culprit: for its arrival or, if its call differs, in their common operation."""
     waiting = waiting_for(case.graph, culprit.rank, backwards)
     if culprit.stall_class is StallClass.MISMATCH:
         together = case.rendezvous.members.filter(rank=culprit.rank, state=WAITS)["id"]

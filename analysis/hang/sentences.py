@@ -30,11 +30,11 @@ def headline(report: HangReport) -> str:
 
 
 def waiting_ranks(count: int) -> str:
-    """How many ranks wait, in words."""
+    """The number of waiting ranks, in words."""
     return "1 rank waits" if count == 1 else f"{count:,} ranks wait"
 
 
 def first_step(report: HangReport) -> str | None:
-    """What to do first about the most frequent class of the culprits; None if there are none."""
+    """The first action for the most frequent class of the culprits; None if there are none."""
     classes = Counter(one.stall_class for one in report.culprits).most_common(1)
     return _FIRST[classes[0][0]] if classes else None

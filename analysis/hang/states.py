@@ -25,7 +25,7 @@ _NEEDS_ALL = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 #: A status counts either collectives or transfers, whichever came last; if it is this far beyond every entry, it counts
 #: transfers.
 _STATUS_SLACK = 1000
-#: No rank is further ahead of another one: its recorder would have no place for what it has not finished.
+#: No rank is further ahead of another one: its recorder would have no room for its unfinished operations.
 FURTHEST = 1 << 22
 
 
@@ -36,10 +36,10 @@ _MEMBER = ["id", "rank", "state", "order", "progress", "call_site"]
 @dataclass(frozen=True, slots=True, eq=False)
 class Rendezvous:
     """`operations`: id (its row), group, sequence, name, needs_all, p2p, source, target, since_ns. `members`: id, rank,
-    state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and for those that wait: order, progress, call_site. `stale`:
-    ranks whose dump is older than what their peers have finished with them. `doubtful`: ranks whose dump is damaged in
-    part: what it shows holds, unless its peers contradict it, and all else is unknown. `known`: rank, group, issued,
-    finished: the last collective that each rank issued and finished in each group; `issued` is null in doubtful ranks.
+    state (one of WAITS, FINISHED, NOT_ISSUED, UNKNOWN), and for those that wait: order, progress, call_site.
+    `stale`: ranks whose dump is older than what their peers have finished with them. `doubtful`: ranks whose dump is
+    partly damaged: its valid part counts unless peers contradict it. `known`: rank, group, issued, finished: the
+    last collective that each rank issued and finished in each group; `issued` is null in doubtful ranks.
     """
 
     operations: pl.DataFrame
@@ -116,7 +116,7 @@ def _against_all(record: FlightRecord, known: pl.DataFrame, newest: pl.DataFrame
 
 
 def _against_status(record: FlightRecord) -> set[int]:
-    """Ranks whose group says it has issued, and not finished, more than the newest of their entries."""
+    """Ranks whose group status counts more issued and unfinished operations than the newest of their entries."""
     seen = record.operations.filter(~pl.col("p2p")).group_by("rank", "group").agg(pl.col("sequence").max())
     stated = seen.join(_statuses(record), on=["rank", "group"])
     return set(stated.filter(pl.col("issued") > pl.max_horizontal("sequence", "finished"))["rank"])
@@ -125,8 +125,8 @@ def _against_status(record: FlightRecord) -> set[int]:
 def _old_and_new(
     operations: pl.DataFrame, members: pl.DataFrame, stale: tuple[int, ...], newest: pl.DataFrame
 ) -> set[int]:
-    """Ranks whose dump is older than what their peers have finished, but not than what it waits in with them, nor than
-    when they issued what it lacks.
+    """Ranks whose dump is older than what their peers have finished, but not than the operations it waits in with them,
+    nor than their issue of those it lacks.
     """
     old, waits = pl.col("rank").is_in(stale), members.filter(state=WAITS)
     together = waits.filter(old).join(waits.filter(~old).select("id"), on="id", how="semi")
@@ -268,7 +268,7 @@ def _counted_alike(record: FlightRecord, ends: pl.DataFrame) -> list[int]:
 
 
 def _known_transfers(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
-    """rank, group, finished: the last transfer that each rank is known to have finished in each group."""
+    """rank, group, finished: the last transfer that each rank is certain to have finished in each group."""
     transfers = record.operations.filter("p2p")
     done = pl.col("progress") == int(Progress.FINISHED)
     return transfers.group_by("rank", "group").agg(

@@ -1,4 +1,4 @@
-"""From the wait-for graph to the ranks that hold the job up.
+"""Find the ranks that hold the job up, from the wait-for graph.
 
 In: a `FlightRecord`. Out: a `HangReport`. A culprit is where waiting ends; each has a class and evidence. A rank that
 waits is never a culprit. A rank whose dump is missing may hang, or wait like the others, or have lost its file: it is a
@@ -22,7 +22,7 @@ from tracekit.trace.dumps import FlightRecord, Progress
 
 
 def find_hang(record: FlightRecord) -> HangReport:
-    """Which ranks hold up which, and why. Pure: dumps in, verdict out."""
+    """Find the ranks that hold others up, and why. Pure: dumps in, verdict out."""
     case = Case.of(record)
     rendezvous, graph = case.rendezvous, case.graph
     sinks = find_sinks(graph, rendezvous)
@@ -55,7 +55,7 @@ def find_hang(record: FlightRecord) -> HangReport:
 
 
 def _doubtful(sinks: Sinks, mismatches: list[Mismatch], doubtful: set[int]) -> list[int]:
-    """The ranks in doubt at which waiting ends, or whose calls differ, or may do so."""
+    """The ranks in doubt at which waiting ends, or whose calls differ or may differ."""
     differing = {rank for one in mismatches for rank in one.ranks if rank in doubtful}
     return sorted({*sinks.doubtful, *differing} or (doubtful if any(not one.ranks for one in mismatches) else set()))
 
@@ -71,7 +71,7 @@ def _in_doubt(case: Case, rank: int) -> Undecided:
 def _proven(case: Case, sinks: Sinks) -> list[int]:
     """The ranks at the end of waiting, except those whose state is unknown and that may wait themselves."""
     silent = case.graph.silent
-    if sinks.doubtful:  # they may be what the silent ones wait for
+    if sinks.doubtful:  # the silent ones may wait for them
         return [rank for rank in sinks.ranks if rank not in silent]
     seen = [rank for rank in sinks.ranks if rank not in silent]
     suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]
@@ -84,13 +84,13 @@ def _proven(case: Case, sinks: Sinks) -> list[int]:
 
 
 def _is_awaited(case: Case, rank: int) -> bool:
-    """Whether a rank that waits itself waits for this one; what a broken rank waits in proves nothing."""
+    """True if a rank that waits itself waits for this one; an operation that a broken rank waits in proves nothing."""
     begin, end = case.graph.edges
     return bool(np.isin(begin[end == rank], end).any())
 
 
 def _never_came(case: Case, rank: int, culprits: frozenset[int]) -> bool:
-    """Whether the others show that a silent rank is not just waiting somewhere.
+    """True if the others show that a silent rank is not just waiting somewhere.
 
     They do if an operation is the earliest unfinished one of all ranks that wait in it, and only silent members are
     missing: it would be finished if they had come. A transfer in which its peer waits first also shows it, unless the
@@ -116,7 +116,7 @@ def _never_came(case: Case, rank: int, culprits: frozenset[int]) -> bool:
 
 
 def _absent_alike(case: Case, number: int, rank: int) -> bool:
-    """Whether a rank in the same place of a sibling group has not come to this operation either, because it waits."""
+    """True if a rank in the same place of a sibling group has not come to this operation either, because it waits."""
     row = case.rendezvous.operations.row(number, named=True)
     group = case.record.groups[row["group"]]
     if row["p2p"] or rank not in group.ranks:
@@ -182,7 +182,7 @@ def _stuck(case: Case, rank: int) -> Culprit:
 
 
 def _posted_receive(case: Case, rank: int) -> tuple[str, ...]:
-    """A receive that a rank has posted and nobody has sent to: posted early, or the place where the rank is stuck."""
+    """A receive that a rank has posted without a matching send: posted early, or the place where the rank is stuck."""
     mine = case.rendezvous.members.filter(rank=rank, state=WAITS).sort("order")
     receives = mine.join(case.rendezvous.operations.filter("p2p", target=rank).select("id", "source"), on="id")
     for number, source in receives.select("id", "source").iter_rows():
@@ -213,7 +213,7 @@ def _mismatched(case: Case, found: Mismatch, rank: int) -> Culprit:
 
 
 def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
-    """An operation that all have issued and none is late for: which rank's device has not begun it?"""
+    """The culprits of an operation that all have issued and none is late for: one rank's device has not begun it."""
     rows = case.rendezvous.members.filter((pl.col("id") == number) & (pl.col("state") == WAITS))
     where = f"{case.operation(number)} of {case.group(number)}"
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
@@ -244,8 +244,8 @@ def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided
 
 
 def _unreceived(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
-    """A send whose target is stuck elsewhere. If the target's dump does not say what it has finished, the target may
-    have received, and the sender's device may be stuck.
+    """A send whose target is stuck elsewhere. If the target's dump does not show its finished operations, the target
+    may have received, and the sender's device may be stuck.
     """
     source, target = case.rendezvous.operations.select("source", "target").row(number)
     history = case.record.operations.filter(rank=target, progress=int(Progress.FINISHED))
@@ -281,7 +281,7 @@ def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None])
 
 
 def _is_level(case: Case, rank: int, number: int) -> bool | None:
-    """Whether a rank has issued as many collectives as the ranks that wait for it in an operation, counted in the other
+    """True if a rank has issued as many collectives as the ranks that wait for it in an operation, counted in the other
     groups that it shares with them; None if it shares none.
     """
     group = int(case.rendezvous.operations["group"][number])
@@ -303,7 +303,7 @@ def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> Cul
 
 
 def _called_at(case: Case, rank: int, number: int) -> str:
-    """Where the program called an operation, if the dump says so."""
+    """The place where the program called an operation, if the dump has it."""
     rows = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("id") == number))
     return f" at {rows['call_site'][0]}" if rows.height and rows["call_site"][0] else ""
 

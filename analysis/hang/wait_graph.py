@@ -1,13 +1,13 @@
-"""Which rank waits for which, and where waiting ends.
+"""The wait-for graph of ranks, and the sinks where waiting ends.
 
 In: `Rendezvous`. Out: a `WaitGraph` over ranks and unfinished operations. A rank points at the operations in which it
 waits. An operation points at the members that hold it up: those that have not issued it or, if all have, those whose
 device cannot have reached it because something earlier is unfinished there; for a transfer that one end has finished,
 the other end. Ranks do not point at ranks directly: an operation of n members has n edges, not n squared.
 
-Following the edges ends in a *sink*: a rank that waits for nobody, or an operation that all members have issued and
-nobody is late for. If it ends in a ring instead, receives posted early are removed: they do not stop the rank that
-posted them.
+Following the edges ends in a *sink*: a rank that does not wait, or an operation that all members have issued and none
+is late for. If it ends in a ring instead, receives posted early are removed: they do not stop the rank that posted
+them.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class WaitGraph:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where waiting ends: ranks, operations that everybody has issued, rings of nodes, with the send in each that its
-    target waits beyond (`unreceived`), and rings that nothing resolves. `doubtful`: the same for what ranks in doubt
-    are part of, which shows nothing.
+    """The ends of waiting: ranks, operations that all members have issued, rings of nodes, with the send in each that
+    its target waits beyond (`unreceived`), and rings that nothing resolves. `doubtful`: ends that include ranks in
+    doubt, which prove nothing.
     """
 
     ranks: tuple[int, ...]
@@ -193,8 +193,8 @@ def _ends(graph: WaitGraph, edges: Ints) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def _posted_ahead(graph: WaitGraph, rendezvous: Rendezvous, inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Edges from a rank to a receive that need not be what stops it: the receive has not begun, and the rank is late
-    for a collective in which others wait.
+    """Edges from a rank to a receive that may not be the one that stops it: the receive has not begun, and the rank is
+    late for a collective in which others wait.
     """
     members = rendezvous.members.join(rendezvous.operations.select("id", "p2p", "target"), on="id")
     late = np.zeros(graph.world_size, bool)
@@ -230,7 +230,7 @@ def _no_longer_behind(
 def _among(
     graph: WaitGraph, begin: Ints, end: Ints, edges: Ints, inside: npt.NDArray[np.bool_] | None
 ) -> npt.NDArray[np.bool_]:
-    """Which of `edges` are among the pairs begin, end (and lie `inside`)."""
+    """Mask of the `edges` that are among the pairs begin, end (and lie `inside`)."""
     wanted = np.isin(edges[0] * graph.nodes + edges[1], np.asarray(begin) * graph.nodes + np.asarray(end))
     return wanted if inside is None else wanted & inside[edges[0]] & inside[edges[1]]
 

@@ -1,7 +1,7 @@
 """The own time of each transfer in a call, if the recording keeps all transfers of a call until the last one is over.
 
-In: a `Block` whose structure knows calls, and the costs measured so far. Out: costs of its transfers. A call that sends
-to one stage and receives from another ends when the later of the two peers is done; its recorded ops know only that
+In: a `Block` whose structure has calls, and the costs measured so far. Out: costs of its transfers. A call that sends
+to one stage and receives from another ends when the later of the two peers is done; its recorded ops show only that
 end. So a transfer is assumed to be as fast as its link usually is, unless that leaves the ends of both its calls
 unexplained: then it was the slow one. A link whose transfers all wait for slower ones, on every DP rank, is assumed to
 be as fast as the other links.
@@ -41,7 +41,7 @@ def separate_transfers(block: Block, cost: Floats) -> None:
     of_link = lower_median(own, 1)
     of_job = lower_median(of_link, 0)
     hidden = of_link > LONG_FACTOR * of_job
-    if hidden.any():  # unless such a link is slow itself, and its transfers are what some calls end with
+    if hidden.any():  # unless such a link is slow itself, and some calls end with its transfers
         assumed = np.where(hidden[:, None], np.minimum(own, of_job), own)
         ends = _unexplained(block, call, (send, recv), _quick(measured, assumed[link]), assumed[link])
         hidden &= np.bincount(link, ends.mean(axis=1)) < USUAL_SHARE * np.bincount(link)

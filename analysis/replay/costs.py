@@ -1,8 +1,8 @@
-"""What each op cost by itself: durations without waiting, launch delays, and the ideal.
+"""Own cost of each op: durations without waiting, launch delays, and the ideal.
 
 In: a `DependencyGraph`. Out: per block, the cost of each op (`cost`), its launch delay and its ideal cost. Waiting for
 peers is removed from communication ops: transfer duration = recorded end - latest recorded start in the group. Launch
-delay = recorded start - latest recorded end of what the op waits for.
+delay = recorded start - latest recorded end of the ops that it waits for.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CLOCK_TOLERANCE_S = 10e-3
 class Durations(Struct, frozen=True, eq=False):
     """Costs of all ops of a graph, seconds; one array per block.
 
-    `cost`: own cost of each op, `launch_delay`: how long it was ready before it started, [rows, lanes]. `ideal`: what
-    the ops of a row would take without stragglers (see `ideal`), [rows], or [rows, lanes] if lanes differ.
+    `cost`: own cost of each op, `launch_delay`: how long it was ready before it started, [rows, lanes]. `ideal`:
+    duration of the ops of a row without stragglers (see `ideal`), [rows], or [rows, lanes] if lanes differ.
     `clamped_transfers`, `clamped_delays`: how many values were more than 10 ms below zero and were set to 0. An absent
     op of a block (`LabelledBlock.present`) has 0 everywhere.
     """
@@ -78,7 +78,7 @@ def _split(
     separate: Callable[[int, Floats], None] | None,
     ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]],
 ) -> Durations:
-    """`separate`: subtracts from the costs of a block, by number, what else its ops waited for."""
+    """Split the durations. `separate`: subtracts other waits of a block's ops from its costs, by block number."""
     rendezvous_start = np.full((graph.rendezvous_count, len(graph.steps)), -np.inf)
     for block in graph.blocks:
         template = block.template

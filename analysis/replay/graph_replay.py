@@ -50,7 +50,7 @@ class GraphReplay(Struct, frozen=True, eq=False):
     durations: Durations
 
     def recorded_step_times(self) -> Floats:
-        """When the last op of each step ended in the recording, seconds, [steps]."""
+        """End of the last op of each step in the recording, seconds, [steps]."""
         times = np.zeros(len(self.graph.steps))
         for block in self.graph.blocks:
             latest = np.full(len(block.step), -np.inf)
@@ -93,7 +93,7 @@ class GraphReplay(Struct, frozen=True, eq=False):
     def _ends(
         self, number: int, scenarios: Sequence[CostRule], together: int, threads: int | None, first: int
     ) -> Floats:
-        """When the lanes of block `number` end under the scenarios from `first` on, seconds, [scenarios x lanes]."""
+        """Ends of the lanes of block `number` under the scenarios from `first` on, seconds, [scenarios x lanes]."""
         costs = [one.costs(self.graph, self.durations, number) for one in scenarios[first : first + together]]
         return _replay_side_by_side(self.graph.blocks[number], costs, threads=threads)
 
@@ -102,7 +102,7 @@ class GraphReplay(Struct, frozen=True, eq=False):
         return float(self.step_times(scenario).mean())
 
     def timelines(self, scenario: CostRule, *, threads: int | None = None) -> tuple[Timeline, ...]:
-        """When every op runs under `scenario`, one timeline per block of the graph."""
+        """Times of every op under `scenario`, one timeline per block of the graph."""
         if self.graph.blocks_meet:
             return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.rendezvous_count, threads=threads))
         return tuple(
@@ -137,7 +137,7 @@ class GraphReplay(Struct, frozen=True, eq=False):
 
 
 def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, threads: int | None) -> Floats:
-    """When the last op of each lane ends under each of several costs, seconds, [costs x lanes]."""
+    """End of the last op of each lane under each of several costs, seconds, [costs x lanes]."""
     if len(costs) == 1:
         return replay_lanes(block.template, block.first_lane, costs[0], threads=threads)
     rows, lanes = block.template.rows, len(block.step)

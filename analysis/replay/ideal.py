@@ -1,4 +1,4 @@
-"""The ideal cost of every op: what it would take if no worker and no step were slower than usual.
+"""The ideal cost of every op: its duration if no worker and no step were slower than usual.
 
 In: the blocks of a graph and the own cost of each op. Out: the ideal cost of each row of each block, or of each op if
 some ops of a row are absent and the others have a cost.
@@ -7,8 +7,8 @@ A compute op's ideal is the mean of its kind over all steps, DP ranks and stages
 (OSDI'25). That compares ops with ops, so an op that only one worker has would be its own ideal and cost nothing by
 definition: a rank that spends half of each step in the garbage collector would look healthy. So ops that only some
 workers or steps have are compared as a total per worker and step, which is zero where the op is absent. Ops that the
-loop schedules in some steps, a checkpoint or an evaluation, are compared only among the workers of the same step: that
-other steps have none makes nobody slow.
+loop schedules in some steps, a checkpoint or an evaluation, are compared only among the workers of the same step: their
+absence from other steps makes no worker slow.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _usual_by_step(present: Floats, step: np.ndarray, cells: np.ndarray) -> Floa
 
 
 def _ops_of_lanes(block: Block, rows: np.ndarray) -> np.ndarray:
-    """How many of the rows each lane has, [lanes]."""
+    """Number of the rows that each lane has, [lanes]."""
     if block.present is None:
         return np.full(block.lanes, len(rows))
     count: np.ndarray = block.present[rows].sum(axis=0)

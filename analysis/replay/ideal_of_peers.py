@@ -1,4 +1,4 @@
-"""The ideal cost of every op of an op graph: what its peers take.
+"""The ideal cost of every op of an op graph: the usual cost of its peers.
 
 In: a folded graph and the own cost of each op. Out: the ideal cost of each row of each block.
 
@@ -74,7 +74,7 @@ def _lower_median(present: Floats, cells: int) -> float:
 
 
 def _fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
-    """Whether, along some axis, all ranks next to a holder are holders too. `holders`: indices into `mesh.ranks`."""
+    """True if, along some axis, all ranks next to a holder are holders too. `holders`: indices into `mesh.ranks`."""
     if len(holders) == len(mesh.ranks):
         return True
     for axis, size in enumerate(mesh.axes.values()):

@@ -1,4 +1,4 @@
-"""The replay kernel: when would every op have run with these durations?
+"""The replay kernel: times at which every op would have run with these durations.
 
 In: the blocks of a `DependencyGraph` and, per block, the cost of each op (and its launch delay, if kept). Out: the time
 of each step, or the whole timeline. Pure: it reads nothing but the arguments and changes nothing.
@@ -76,16 +76,16 @@ class LanesToReplay(Struct, frozen=True, eq=False):
 
 
 class Timeline(Struct, frozen=True, eq=False):
-    """When each op runs in a replay, seconds from the step's start, [rows, lanes] each."""
+    """Times of each op in a replay, seconds from the step's start, [rows, lanes] each."""
 
     start: Floats
     end: Floats
 
 
 def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Floats:
-    """When the last op of each lane ends, seconds, [lanes].
+    """End of the last op of each lane, seconds, [lanes].
 
-    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step meet where the template says so.
+    `first_lane`: where the lanes of each step begin, [steps + 1]; lanes of one step meet at each rendezvous.
     """
     if costs.same_in_all_lanes:
         one = np.zeros(1)
@@ -97,7 +97,7 @@ def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, thr
 
 
 def replay_timeline(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Timeline:
-    """When every op of every lane runs. Arguments as for `replay_lanes`."""
+    """Times of every op of every lane. Arguments as for `replay_lanes`."""
     timeline = _empty_timeline(template, first_lane)
     _run(template, first_lane, costs, np.zeros(int(first_lane[-1])), timeline, threads=threads)
     return timeline

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Method(StrEnum):
-    """How costs are measured.
+    """The rules by which costs are measured.
 
     `tracekit`: removes clock offsets before all measurements, reconstructs members of collectives that were not
     recorded, and compares ops that only some workers or steps have (garbage collection, checkpoints, ...) with the

@@ -56,10 +56,10 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
     """Some steps of a graph whose workers begin early, as recorded.
 
     `some`: the graph of these steps; a block may have no lane in it. `lanes`: the lanes of each block of `graph` in
-    these steps. `ranks`: the position of each of their DP ranks in `graph.dp_ranks`. `between_s`: how much of
-    its lead over the last stage an op that waits for nothing loses between the end of a step and the next one, seconds,
-    [rows that wait for nothing] per block; `rank_between_s`: the same for the lead of each rank over the last one of
-    its stage, [stages, dp_ranks].
+    these steps. `ranks`: the position of each of their DP ranks in `graph.dp_ranks`. `between_s`: loss of an op that
+    waits for nothing from its lead over the last stage, between the end of a step and the next one, seconds, [rows that
+    wait for nothing] per block; `rank_between_s`: the same for the lead of each rank over the last one of its stage,
+    [stages, dp_ranks].
     """
 
     graph: DependencyGraph
@@ -136,10 +136,10 @@ def with_beginnings(graph: DependencyGraph, costs: Sequence[Costs]) -> list[Lane
 
 
 class _Ends(Struct, frozen=True):
-    """When workers end the steps.
+    """Ends of the steps on each worker.
 
-    `step_s`: when the last one does, [steps]. `stage_s`: how long before it the last rank of each stage does, [stages];
-    `rank_s`: how long before the last rank of its stage each one does, [stages, dp_ranks]; both medians over the steps,
+    `step_s`: end of the last worker, [steps]. `stage_s`: end of the last rank of each stage relative to it, [stages];
+    `rank_s`: end of each rank relative to the last one of its stage, [stages, dp_ranks]; both medians over the steps,
     at most 0. Seconds.
     """
 
@@ -167,10 +167,10 @@ def _begun(graph: DependencyGraph, block: Block, costs: Costs) -> Costs:
 
 
 def _begin_s(graph: DependencyGraph) -> Floats:
-    """When each worker begins each step, at the latest at 0, seconds, [stages, dp_ranks, steps]; -inf if it was not
+    """Begin of each step on each worker, at the latest at 0, seconds, [stages, dp_ranks, steps]; -inf if it was not
     recorded.
 
-    If steps count from the first worker instead of the last, nobody begins early: `step_edges` finds who is late.
+    If steps count from the first worker instead of the last, no worker begins early: `step_edges` finds the late ones.
     """
     begin_s = np.full((graph.layout.pp, len(graph.dp_ranks), len(graph.steps)), -np.inf)
     for block in graph.blocks:
@@ -183,7 +183,7 @@ def _begin_s(graph: DependencyGraph) -> Floats:
 
 
 def _before_last_s(times: Floats) -> Floats:
-    """How long before the last rank of its stage each one is, median over the steps, at most 0, [stages, dp_ranks].
+    """Time of each rank relative to the last one of its stage, median over the steps, at most 0, [stages, dp_ranks].
 
     `times`: [stages, dp_ranks, steps], -inf if there is none.
     """

@@ -1,7 +1,7 @@
 """Importer of the timelines that `tracekit export` writes: turns the recorded one back into its trace.
 
 In: a `.json.gz` file, or the same unpacked. Out: a `Trace` of the steps in the file, with name, layout, ranks, step
-starts and metadata; times are exact to the picosecond, as the file has them. The replayed timelines are ignored.
+starts and metadata; times are exact to the picosecond, as in the file. The replayed timelines are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tracekit.trace.model import Layout, Unit
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 4096
 _CHUNK_BYTES = 1 << 24
-#: What a file may unpack to: 12 million slices. One that must be held in memory as a whole may be smaller, and only
+#: Most unpacked bytes of a file: 12 million slices. Less for a file that must be held in memory as a whole, and only
 #: below that size more than this many times larger than it is packed (exports: 10 to 20 times).
 LARGEST_BYTES = 1 << 31
 LARGEST_WHOLE_BYTES = 1 << 28
@@ -37,7 +37,7 @@ _HOW = "expected a timeline written by `tracekit export`; export it again"
 #: After the events.
 _LAST_LINE = END.strip()
 _PLACE = ("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk")
-#: What is read of an event. Metadata events lack most of it.
+#: The fields read of an event. Metadata events lack most of them.
 _EVENT = pl.Struct(
     {
         "ph": pl.String,
@@ -52,7 +52,7 @@ _EVENT = pl.Struct(
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What the file says about the job. `first_pid`: process id of the first worker's recorded timeline."""
+    """The header's facts about the job. `first_pid`: process id of the first worker's recorded timeline."""
 
     name: str
     layout: Layout
@@ -64,17 +64,17 @@ class _Header:
 
 
 class ExportedImporter:
-    """Timelines tracekit wrote."""
+    """Timelines written by tracekit."""
 
     name = "tracekit-chrome"
     description = "Chrome trace of `tracekit export` (.json.gz or .json): its recorded timeline"
 
     def sniff(self, path: Path) -> bool:
-        """JSON, packed or not, with tracekit's mark in its head."""
+        """Recognise JSON, packed or not, with tracekit's mark in its head."""
         return f'"{MARK}"'.encode() in _head(path)
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace of the steps that were exported. Raises FormatError if the file is damaged or another's."""
+        """Read the exported steps. Raises FormatError if the file is damaged or not an exported timeline."""
         if layout is not None:
             raise FormatError(f"{path}: a timeline of `tracekit export` carries its layout; leave out --layout")
         refuse_unit(path, unit, "a timeline of `tracekit export`")
@@ -92,7 +92,7 @@ class ExportedImporter:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of the unpacked file, none if it is damaged there."""
+    """Return the first bytes of the unpacked file; empty if it is damaged there."""
     if path.is_dir():
         return b""
     with path.open("rb") as file:
@@ -106,7 +106,7 @@ def _head(path: Path) -> bytes:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """The unpacked file, piece by piece. Raises FormatError if it is damaged, or unpacks to more than the limit."""
+    """Yield the unpacked file in pieces. Raises FormatError if it is damaged or unpacks to more than the limit."""
     unpacked = 0
     try:
         with path.open("rb") as raw:
@@ -127,7 +127,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _batches(path: Path) -> Iterator[list[str]]:
-    """The first line alone, then batches of the lines after it, without their line ends.
+    """Yield the first line alone, then batches of the following lines, without line ends.
 
     A file that is not laid out by `tracekit export` is one batch of one line.
     """
@@ -154,7 +154,7 @@ def _batches(path: Path) -> Iterator[list[str]]:
 
 
 def _whole(path: Path) -> bytes:
-    """All of the unpacked file, which must fit into memory."""
+    """Return the whole unpacked file, which must fit into memory."""
     content = bytearray()
     for chunk in _chunks(path):
         content += chunk
@@ -208,7 +208,7 @@ def _header(text: str, path: Path) -> _Header:
 
 
 def _events(batches: Iterator[list[str]], text: str, header: _Header, path: Path) -> pl.DataFrame:
-    """The slices of the recorded timeline, in file order. `text`: the first of the batches."""
+    """Return the slices of the recorded timeline, in file order. `text`: the first of the batches."""
     try:
         if not text.endswith("["):
             return _slices([json.dumps(event) for event in json.loads(text)["traceEvents"]], header)
@@ -228,7 +228,7 @@ def _events(batches: Iterator[list[str]], text: str, header: _Header, path: Path
 
 
 def _slices(lines: list[str], header: _Header) -> pl.DataFrame:
-    """The slices of the recorded timeline among these events."""
+    """Return the slices of the recorded timeline among these events."""
     events = pl.Series(lines, dtype=pl.String).str.json_decode(_EVENT).struct.unnest()
     last_pid = header.first_pid + header.workers.height - 1
     return events.filter((pl.col("ph") == "X") & pl.col("pid").is_between(header.first_pid, last_pid))

@@ -110,7 +110,7 @@ def _take(
     taken: list[int],
     notes: list[str],
 ) -> RankDump:
-    """Put one dump into the columns; one whose groups have other types than a dump's counts as damaged."""
+    """Add one dump to the columns; a dump whose groups have unexpected types counts as damaged."""
     config = dump.get("pg_config") or {}
     try:
         groups = columns.groups.add(rank, config)
@@ -195,7 +195,7 @@ def _record(
     statuses = pl.DataFrame(columns.statuses, schema=STATUSES, orient="row")
     statuses = statuses.with_columns(to_place.gather(statuses["group"]).alias("group"))
     operations = _with_ranks(operations, groups)
-    if sizes:  # nobody beyond the job is anybody's peer
+    if sizes:  # ranks beyond the job are no peers
         operations = operations.with_columns(
             pl.when(pl.col(end) < sizes[0]).then(end).alias(end) for end in ("source", "target")
         )
@@ -213,7 +213,7 @@ def _record(
 
 
 def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> pl.DataFrame:
-    """Turn the ends of transfers into ranks of the job. Recorders number them within the group; some within the job."""
+    """Turn the ends of transfers into ranks of the job. Recorders number them within the group, or within the job."""
     p2p = operations["p2p"].to_numpy()
     ends = {name: operations[name].to_numpy().copy() for name in ("source", "target")}
     rank, group = operations["rank"].to_numpy(), operations["group"].to_numpy()
@@ -225,7 +225,7 @@ def _with_ranks(operations: pl.DataFrame, groups: tuple[ProcessGroup, ...]) -> p
         inside = (own >= 0) & (ends["source"][rows] < len(members)) & (ends["target"][rows] < len(members))
         local = inside.copy()
         local[inside] = members[own[inside]] == rank[rows[inside]]
-        neither = rows[~local & (own != rank[rows])]  # its own end is known nevertheless
+        neither = rows[~local & (own != rank[rows])]  # only its own end is known
         for name, values in ends.items():
             values[rows[local]] = members[values[rows[local]]]
             values[neither] = np.where(sends[neither] == (name == "source"), rank[neither], -1)

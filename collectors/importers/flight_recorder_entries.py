@@ -1,8 +1,8 @@
 """The entries of one flight-recorder dump, checked, in the order in which the rank issued them.
 
-In: the list of entries as decoded. Out: `Entries`. Nothing about an entry can be relied on, not even its type. An entry
-with an impossible value is left out by name. Unless that loses nothing, the rank is in doubt: it may have done what the
-entry would have shown, and nothing may be concluded from its silence.
+In: the list of entries as decoded. Out: `Entries`. Entries are untrusted, down to their types. An entry with an
+impossible value is left out and listed. The rank is then in doubt, unless the entry adds nothing: the rank may have
+done what the entry would have shown, so its silence proves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from tracekit.base.text import quoted, short
 
-#: Wider than any ring buffer of a recorder.
+#: More records than any recorder's ring buffer holds.
 MOST_RECORDS = 1 << 22
 #: No tensor has more elements.
 MOST_ELEMENTS = 1 << 50
@@ -37,8 +37,8 @@ class ImpossibleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One operation as its recorder describes it. `sequence` counts collectives or transfers of its group; `pg_id` is
-    negative in transfers that `hang_watch` adds; `raw`: the rest, unchecked.
+    """One recorded operation. `sequence` counts collectives or transfers of its group; `pg_id` is negative in transfers
+    that `hang_watch` adds; `raw`: the rest, unchecked.
     """
 
     record: int
@@ -54,14 +54,14 @@ class Entry:
 
     @property
     def counted(self) -> tuple[int, bool]:
-        """What its sequence number counts: collectives or transfers of a group."""
+        """The counter of its sequence number: the group, and whether it counts transfers or collectives."""
         return self.pg_id, self.p2p
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """`left_out`: a clause per entry that is not used, or not in full. `restarted`: groups began to count again, and
-    only their last life is here. `doubts`: why the rank may have done more, or in another order, than `entries` show.
+    """Entries of one dump. `left_out`: a clause per entry that is not used, or not in full. `restarted`: groups began
+    to count again, and only their last life is here. `doubts`: why `entries` may lack ops or their order.
     """
 
     entries: list[Entry]
@@ -112,7 +112,7 @@ def checked_entries(listed: Sequence[Any]) -> Entries:
 
 
 def _unstated(used: list[Entry]) -> list[str]:
-    """Clauses on entries that do not state their tensors as others do: their calls are not compared."""
+    """Return clauses on entries that lack the tensor facts that others have: their calls are not compared."""
     found = []
     for name, stated in (("input_sizes", elements), ("input_dtypes", first_dtype)):
         missing = [entry for entry in used if not entry.p2p and not stated(entry.raw.get(name))]
@@ -124,7 +124,7 @@ def _unstated(used: list[Entry]) -> list[str]:
 
 
 def _entry(raw: Any) -> Entry:
-    """Raises ImpossibleError."""
+    """Check one entry. Raises ImpossibleError."""
     if not isinstance(raw, dict):
         raise ImpossibleError("not a table of values")
     name = raw.get("profiling_name")
@@ -149,7 +149,7 @@ def _entry(raw: Any) -> Entry:
 
 
 def whole_number(value: Any) -> int | None:
-    """A number from 0 that fits 64 bits, also as text or as a float without a fraction; None for anything else."""
+    """Parse a non-negative 64-bit integer, also from text or a float without a fraction; None for anything else."""
     if isinstance(value, str):
         value = int(value) if value.isdecimal() and value.isascii() and len(value) < 20 else None
     if isinstance(value, float):
@@ -177,8 +177,8 @@ def _flag(raw: Mapping[str, Any], name: str, *, missing: bool) -> bool:
 
 
 def _progress(raw: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether the operation is finished and started. NCCL's entries say so in their state, which follows from two times
-    that the recorder writes from version 2.2 on, and retire when they time out, too; gloo's only retire.
+    """Return (finished, started). NCCL's entries have a state, which follows from two times that the recorder writes
+    from version 2.2 on; they also retire when they time out. gloo's only retire.
     """
     state = raw.get("state")
     if state not in _STATES:
@@ -199,7 +199,7 @@ def _group_name(stated: Any) -> tuple[str, str]:
 
 
 def _repeated(used: list[Entry]) -> bool:
-    """Whether operations share a number without being parts of one coalesced call."""
+    """True if operations share a number without being parts of one coalesced call."""
     numbers: dict[tuple[int, bool, int], list[Entry]] = defaultdict(list)
     for entry in used:
         if entry.pg_id >= 0:
@@ -208,14 +208,14 @@ def _repeated(used: list[Entry]) -> bool:
 
 
 def _far_records(ordered: list[Entry]) -> dict[int, str]:
-    """Record -> what is impossible: a ring buffer holds neighbouring records."""
+    """Map records to what is impossible about them: a ring buffer holds neighbouring records."""
     middle = ordered[len(ordered) // 2].record if ordered else 0
     far = (entry.record for entry in ordered if abs(entry.record - middle) > MOST_RECORDS)
     return dict.fromkeys(far, f"record_id is far from those of the others, such as {middle}")
 
 
 def _unlike_groups(ordered: list[Entry]) -> dict[int, str]:
-    """Within a process, a group has one name and one number."""
+    """Find groups with several names or numbers: within a process, a group has one of each."""
     pairs = Counter((entry.pg_id, entry.group) for entry in ordered if entry.pg_id >= 0)
     numbers, names = Counter[int](), Counter[tuple[str, str]]()
     for (number, name), count in pairs.items():
@@ -229,7 +229,7 @@ def _unlike_groups(ordered: list[Entry]) -> dict[int, str]:
 
 
 def _jumps(ordered: list[Entry]) -> dict[int, str]:
-    """Each operation has a record, so no sequence number can rise faster than the numbers of records."""
+    """Find impossible sequence numbers: each operation has a record, so they cannot rise faster than record numbers."""
     lanes: dict[tuple[int, bool], list[Entry]] = defaultdict(list)
     for entry in ordered:
         if entry.pg_id >= 0:
@@ -245,8 +245,8 @@ def _jumps(ordered: list[Entry]) -> dict[int, str]:
 
 
 def _lives(lane: list[Entry]) -> list[Entry]:
-    """The entries of one counter that fit each other. A life is a run of such entries; after a restart within the
-    process, another one with lower numbers begins.
+    """Return the entries of one counter that are consistent with each other. A life is a run of such entries; after a
+    restart within the process, another one with lower numbers begins.
     """
     if not lane:
         return []
@@ -261,8 +261,8 @@ def _lives(lane: list[Entry]) -> list[Entry]:
 
 
 def _longest_run(lane: list[Entry]) -> list[Entry]:
-    """The longest run in which sequence numbers neither fall nor rise faster than records: the longest chain of entries
-    in which the number and its distance from the record both grow.
+    """Return the longest run in which sequence numbers neither fall nor rise faster than records: the longest chain of
+    entries in which both the number and its distance from the record grow.
     """
     ends: list[int] = []
     last: list[Entry] = []
@@ -283,7 +283,7 @@ def _longest_run(lane: list[Entry]) -> list[Entry]:
 
 
 def _lone_restarts(ordered: list[Entry]) -> dict[int, str]:
-    """A restart is one of all groups: none goes on counting across it."""
+    """Find restarts of single groups. A restart affects all groups: none continues to count across it."""
     begins = _last_lives(ordered)
     spans: dict[int, list[int]] = {}
     for entry in ordered:
@@ -298,7 +298,7 @@ def _lone_restarts(ordered: list[Entry]) -> dict[int, str]:
 
 
 def _last_lives(ordered: list[Entry]) -> dict[int, int]:
-    """Group -> the record with which its numbers start again, for the last time."""
+    """Map groups to the record at which their numbers last restart."""
     begins: dict[int, int] = {}
     last: dict[int, int] = {}
     for entry in ordered:
@@ -310,14 +310,14 @@ def _last_lives(ordered: list[Entry]) -> dict[int, int]:
 
 
 def _are_lives(ordered: list[Entry], begins: Mapping[int, int]) -> bool:
-    """Whether every restart has two entries on either side: one entry can be damaged as well."""
+    """True if every restart has two entries on either side; a single entry can also be damaged."""
     sides = Counter((entry.pg_id, entry.record < begins.get(entry.pg_id, 0)) for entry in ordered if not entry.p2p)
     return all(sides[group, earlier] > 1 for group in begins for earlier in (False, True))
 
 
 def _is_past(raw: Any, used: list[Entry]) -> bool:
-    """Whether an entry that is left out would show nothing: it says it is finished, and the same group's later entries
-    are there.
+    """True if an entry can be left out without loss: it is finished, and later entries of the same group are
+    present.
     """
     if not isinstance(raw, dict) or raw.get("state") != "completed":
         return False
@@ -328,13 +328,13 @@ def _is_past(raw: Any, used: list[Entry]) -> bool:
 
 
 def _in_time(used: list[Entry]) -> bool:
-    """Whether unfinished operations were recorded in the order of their records."""
+    """True if unfinished operations were recorded in the order of their records."""
     times = [entry.created_ns for entry in used if not entry.finished and entry.created_ns]
     return all(before <= after for before, after in itertools.pairwise(times))
 
 
 def elements(sizes: Any) -> int | None:
-    """How many elements tensors of these sizes have; None where no tensor has such a size."""
+    """Return the number of elements of tensors with these sizes; None if no tensor can have such a size."""
     if not isinstance(sizes, list | tuple) or not all(isinstance(size, list | tuple) for size in sizes):
         return None
     count = 0
@@ -347,6 +347,6 @@ def elements(sizes: Any) -> int | None:
 
 
 def first_dtype(dtypes: Any) -> str | None:
-    """The type of the first tensor; None where none is stated."""
+    """Return the type of the first tensor; None if none is stated."""
     stated = dtypes[0] if isinstance(dtypes, list | tuple) and dtypes else None
     return short(stated) if isinstance(stated, str) and stated else None

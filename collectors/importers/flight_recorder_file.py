@@ -29,11 +29,11 @@ _READ_VERSIONS = range(1, 11)
 
 
 class UnreadableError(Exception):
-    """Why a file is not a usable dump, as a clause that follows the file's name."""
+    """The file is not a usable dump; the message is a clause that follows the file's name."""
 
 
 def read_dump(path: Path) -> dict[str, Any]:
-    """The content of one dump: a dictionary with a list of `entries`, versions 2.1 to 2.10 and later ones of 2.
+    """Read one dump: a dictionary with a list of `entries`, versions 2.1 to 2.10 and later ones of 2.
 
     Raises UnreadableError if the file is torn, empty, too large, of another format, or would run code.
     """
@@ -87,14 +87,14 @@ def _checked(dump: Any) -> dict[str, Any]:
 
 
 def is_newer(version: str) -> bool:
-    """Whether this version is newer than the newest known one."""
+    """True if this version is newer than the newest known one."""
     match = _VERSION.match(version)
     return match is not None and int(match.group(1)) not in _READ_VERSIONS
 
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Let the process grow by `LARGEST_GROWTH` at most: a pickle of twenty bytes can ask for any amount."""
+    """Let the process grow by `LARGEST_GROWTH` at most: a pickle of twenty bytes can request any amount."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()

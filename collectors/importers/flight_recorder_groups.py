@@ -1,8 +1,8 @@
-"""Process groups that mean the same under different names.
+"""Match process groups across ranks, which name them differently.
 
-In: the group tables of all dumps. Out: one list of `ProcessGroup`, and for each dump where its groups are in it. The
-name of a group counts the groups of one process, so it differs between ranks: description and members tell it. Members
-are a string that can be cut after 30 ranks; the other dumps complete it.
+In: the group tables of all dumps. Out: one list of `ProcessGroup`, and for each dump the positions of its groups in it.
+The name of a group is its number within one process, so it differs between ranks; description and members identify it.
+The text of members can be cut after 30 ranks; other dumps complete it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tracekit.trace.dumps import ProcessGroup
 
 _NUMBER = re.compile(r"\d+")
 _CUT = "..."
-#: No job has more.
+#: No job has more ranks.
 MOST_RANKS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What tells a group: its description, its members as stated (where they are not, its name), and which of several
-    such groups of one rank it is.
+    """Identity of a group: its description, its members as stated (its name if they are not), and its number among such
+    groups of one rank.
     """
 
     description: str
@@ -50,7 +50,7 @@ class GroupTable:
         for name in sorted(map(str, config), key=_creation):
             about = config[name]
             members = about.get("ranks")
-            if not members or members == "[]":  # gloo's recorder knows no groups
+            if not members or members == "[]":  # gloo's recorder does not record groups
                 continue
             stated = (str(about.get("desc", "")), members if isinstance(members, str) else str(list(members)))
             found[name] = self._place(rank, _Key(*stated, times[stated]))
@@ -58,7 +58,7 @@ class GroupTable:
         return found
 
     def add_named(self, rank: int, name: str, description: str) -> int:
-        """A group whose members the dump does not state: those that use the name are in it."""
+        """Add a group whose members the dump does not state; every rank that uses the name is a member."""
         return self._place(rank, _Key(description, f"name {name}", 0))
 
     def _place(self, rank: int, key: _Key) -> int:
@@ -69,7 +69,7 @@ class GroupTable:
         return place
 
     def finish(self, without_dump: Iterable[int] = ()) -> tuple[tuple[ProcessGroup, ...], dict[int, int]]:
-        """All groups, and the place of each that `add` gave out."""
+        """Return all groups, and the final position for each place that `add` returned."""
         missing = frozenset(without_dump)
         stated = self._stated
         whole = defaultdict(list)
@@ -98,7 +98,7 @@ class GroupTable:
 
 
 def _creation(name: str) -> tuple[int, int | str]:
-    """Names that are numbers count the groups of a process."""
+    """Sort key in order of creation: numeric names count the groups of a process."""
     return (0, int(name)) if name.isdecimal() else (1, name)
 
 
@@ -107,7 +107,7 @@ def _is_whole(key: _Key) -> bool:
 
 
 def _stated(members: str) -> tuple[int, ...]:
-    """Raises ValueError for ranks that no job has."""
+    """Parse stated members. Raises ValueError for ranks that no job has."""
     ranks = tuple(map(int, _NUMBER.findall(members))) if members.startswith("[") else ()
     if max(ranks, default=0) >= MOST_RANKS:
         raise ValueError(f"rank {max(ranks)}")
@@ -121,8 +121,8 @@ def _before_cut(members: str) -> tuple[int, ...]:
 def _beyond_the_end(
     cut: Mapping[_Key, ProcessGroup], groups: Mapping[_Key, ProcessGroup], missing: frozenset[int]
 ) -> list[tuple[_Key, tuple[int, ...]]]:
-    """Cut groups whose last members left no dump: the next ranks at even spacing that no group of the same description
-    has.
+    """Complete cut groups whose last members left no dump: with the next evenly spaced ranks that no group of the same
+    description has.
     """
     taken: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for key, group in groups.items():
@@ -139,8 +139,8 @@ def _beyond_the_end(
 
 
 def _completed(stated: tuple[int, ...], seen: set[int], missing: frozenset[int]) -> tuple[int, ...]:
-    """Members of a group whose list is cut: those it states, those that have it, and, where all of these are evenly
-    spaced, the ranks between them that left no dump.
+    """Return the members of a group with a cut list: the stated ones, the ranks that have the group and, if all of
+    these are evenly spaced, the ranks between them that left no dump.
     """
     known = sorted({*stated, *seen})
     if len(stated) > 2 and missing:

@@ -31,7 +31,7 @@ _NOT_THE_PROGRAM = re.compile(
 
 @dataclass(slots=True)
 class DumpRows:
-    """Rows of `OPERATIONS` and `STATUSES` as they are read; groups are places of the `GroupTable`."""
+    """Collects rows of `OPERATIONS` and `STATUSES`; groups are positions in the `GroupTable`."""
 
     operations: list[tuple[Any, ...]] = field(default_factory=list)
     statuses: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class DumpRows:
 
 
 def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
-    """Rows for the entries of a rank; returns the group of each of its `pg_id`s that an entry shows."""
+    """Add rows for the entries of a rank; return the group of each `pg_id` in them."""
     places: dict[int, int] = {}
     coalesced = _coalesced(entries)
     finished_to_skip = sum(entry.finished for entry in entries) - FINISHED_KEPT
@@ -78,7 +78,7 @@ class _Coalesced:
 
 
 def _coalesced(entries: list[Entry]) -> dict[tuple[int, bool, int], _Coalesced]:
-    """Coalesced calls: the parts carry no state of their own, the entry that closes them has it for all."""
+    """Merge coalesced calls: the parts have no state of their own; the closing entry has it for all."""
     found = {
         (*entry.counted, entry.sequence): _Coalesced(entry.finished) for entry in entries if COALESCED in entry.name
     }
@@ -91,7 +91,7 @@ def _coalesced(entries: list[Entry]) -> dict[tuple[int, bool, int], _Coalesced]:
 
 
 def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry) -> tuple[Any, ...]:
-    """One row; the peers of a transfer are left as the group's numbers, which `_record` turns into ranks."""
+    """Build one row; peers of a transfer are still numbers within the group, which `_record` turns into ranks."""
     sizes = entry.raw.get("input_sizes") or []
     ends = _transfer(columns, entry.name) if entry.p2p else None
     return (
@@ -113,7 +113,7 @@ def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry)
 
 
 def _transfer(columns: DumpRows, name: str) -> tuple[bool, int, int] | None:
-    """(whether it sends, this rank, its peer), as numbered in the name."""
+    """Return (sends, this rank, its peer), as numbered in the name."""
     if name not in columns.transfers:
         match = _TRANSFER.search(name)
         columns.transfers[name] = None
@@ -123,7 +123,7 @@ def _transfer(columns: DumpRows, name: str) -> tuple[bool, int, int] | None:
 
 
 def _call_site(frames: Any) -> str | None:
-    """The innermost frame of the program itself; None where the entry states none."""
+    """Return the innermost frame of the program itself; None if the entry has none."""
     for frame in frames if isinstance(frames, list | tuple) else ():
         file = frame.get("filename") if isinstance(frame, dict) else None
         if isinstance(file, str) and not _NOT_THE_PROGRAM.search(file):
@@ -134,8 +134,9 @@ def _call_site(frames: Any) -> str | None:
 def take_statuses(
     columns: DumpRows, rank: int, statuses: Any, groups: dict[str, int], places: dict[int, int]
 ) -> str | None:
-    """Statuses are kept by the group's number in the process. Entries show some of these; for the others both tables
-    are in order of creation, which holds where it agrees with the entries. Returns what is impossible about them.
+    """Add the statuses, which are kept by the group's number in the process; return their impossible values.
+
+    Entries show some numbers. For the others, both tables are in order of creation, if that agrees with the entries.
     """
     try:
         checked = {_number(number): _counts(status) for number, status in dict(statuses).items()}
@@ -158,7 +159,7 @@ def _number(value: Any) -> int:
 
 
 def _counts(status: Any) -> tuple[int, int]:
-    """Last issued and last finished sequence number, -1 for none."""
+    """Return the last issued and the last finished sequence number, -1 for none."""
     if not isinstance(status, dict):
         raise ImpossibleError(f"a status is {quoted(status, 40)}")
     found = []

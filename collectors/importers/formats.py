@@ -1,6 +1,6 @@
-"""What importers have in common.
+"""Shared checks of importers.
 
-In: what the user stated about a file. Out: an error if its format already states that.
+In: the user's options for a file. Out: an error if its format already fixes them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, R
 
 
 def refuse_unit(path: Path, unit: Unit | None, form: str) -> None:
-    """Raise FormatError if a `unit` was stated for a format with a fixed one. `form`: its name, in words."""
+    """Raise FormatError if a `unit` is given for a format with a fixed one. `form`: the name of the format."""
     if unit is not None:
         raise FormatError(f"{path}: {form} fixes the unit of its times; leave out --unit")

@@ -1,17 +1,16 @@
-"""Importer of the NCCL Inspector's JSON lines, which hold how long the kernels of collectives ran.
+"""Importer of the NCCL Inspector's JSON lines, which contain the durations of collective kernels.
 
-In: one `<host>-pid<pid>.log`, or a folder of them. Out: a `Trace` that says which ranks the others wait for.
+In: one `<host>-pid<pid>.log`, or a folder of them. Out: a `Trace` that shows which ranks the others wait for.
 
-The Inspector knows no steps, no compute and no process groups. What it does know is when a rank enters a collective:
-its kernel runs from then until the collective is over on all ranks. So a step of the trace is one collective, numbered
-as NCCL does: a `host-delay` from the end of the communicator's collective before it, which all ranks left together, to
-the rank's arrival, then the collective, as `all-reduce`, whatever NCCL's function. The clocks of
-hosts need not agree for that. The ranks of the communicator become data-parallel ranks. The trace holds the collectives
-of one communicator, function and size, those that ran longest in total; a mean over different ones would mean nothing.
-The metadata counts the rest.
+The Inspector records no steps, no compute and no process groups, but it shows when a rank enters a collective: its
+kernel runs from then until the collective is over on all ranks. So a step of the trace is one collective, numbered as
+NCCL does: a `host-delay` from the end of the communicator's collective before it, which all ranks left together, to the
+rank's arrival, then the collective, as `all-reduce`, whatever NCCL's function. The clocks of the hosts need not agree.
+The ranks of the communicator become data-parallel ranks. The trace holds the collectives of one communicator, function
+and size, those that ran longest in total; a mean over different ones would mean nothing. The metadata counts the rest.
 
-Without `NCCL_INSPECTOR_DUMP_VERBOSE=1` arrivals are unknown: then a delay is only how much later than the first rank
-this one arrived, and the time that all ranks spent alike is missing from the step.
+Without `NCCL_INSPECTOR_DUMP_VERBOSE=1` arrivals are unknown: a delay is then relative to the first rank, and time that
+all ranks spent alike is missing from the step.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _HEAD_BYTES = 4096
 _LARGEST_STEP = 1 << 31
 #: Sizes of messages are kept in 64 bits.
 _LARGEST_SIZE_BYTES = 1 << 63
-#: What one collective of a communicator is called on all its ranks.
+#: Columns that identify a collective of a communicator on all its ranks.
 _COLLECTIVE = ["function", "sequence"]
 _BODIES = ("coll_perf", "p2p_perf", "dump_stats", "proxy_trace")
 _SCHEMA = {
@@ -70,7 +69,7 @@ class InspectorImporter:
     description = "JSON lines of the NCCL Inspector (<host>-pid<pid>.log, or their folder)"
 
     def sniff(self, path: Path) -> bool:
-        """A file that begins with an Inspector line, or a folder with one."""
+        """Recognise a file that begins with an Inspector line, or a folder with one."""
         if path.is_dir():
             return any(self.sniff(one) for one in _files(path))
         with path.open("rb") as file:
@@ -78,7 +77,7 @@ class InspectorImporter:
         return head.startswith(b"{") and b'"inspector_output_format_version"' in head and b'"header"' in head
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace of the collective that took longest in total. Raises FormatError with file and line."""
+        """Read the collective that took longest in total. Raises FormatError with file and line."""
         if layout is not None:
             raise FormatError(f"{path}: a log of the NCCL Inspector takes no layout; leave out --layout")
         refuse_unit(path, unit, "a log of the NCCL Inspector")
@@ -154,7 +153,7 @@ def _read_line(entry: dict[str, Any], context: dict[str, Any], log: _Log) -> Non
 
 
 def _start_us(body: dict[str, Any]) -> float | None:
-    """When the first channel's kernel began, microseconds since 1970; None if the log is not verbose."""
+    """Return the start of the first channel's kernel, microseconds since 1970; None if the log is not verbose."""
     events = body.get("event_trace_ts", {}).get("kernel_events", [])
     return min((float(event["kernel_start_ts"]) for event in events), default=None)
 
@@ -200,13 +199,13 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
 
 
 def _longest(frame: pl.DataFrame) -> str:
-    """The communicator whose collectives took longest in total; the first of several equals."""
+    """Return the communicator whose collectives took longest in total; the first of several equals."""
     sums = frame.group_by("communicator", maintain_order=True).agg(pl.col("exec_us").sum())
     return str(sums.sort("exec_us", descending=True, maintain_order=True)["communicator"][0])
 
 
 def _is_longest_class(frame: pl.DataFrame) -> pl.Expr:
-    """Rows of the function and size that took longest in total."""
+    """Mask of the rows of the function and size that took longest in total."""
     sums = frame.group_by("function", "bytes", maintain_order=True).agg(pl.col("exec_us").sum())
     function, size, _ = sums.sort("exec_us", descending=True, maintain_order=True).row(0)
     chosen: pl.Expr = (pl.col("function") == function) & (pl.col("bytes") == size)
@@ -214,8 +213,8 @@ def _is_longest_class(frame: pl.DataFrame) -> pl.Expr:
 
 
 def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
-    """`delay_us`: from the end of the rank's collective before to this one's start, where that is the same one on all
-    ranks that reported it.
+    """Add `delay_us`: from the end of the rank's previous collective to the start of this one, if the previous one is
+    the same on all ranks that reported it.
     """
     ordered = once.sort("rank", "start_us", maintain_order=True).with_columns(
         before=pl.struct(_COLLECTIVE).shift(1).over("rank"),
@@ -226,12 +225,12 @@ def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
 
 
 def _since_first(once: pl.DataFrame) -> pl.DataFrame:
-    """`delay_us`: how much later than the first rank this one arrived, since all end together."""
+    """Add `delay_us`: how much later than the first rank this one arrived, because all end together."""
     return once.with_columns(delay_us=pl.col("exec_us").max().over(_COLLECTIVE) - pl.col("exec_us"))
 
 
 def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
-    """Canonical columns: per collective and rank the delay, then the collective."""
+    """Build canonical columns: per collective and rank the delay, then the collective."""
     none, zero = pl.lit(None, pl.Int32), pl.lit(0, pl.Int32)
     place = [
         pl.col("sequence").cast(pl.Int32).alias("step"),
@@ -259,12 +258,12 @@ def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
 
 
 def _step_starts(chosen: pl.DataFrame) -> dict[int, float]:
-    """When the last rank had left the collective before, seconds since 1970."""
+    """Map steps to when the last rank had left the previous collective, seconds since 1970."""
     starts = chosen.group_by("sequence").agg(pl.col("left_us").max() / 1e6).sort("sequence")
     return {int(step): float(start) for step, start in starts.iter_rows()}
 
 
 def _summed(frame: pl.DataFrame, *by: str) -> list[dict[str, Any]]:
-    """What is not in the trace: how many, and how long they ran on all ranks together."""
+    """Summarise collectives that are not in the trace: count, and total seconds over all ranks."""
     summed = frame.group_by(by, maintain_order=True).agg(count=pl.len(), seconds=pl.col("exec_us").sum() / 1e6)
     return list(summed.iter_rows(named=True))

@@ -77,12 +77,12 @@ class RawLogImporter:
     description = "raw log of veScale NDTimeline (timeline_run*_raw.log)"
 
     def sniff(self, path: Path) -> bool:
-        """A text file whose first line carries a metric name and raw parts."""
+        """Recognise a text file whose first line has a metric name and raw parts."""
         head = _head(path)
         return b"metric_name: " in head and b"recent_since_start_raw_parts: " in head
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
+        """Read the trace; sizes are in the log. Raises FormatError with the invalid line."""
         if layout is not None:
             raise FormatError(f"{path}: an NDTimeline raw log carries its layout; leave out --layout")
         refuse_unit(path, unit, "an NDTimeline file")
@@ -106,12 +106,12 @@ class ChromeImporter:
     description = "Chrome trace of veScale NDTimeline (trace_step*)"
 
     def sniff(self, path: Path) -> bool:
-        """A JSON list of complete events whose args hold rank, step, tp and pp."""
+        """Recognise a JSON list of complete events whose args contain rank, step, tp and pp."""
         head = _head(path)
         return head.lstrip().startswith(b"[") and all(key in head for key in (b'"rank"', b'"step"', b'"tp"', b'"pp"'))
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
+        """Read the trace; sizes are the largest ranks seen. Raises FormatError with the invalid event."""
         if layout is not None:
             raise FormatError(f"{path}: an NDTimeline Chrome trace carries its layout; leave out --layout")
         refuse_unit(path, unit, "an NDTimeline file")
@@ -134,7 +134,7 @@ def _head(path: Path) -> bytes:
 
 
 def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:
-    """The events of a raw log; fills `sizes` with the parallel sizes it names."""
+    """Parse the events of a raw log; fill `sizes` with its parallel sizes."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if "metric_name: " not in line:
@@ -148,7 +148,7 @@ def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:
 
 
 def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Iterator[_Event]:
-    """One event per part; parts without a step tag are spread evenly over the step range."""
+    """Return one event per part; parts without a step tag are spread evenly over the step range."""
     try:
         durations, starts, tags = (ast.literal_eval(match[part]) for part in ("durations", "starts", "tags"))
         first, last = int(match["first"]), int(match["last"])
@@ -204,7 +204,7 @@ def _chrome_events(path: Path) -> Iterator[_Event]:
 
 
 def _trace(events: list[_Event], layout: Layout, path: Path, form: str, unit: Unit) -> Trace:
-    """Ops of the tensor-parallel rank 0 of each worker; other metrics are counted in the metadata."""
+    """Build ops of the tensor-parallel rank 0 of each worker; count other metrics in the metadata."""
     rows = []
     other: Counter[str] = Counter()
     for event in events:

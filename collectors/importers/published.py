@@ -78,11 +78,11 @@ def read_published(
 
 
 def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The YAML mapping of parallel sizes. Raises FormatError if it cannot be read or is no mapping."""
+    """Read the YAML mapping of parallel sizes. Raises FormatError if it cannot be read or is no mapping."""
     import yaml
 
     class _Plain(yaml.SafeLoader):
-        """YAML without aliases: a few lines of them can stand for more data than any memory holds."""
+        """Loads YAML without aliases: a few lines of them can expand to more data than any memory holds."""
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):
@@ -90,7 +90,7 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Merge keys need aliases."""
+            """Skip merge keys: they need aliases."""
 
     try:
         with open(path, "rb") as file:
@@ -116,7 +116,7 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _scalar(value: object) -> str | int | float | None:
-    """A text, number or date of the YAML file as JSON can hold it; None for anything nested."""
+    """Convert a text, number or date of the YAML file for JSON; None for anything nested."""
     return value if isinstance(value, str | int | float) else str(value) if isinstance(value, date) else None
 
 

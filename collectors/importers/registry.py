@@ -36,7 +36,7 @@ from tracekit.trace.model import Unit, is_size
 
 #: First bytes of a Parquet file.
 _PARQUET = b"PAR1"
-#: What a YAML file may state about segments -> word of `LayoutOptions`.
+#: Size in the YAML file of a segments folder -> word of `LayoutOptions`.
 STATED_SIZES = {"dp_size": "dp", "pp_size": "pp", "tp_size": "tp", "vpp_size": "vpp"}
 #: How the names of Chrome traces end.
 _JSON = (".json", ".json.gz")
@@ -54,62 +54,62 @@ class Importer(Protocol):
         """One line about the format."""
 
     def sniff(self, path: Path) -> bool:
-        """Whether the path looks like this format. Cheap; raises OSError where it cannot be read."""
+        """True if the path looks like this format. Cheap; raises OSError if it cannot be read."""
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """Read it; `unit`: of its times, where the format leaves that open.
+        """Read it; `unit`: of its times, if the format does not fix it.
 
         Raises FormatError, TraceError or LayoutError, each naming the path.
         """
 
 
 class CanonicalImporter:
-    """Traces tracekit wrote."""
+    """Traces written by tracekit."""
 
     name = "tracekit"
     description = "canonical Parquet written by tracekit"
 
     def sniff(self, path: Path) -> bool:
-        """A Parquet file with tracekit's header."""
+        """Recognise a Parquet file with tracekit's header."""
         return _starts_with(path, _PARQUET) and read_header(path) is not None
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; it carries its layout inside."""
+        """Read the trace; the layout is in the file."""
         if layout is not None:
             raise FormatError(f"{path}: a canonical trace contains its layout; leave out --layout")
         return read_parquet(path, unit=unit)
 
 
 class PublishedImporter:
-    """The published artifact: Parquet and a YAML layout beside it."""
+    """The published artifact: Parquet and a YAML layout next to it."""
 
     name = "published"
     description = "Parquet + YAML of the straggler study (OSDI'25); give the YAML with --layout"
 
     def sniff(self, path: Path) -> bool:
-        """A Parquet file without tracekit's header."""
+        """Recognise a Parquet file without tracekit's header."""
         return _starts_with(path, _PARQUET) and read_header(path) is None
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace, with the layout of the YAML file."""
+        """Read the trace, with the layout of the YAML file."""
         if layout is None:
             raise FormatError(f"{path}: a published trace needs its layout; add --layout meta.yaml")
         return read_published(path, layout, unit=unit)
 
 
 class SegmentsImporter:
-    """What the ranks of `tracekit collect` wrote: a kept `--segments` folder."""
+    """Segments of the ranks of `tracekit collect`: a kept `--segments` folder."""
 
     name = "segments"
     description = "folder of `tracekit collect --segments`; --layout sizes.yaml where its sizes cannot be found"
 
     def sniff(self, path: Path) -> bool:
-        """A folder with the file of a run."""
+        """Recognise a folder with the file of a run."""
         return is_run_directory(path)
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the ranks did
-        not record.
+        """Read the run's last job, from its first attempt on. `layout`: YAML with those of `STATED_SIZES` that the
+        ranks did not record.
         """
         refuse_unit(path, unit, "a folder of `tracekit collect`")
         if not is_run_directory(path):
@@ -138,7 +138,7 @@ class SegmentsImporter:
 
 
 def _stated_sizes(path: Path) -> LayoutOptions:
-    """The sizes a YAML file states. Raises FormatError or LayoutError, naming the file."""
+    """Read the sizes in a YAML file. Raises FormatError or LayoutError, naming the file."""
     content = read_layout_file(path)
     stated = {word: content[name] for name, word in STATED_SIZES.items() if name in content}
     if not stated:
@@ -216,8 +216,8 @@ def importers() -> Iterator[Importer]:
 def read_any(path: Path, *, name: str | None = None, layout: Path | None = None, unit: Unit | None = None) -> Trace:
     """Read `path` with the importer called `name`, else with the first that recognises it. Raises FormatError.
 
-    JSON that no importer recognises belongs to another tool. Any other path is read as a Parquet trace, whose errors
-    say what is wrong with it.
+    JSON that no importer recognises belongs to another tool. Any other path is read as a Parquet trace, to report what
+    is wrong with it.
     """
     if name is not None:
         importer = IMPORTERS.get(name) or _plugged().get(name)
@@ -241,7 +241,7 @@ def read_any(path: Path, *, name: str | None = None, layout: Path | None = None,
             f"{path}: not JSON that tracekit reads; a timeline of `tracekit export` has {MARK!r} in its first lines,"
             " and `tracekit import --format` lists the formats"
         )
-    # Not recognised: report what is wrong with it as a trace file, which most inputs are meant to be.
+    # Not recognised: report its error as a trace file, which most inputs are meant to be.
     return _read(IMPORTERS["tracekit"], path, None, unit)
 
 
@@ -267,7 +267,7 @@ def _read(importer: Importer, path: Path, layout: Path | None, unit: Unit | None
 
 
 def _recognises(importer: Importer, path: Path) -> bool:
-    """Whether the importer recognises the path. Never reads a pipe: that would block and consume its data."""
+    """True if the importer recognises the path. Never reads a pipe: that would block and consume its data."""
     if importer.name in {"tracekit", "published"} or not (path.is_file() or path.is_dir()):
         return False
     try:

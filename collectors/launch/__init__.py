@@ -1,1 +1,1 @@
-"""`tracekit collect`: starts a command with the recorder in it, follows it, and makes a trace of what it left."""
+"""`tracekit collect`: start a command with the recorder in it, follow it, and make a trace of its records."""

@@ -1,7 +1,7 @@
-"""Records a few steps of a running job: asks its ranks, waits for them, and reads the recording.
+"""Record a few steps of a running job: ask its ranks, wait for them, and read the recording.
 
 In: a run directory, a number of steps. Out: an `AttemptRecording` of these steps and of those before, which ran without
-recording and so show what it costs. Afterwards the ranks return to their previous schedule.
+recording and so show its cost. Afterwards the ranks return to their previous schedule.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tracekit.collectors.runtime.wire_format import Category, Flag, Schedule, at
 PERIOD_S = 0.2
 #: Number of steps before the recorded ones to read for comparison.
 STEPS_BEFORE = 300
-#: A rank that has not recorded the last step by the time it is this many steps further never will.
+#: A rank that is this many steps past the last one without having recorded it never will.
 STEPS_BEYOND = 5
 
 
@@ -43,7 +43,7 @@ class Attached:
 
 
 def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[str], None]) -> Attached:
-    """Record `count` steps on all ranks. `tell` receives what is waited for.
+    """Record `count` steps on all ranks. `tell` receives progress messages.
 
     Raises SelectionError if steps are already being recorded, TraceError if the steps are not recorded in time.
     """
@@ -75,7 +75,7 @@ def record_steps(directory: Path, count: int, timeout_s: float, tell: Callable[[
 
 
 def _all_recorded(recording: AttemptRecording, ranks: int, first: int, count: int) -> bool:
-    """Whether each of so many ranks has recorded `count` steps from step `first` on."""
+    """True if `ranks` ranks have each recorded `count` steps from step `first` on."""
     recorded: list[int] = []
     for rank in recording.ranks.values():
         ends = rank.records[(rank.records["category"] == Category.STEP) & (rank.records["step"] >= first)]
@@ -96,7 +96,7 @@ def _await_steps(follower: AttemptFollower, directory: Path, last: int, deadline
 
 
 def _go_on(directory: Path, deadline: float, lacking: str) -> None:
-    """Wait a moment. Raises TraceError, which says what is missing, if waiting is useless."""
+    """Wait a moment. Raises TraceError with what is `lacking` if waiting is useless."""
     if not running_launchers(directory):
         raise TraceError(f"{directory}: {lacking} before the job ended")
     if time.monotonic() > deadline:

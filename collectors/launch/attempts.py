@@ -83,7 +83,7 @@ class _ReadAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _KeptTrace:
-    """Where the trace of a job is. It holds the attempts up to `last_attempt`. `problem`: why it could not be kept."""
+    """Location of a job's trace, which holds the attempts up to `last_attempt`. `problem`: why it could not be kept."""
 
     name: str
     last_attempt: int
@@ -108,7 +108,7 @@ def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _Rea
     unlisted: tuple[str, ...] = ()
     try:
         write_manifest(attempt_directory(directory, number))
-    except OutputError as error:  # a full disk: what is on it can be read
+    except OutputError as error:  # a full disk: the data on it can still be read
         unlisted = (f"WARNING: {error}; the trace has what was written until then",)
     try:
         recording = read_attempt(directory, number)
@@ -153,7 +153,7 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
 
 
 def _recorded_steps(recording: AttemptRecording) -> bool:
-    """Whether a step after the first was recorded."""
+    """True if a step after the first was recorded."""
     whole = int(Flag.COMPLETE | Flag.RECORDING)
     return any(
         bool(
@@ -172,7 +172,7 @@ def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: di
 
 
 def store_trace(options: CollectOptions, trace: Trace) -> Path:
-    """Add the trace, and what its analysis found, to the store. Raises StoreError."""
+    """Add the trace and the results of its analysis to the store. Raises StoreError."""
     path = options.store or default_store()
     findings = None if options.analyse is None else options.analyse(trace)
     Store(path).check_new(trace.name)

@@ -27,12 +27,12 @@ _CLOCK_KIND = Kind("the address of a run's reference clock", starting_with(b'{"h
 
 
 def launched_elsewhere(directory: Path) -> bool:
-    """Whether another launcher was the first of the run."""
+    """True if another launcher was the first of the run."""
     return (directory / _CLOCK_FILE).exists()
 
 
 class ClockKeeper:
-    """`first`: this launcher is the first of the run. `tick` does what is due."""
+    """Serves or measures the clock. `first`: this launcher is the first of the run. `tick` does what is due."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -54,7 +54,7 @@ class ClockKeeper:
         return True
 
     def tick(self) -> None:
-        """Measure, or serve, if it is time to. Raises OSError, ValueError, OutputError and what a bad file causes."""
+        """Measure, or serve, if it is time to. Raises OSError, ValueError, OutputError and errors of a damaged file."""
         if self._server is not None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + (_LOOK_PERIOD_S if self.first else CLOCK_PERIOD_S)

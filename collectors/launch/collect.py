@@ -62,15 +62,14 @@ Analyse = Callable[[Trace], Findings | Unanalysed]
 
 @dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """What to run and what to keep. `keep_bytes`: the most that a rank's segments take, 0: all stay.
+    """The command and the data to keep. `keep_bytes`: maximum size of a rank's segments; 0 keeps all.
 
     `segments`: where ranks write, shared by the nodes of a run; None makes a temporary folder. `store` None is the
     default store, `keep_in_store` False leaves it alone. `nccl`: mask of the events NCCL is to report, None for none.
     `hang_after_s`: after this long without progress, report which rank holds the job up (0: never), and stop the
-    command if `stop_on_hang`.
-    `profiler`: folder for torch.profiler's traces of `profiler_steps` steps; None records none.
-    `live`: cut the run into windows while it runs, and store them instead of the whole trace.
-    `analyse`: finds what the store keeps beside the trace.
+    command if `stop_on_hang`. `profiler`: folder for torch.profiler's traces of `profiler_steps` steps; None records
+    none. `live`: cut the run into windows while it runs, and store them instead of the whole trace. `analyse`: computes
+    the results that the store keeps with the trace.
     """
 
     command: tuple[str, ...]
@@ -226,7 +225,7 @@ def _free_name(options: CollectOptions) -> str:
         store.check_new(None)
         free = store.free_name(name)
     except StoreError as error:
-        if options.live is None:  # else its watch says so
+        if options.live is None:  # else its watch reports it
             _warn([f"{error}; the run is recorded anyway, and stored at the end if the store can be used by then"])
         return name
     if free != name:
@@ -235,7 +234,7 @@ def _free_name(options: CollectOptions) -> str:
 
 
 def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | None:
-    """The process that cuts the run into windows, beside the first launcher."""
+    """Start the process that cuts the run into windows, next to the first launcher only."""
     if options.live is None or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     store = options.store or default_store()
@@ -246,7 +245,7 @@ def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | Non
 
 
 def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
-    """The hang watcher, in the first launcher of a run only. Reports are written beside the trace."""
+    """The hang watcher, in the first launcher of a run only. Reports are written next to the trace."""
     if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
@@ -256,7 +255,7 @@ def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | Non
 
 
 def _check_targets(options: CollectOptions) -> None:
-    """Refuse, before the command runs, what could not be written after it. Not the store: it never stops a command.
+    """Refuse, before the command runs, targets that cannot be written. Not the store: it never stops a command.
 
     Nothing is checked if another node has started the run: that node merges.
     """
@@ -281,7 +280,7 @@ def _warn(warnings: Iterable[str]) -> None:
 
 
 def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, unstored: str | None) -> CollectSummary:
-    """`unstored`: the command that stores the windows which the watch did not."""
+    """Conclude the run. `unstored`: the command that stores the windows which the watch did not."""
     problem = None
     collected: list[CollectedAttempt] = []
     numbers: list[int] = []
@@ -322,7 +321,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
 
 
 def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt]) -> Iterator[str]:
-    """How many ranks wrote a trace of torch.profiler, and the command that reads the traces."""
+    """The number of ranks with a trace of torch.profiler, and the command that reads the traces."""
     if options.profiler is None:
         return
     for one in collected:
@@ -338,7 +337,7 @@ def _profile_lines(options: CollectOptions, collected: Sequence[CollectedAttempt
 
 
 def _has_kernels(trace: Path) -> bool:
-    """Whether a trace of torch.profiler has events of the category "kernel", which `tracekit whatif` needs."""
+    """True if a trace of torch.profiler has events of the category "kernel", which `tracekit whatif` needs."""
     before = b""
     with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(trace) as text:
         while chunk := text.read(1 << 20):

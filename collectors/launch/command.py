@@ -254,7 +254,7 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
 
 
 def _where(one: CollectedAttempt, title: str) -> list[str]:
-    """Where the trace is, and the command to type next."""
+    """The location of the trace, and the next command to type."""
     lines = []
     if one.out is not None:
         lines.append(f"{title}wrote {one.out}")

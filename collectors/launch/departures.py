@@ -1,7 +1,7 @@
-"""Which process of a job left first.
+"""Find the process of a job that left first.
 
 A rank that ends silently (`sys.exit`, `os._exit`, the OOM killer) makes the others fail with errors of their own, and
-whatever started the ranks blames one of those. In: the processes of this host while they live, and the last words of
+the launcher of the ranks blames one of those. In: the processes of this host while they live, and the last words of
 ranks. Out: the rank that left first, if it left without an error and others failed after it.
 """
 
@@ -23,7 +23,7 @@ from tracekit.collectors.runtime.wire_format import LAST_WORDS_SUFFIX, rank_stem
 
 
 class Departures:
-    """Notes when processes end, in a thread that sleeps until one does."""
+    """Records when processes end, in a thread that sleeps until one does."""
 
     def __init__(self) -> None:
         self.ended_ns: dict[int, int] = {}

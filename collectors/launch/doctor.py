@@ -1,4 +1,4 @@
-"""Will collecting work here? Checks torch, GPUs, NCCL, writable places and the clock, then tries it.
+"""Checks if collecting works here: checks torch, GPUs, NCCL, writable places and the clock, then tries it.
 
 In: the interpreter of the training. Out: `Check`s. The trial is a real one: two ranks under `tracekit collect`.
 """
@@ -34,7 +34,7 @@ CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocks
 OPS_PER_SECOND = 1000
 #: Less space than this is a warning, bytes.
 SMALL_DISK = 1 << 30
-#: A probe or trial that takes longer hangs, seconds.
+#: Time limit of a probe or trial, seconds.
 PROBE_TIMEOUT_S, TRIAL_TIMEOUT_S = 120, 300
 #: Op kinds that the trial must record.
 EXPECTED = ("forward-compute", "backward-compute", "all-reduce", "optimizer", "data-load")
@@ -131,7 +131,7 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
 
 
 def _recorder(probe: dict[str, Any], python: str) -> Check:
-    """Whether the training can load what records it."""
+    """Check that the training can import the recorder."""
     if "problem" in probe:
         return Check("recorder", Outcome.NOTE, "not known without torch")
     if probe["lacks"] is None:
@@ -154,7 +154,7 @@ def _gpus(probe: dict[str, Any]) -> Check:
 
 
 def _nccl(probe: dict[str, Any]) -> Check:
-    """Whether `--nccl` would work; nothing else needs the plugin."""
+    """Check that `--nccl` works; nothing else needs the plugin."""
     if "problem" in probe:
         return Check("NCCL plugin", Outcome.NOTE, "not known without torch")
     if not probe.get("nccl"):
@@ -177,7 +177,7 @@ def _place(store: Path) -> Check:
 
 
 def _temporary() -> Check:
-    """Where the ranks write while the job runs."""
+    """Check the disk space where the ranks write while the job runs."""
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     hours = free / RECORD.size / OPS_PER_SECOND / 3600

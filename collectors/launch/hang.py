@@ -41,7 +41,7 @@ _FAILURES = (OSError, ValueError, LookupError, TypeError)
 
 
 class Explainer(Protocol):
-    """Turns dumps into a report, beside the launcher."""
+    """Turns dumps into a report, next to the launcher."""
 
     def start(self) -> None:
         """Start, unless already started."""
@@ -54,7 +54,7 @@ class Explainer(Protocol):
         """
 
     def alive(self) -> bool:
-        """Whether a report can still be expected."""
+        """True if a report can still be expected."""
 
     def close(self) -> None:
         """Stop: no more reports are needed."""
@@ -76,7 +76,7 @@ class ExplainerProcess:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # a Ctrl-C is the command's
+                start_new_session=True,  # a Ctrl-C is meant for the command
             )
 
     def explain(self, folder: Path, attempt: Path | None, ended_ns: Mapping[int, int]) -> None:
@@ -93,7 +93,7 @@ class ExplainerProcess:
         self._process.stdin.flush()
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class HangWatcher:
         return False
 
     def command_ended(self, exit_code: int) -> None:
-        """If the command failed because a rank left without an error, say which one."""
+        """If the command failed because a rank left without an error, report which one."""
         if exit_code == 0 or self.found or self._failed:
             return
         try:
@@ -189,10 +189,10 @@ class HangWatcher:
         if now < self._due:
             return
         attempt = self._newest_attempt()
-        if self._departed and attempt == self._attempt:  # all about this attempt has been reported
+        if self._departed and attempt == self._attempt:  # this attempt has been reported
             return
         pulses = {} if attempt is None else read_pulses(attempt)
-        # Look at each tick while ranks begin: if one leaves before it is followed, nobody knows when it left.
+        # Look at each tick while ranks begin: the time of a departure is unknown if it precedes the following.
         if all_began(pulses):
             self._due = now + self.hang_after_s / LOOKS
         self._departures.follow(pulse.process_id for pulse in pulses.values())
@@ -211,7 +211,7 @@ class HangWatcher:
                 self._ask(attempt, now)
 
     def _somebody_left(self, attempt: Path) -> bool:
-        """Whether a rank left without an error and others failed because of that: there is no need to wait longer."""
+        """True if a rank left without an error and others failed because of that: waiting longer is pointless."""
         ended_ns = self._departures.ended_ns
         if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):
             return False
@@ -245,7 +245,7 @@ class HangWatcher:
         self._folder = None
         found = read_report(folder)
         moves = self._attempt is not None and read_pulses(self._attempt) != self._pulses
-        if moves and not self._departed:  # it was slow
+        if moves and not self._departed:  # the job was slow, not hanging
             return False
         idle_s = self.now() - self._moved
         if found is None:
@@ -274,7 +274,7 @@ class HangWatcher:
         return _Outcome.LONG_PHASE if patient and idle_s < LONG_PHASE * self.hang_after_s else _Outcome.HANG
 
     def _keep(self, folder: Path, lines: Sequence[str], why: str) -> None:
-        """Write the report beside the trace, and print its first lines."""
+        """Write the report next to the trace, and print its first lines."""
         kept = self._kept(folder)
         self.found.append(kept)
         say(f"tracekit: {why}; report: {printable(str(kept / 'report.txt'))}")
@@ -282,7 +282,7 @@ class HangWatcher:
             say(printable(line))
 
     def _kept(self, folder: Path) -> Path:
-        """A copy of the folder beside the trace, or the folder itself if it cannot be copied."""
+        """Copy the folder next to the trace; return the copy, or the folder itself if that fails."""
         kept = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:
             shutil.copytree(folder, kept, symlinks=True)

@@ -1,8 +1,8 @@
-"""Finds where the ranks of a hanging job are: from their answers, or from outside if they do not answer.
+"""Finds the positions of the ranks of a hanging job: from their answers, or from outside if they do not answer.
 
-In: an attempt whose ranks were asked. Out: a dump per rank in one folder. A rank of this host that does not
-answer is inspected from outside: has its process ended, is it stopped, or is it alive with the interpreter locked? Its
-stack comes from py-spy, native frames included, if that is installed and permitted, else from a signal that
+In: an attempt whose ranks were requested to answer. Out: a dump per rank in one folder. A rank of this host that does
+not answer is inspected from outside: has its process ended, is it stopped, or is it alive with the interpreter locked?
+Its stack comes from py-spy, native frames included, if that is installed and permitted, else from a signal that
 `faulthandler` answers without the interpreter's lock.
 """
 
@@ -24,10 +24,10 @@ from tracekit.collectors.launch.hang_pulses import Pulse, handles, host_of, read
 from tracekit.collectors.runtime.small_file import MOST_DUMP_BYTES, open_regular, read_small, write_whole
 from tracekit.collectors.runtime.wire_format import HANG_DUMP, LAST_WORDS_SUFFIX, STACKS_SUFFIX, rank_stem
 
-#: A rank checks four times a second whether it is asked. One that has not answered after this many seconds is inspected
+#: A rank checks four times a second for a request. One that has not answered after this many seconds is inspected
 #: from outside. On a busy machine all answer late, so each has at least `PATIENCE` times as long as the slowest answer.
 ANSWER_S, PATIENCE = 1.5, 2
-#: How often the folder is looked at, and how long a stack may take.
+#: Polling period of the folder, and time limit for a stack, seconds.
 LOOK_S, STACK_S = 0.05, 2.0
 
 _ENDED, _STOPPED = "its process has ended", "its process is stopped (SIGSTOP, or a debugger)"
@@ -38,9 +38,8 @@ _HOLDS_LOCK = "its process is alive but does not answer: its thread {thread} hol
 
 
 def write_departure(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> bool:
-    """Put into `folder` where the rank that left first and those that failed after it stood; whether there is one.
-
-    Raises OSError.
+    """Write the dumps of the rank that left first, and of those that failed after it, to `folder`; return whether there
+    is one. Raises OSError.
     """
     found = find_departure(attempt, read_pulses(attempt), ended_ns)
     if found is None:
@@ -53,9 +52,9 @@ def write_departure(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) ->
 
 
 def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
-    """Have a dump in `folder` of every rank of this host that can hold the job up. Raises OSError.
+    """Write a dump of every rank of this host that can hold the job up to `folder`. Raises OSError.
 
-    If a rank has left and others failed after it, the processes that have ended were stopped by whoever started them.
+    If a rank has left and others failed after it, processes that have ended were stopped by their launcher.
     """
     somebody_left = write_departure(attempt, folder, ended_ns)
     pulses, here = read_pulses(attempt), socket.gethostname()
@@ -85,7 +84,7 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
 
 
 def _copy_last_words(attempt: Path, rank: int, folder: Path) -> bool:
-    """Take what a rank wrote as its process ended as its answer; whether it wrote anything."""
+    """Copy what a rank wrote as its process ended, as its answer; return whether it wrote anything."""
     try:
         words = read_small(attempt / f"{rank_stem(rank)}{LAST_WORDS_SUFFIX}", MOST_DUMP_BYTES)
     except FileNotFoundError:
@@ -105,7 +104,7 @@ def _write(folder: Path, rank: int, host: str, process: str, stack: list[str] | 
 
 
 def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, list[str] | None]:
-    """What a live process that does not answer is doing, and the stack of its main thread, innermost first."""
+    """Describe the state of a live process that does not answer, with the stack of its main thread, innermost first."""
     for options in (("--native",), ()):
         threads = _py_spy(pulse.process_id, *options)
         if threads:
@@ -116,7 +115,7 @@ def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, lis
 
 
 def _stack_of_stopped(pulse: Pulse) -> list[str] | None:
-    """A stopped process is read as it is."""
+    """The stack of a stopped process, read without its help."""
     threads = _py_spy(pulse.process_id, "--nonblocking")
     return _frames_of_main(threads, pulse.process_id) if threads else None
 

@@ -1,4 +1,4 @@
-"""The state of running ranks: their pulses, and what the system knows of their processes."""
+"""The state of running ranks: their pulses, and the kernel's view of their processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracekit.collectors.runtime.wire_format import FACTS_SUFFIX, PULSE, PULSE_S
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """`count` grows while the rank moves. `signal` makes it write its stacks; 0: none does."""
+    """A sign of life of a rank. `count` grows while it moves. `signal` makes it write its stacks; 0: none does."""
 
     count: int
     process_id: int
@@ -33,7 +33,7 @@ def read_pulses(attempt: Path) -> dict[int, Pulse]:
 
 
 def all_began(pulses: Mapping[int, Pulse]) -> bool:
-    """Whether every rank of the job has a pulse; never where another node's are written elsewhere."""
+    """True if every rank of the job has a pulse; False if other nodes write theirs elsewhere."""
     return bool(pulses) and len(pulses) == max(pulse.world_size for pulse in pulses.values())
 
 
@@ -56,7 +56,7 @@ def state_of(process_id: int) -> str | None:
 
 
 def handles(process_id: int, number: int) -> bool:
-    """Whether a process has a handler for a signal, which would end it otherwise."""
+    """True if a process has a handler for a signal, which would end it otherwise."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8", errors="replace")
         caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))

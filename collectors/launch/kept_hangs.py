@@ -39,5 +39,5 @@ class KeptHangs:
     def over(self, ending: str | None) -> None:
         """The job has ended, which closes its incidents. `ending`: how it ended; None if unknown."""
         if self._kept and self._store is not None:
-            with suppress(TracekitError):  # the incident stays open, which can be seen
+            with suppress(TracekitError):  # the incident stays open, visibly
                 self._store.end_watch(self._name, ending)

@@ -47,7 +47,7 @@ POLL_S = 0.5
 OTHER_NODES_TIMEOUT_S = 30.0
 #: How often the launcher signals a watch on another host that it is alive, seconds.
 BEAT_PERIOD_S = 10.0
-#: What every Python of the command loads first.
+#: The folder with the module that every Python of the command loads first.
 INJECTED = Path(__file__).parents[1] / "inject"
 #: Variables that an outer launcher or a user's shell may have left in the environment.
 _OURS = frozenset({ENV_DIRECTORY, ENV_OPTIONS, ENV_RINGS, ENV_PLUGIN, ENV_MASK})
@@ -108,7 +108,7 @@ def _others_can_write(directory: Path) -> bool:
 
 
 def why_nothing_was_recorded(directory: Path) -> str:
-    """The reason that a process gave, if any."""
+    """The reason that a process gave for recording nothing, if any."""
     reason = why_unrecorded(directory) or (
         "no process of the command trained with torch, or `python -E`, `-I` or `-S`, or an overwritten PYTHONPATH, kept"
         " the recorder out"
@@ -143,9 +143,9 @@ def run_command(
 ) -> LaunchResult:
     """Run the command to its end. Raises OutputError if it cannot be started.
 
-    `tasks`: bodies that are called every `POLL_S` while the command runs, by what they are in a message; if one returns
-    True, the command is asked to end. Records that killed ranks had not written are written here. `name`: how `tracekit
-    attach` finds the job.
+    `tasks`: functions to call every `POLL_S` while the command runs, by their name in messages; if one returns True,
+    the command is asked to end. Records that killed ranks had not written are written here. `name`: the name for
+    `tracekit attach`.
     """
     begin = time.monotonic()
     hold()
@@ -225,7 +225,7 @@ def _say_failed(what: str, error: Exception) -> None:
 
 @dataclass
 class _Beside:
-    """What the launcher does while the command runs. A task that fails is reported once, and left out from then on."""
+    """Work of the launcher while the command runs. A task that fails is reported once, and left out from then on."""
 
     directory: Path
     presence: Path
@@ -235,12 +235,12 @@ class _Beside:
     failed: set[str] = field(default_factory=set)
 
     def tick(self) -> bool:
-        """Do what is due; returns whether the command is to be ended."""
+        """Do what is due; return True if the command must end."""
         own = {"the sign of life": self._beat, "the clock of the run": self.clocks.tick}
         return True in [self._attempt(what, body) for what, body in {**own, **self.tasks}.items()]
 
     def close(self) -> None:
-        """The command has ended."""
+        """Clean up after the command has ended."""
         self._attempt("the clock of the run", self.clocks.close)
 
     def _attempt(self, what: str, body: Callable[[], object]) -> object:

@@ -1,7 +1,7 @@
-"""`tracekit collect --live`: a `tracekit watch` beside the run, in a process of its own.
+"""`tracekit collect --live`: a `tracekit watch` of the run, in a separate process.
 
-In: options of both commands. Out: a process that cuts the run into windows and ends with it. It is a process of its
-own because the launcher must forward signals at once and the analysis must never end the run. If it is killed, it is
+In: options of both commands. Out: a process that cuts the run into windows and ends with it. The process is separate
+because the launcher must forward signals at once and the analysis must never end the run. If it is killed, it is
 restarted once, and continues after the last stored window.
 """
 
@@ -69,7 +69,7 @@ def watch_options(command: _Command) -> _Command:
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """Values of the options above: how the run is cut, and who hears of it."""
+    """Values of the options above: how to cut the run, and whom to notify."""
 
     window_steps: int | None = None
     window_seconds: float | None = None
@@ -80,7 +80,7 @@ class WatchOptions:
     dashboard_url: str = ""
 
     def arguments(self) -> list[str]:
-        """The same for a command line, without `notify`: its address may hold a secret."""
+        """The options as command-line arguments, without `notify`: its address may hold a secret."""
         values = {
             "--window-steps": self.window_steps,
             "--window-seconds": self.window_seconds,
@@ -123,7 +123,7 @@ class WatchProcess:
             env=self.options.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is the command's
+            start_new_session=True,  # a Ctrl-C is meant for the command
             preexec_fn=_beside,  # noqa: PLW1509 - the launcher has one thread yet
         )
 

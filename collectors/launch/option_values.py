@@ -1,7 +1,7 @@
-"""Values of the options of `tracekit collect` as people type them.
+"""Parse option values of `tracekit collect`.
 
-In: text. Out: numbers, or a ValueError that says what to write instead. Imports the standard library only, because the
-command line without click reads its options with it, too.
+In: text. Out: numbers, or a ValueError with the expected form. Imports the standard library only, because the command
+line without click also uses it.
 """
 
 from __future__ import annotations

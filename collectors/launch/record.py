@@ -1,7 +1,7 @@
 """The command line of `tracekit-collect`, the distribution without the analysis: it records, and leaves the segments.
 
 In: arguments. Out: a run directory that `tracekit import` reads on another machine. Imports the standard library only,
-so that nothing else is installed beside the training. If all of tracekit is installed, its own command line is used.
+so nothing else is installed with the training. If all of tracekit is installed, its own command line is used.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _value(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _collect(parsed: argparse.Namespace) -> int:
-    """Run the command; its exit code."""
+    """Run the command; return its exit code."""
     schedule = schedule_options(parsed.steps, parsed.every, parsed.length, idle=parsed.idle, overhead=False)
     hold()
     try:
@@ -124,7 +124,7 @@ def _script(command: Sequence[str]) -> str:
 
 
 def _attach(parsed: argparse.Namespace) -> int:
-    """Record steps of a running job, and say how to read them."""
+    """Record steps of a running job, and print how to read them."""
     directory = find_job(parsed.job)
     if not running_launchers(directory):
         raise SelectionError(f"{directory}: the job has ended; attach while it runs")

@@ -1,7 +1,7 @@
 """The signals that a launcher forwards to its command, and how it blocks them until then.
 
 A process-wide signal goes to any thread that does not block it, also to those that numpy and polars start when they are
-imported, and Python would then end the launcher by KeyboardInterrupt while the job runs. So they are blocked before
+imported, and Python would then end the launcher by KeyboardInterrupt while the job runs. So signals are blocked before
 those imports: threads inherit the mask of the thread that starts them. Imports nothing heavy for that reason.
 """
 
@@ -18,13 +18,13 @@ STEERING = (START_RECORDING, STOP_RECORDING)
 WATCHED = (*FORWARDED, *STEERING, signal.SIGCHLD)
 
 _before: set[int] | None = None
-#: Whether exits of children were ignored, as some supervisors pass on: the exit code of the command would be lost.
+#: True if exits of children were ignored, as some supervisors do: the command's exit code would be lost.
 _ignored = False
 
 
 def hold() -> None:
-    """Block the signals in this thread and those it starts, and have exits of children reported. Calls nest: what was
-    before the first counts.
+    """Block the signals in this thread and those it starts, and have exits of children reported. Calls nest: `release`
+    restores the state before the first.
     """
     global _before, _ignored  # noqa: PLW0603  a process has one mask
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
@@ -36,7 +36,7 @@ def hold() -> None:
 
 
 def release() -> None:
-    """Restore what was before the first `hold`; does nothing without one."""
+    """Restore the state before the first `hold`; does nothing without one."""
     global _before  # noqa: PLW0603  a process has one mask
     if _before is not None:
         if _ignored:

@@ -13,7 +13,7 @@ STEPS = 6
 
 
 def main() -> None:
-    """Train."""
+    """Train the model of the trial."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -150,24 +150,24 @@ ALIKE = ("step", "members", "name")
 
 
 def counted_alike() -> pl.Expr:
-    """Whether all ranks of the group began equally many collectives of this name in the step."""
+    """True if all ranks of the group began equally many collectives of this name in the step."""
     return (pl.len().over("rank", *ALIKE).n_unique().over(ALIKE) == 1) & pl.col("members").is_not_null()
 
 
 def all_there_ns() -> pl.Expr:
-    """When the last rank of the group began the collective, which ends the wait for it."""
+    """Time at which the last rank of the group began the collective, which ends the wait for it."""
     number = pl.col("start_ns").rank("ordinal").over("rank", *ALIKE)
     last_ns = pl.min_horizontal("end_ns", pl.col("start_ns").max().over(*ALIKE, number))
     return pl.when(counted_alike()).then(last_ns).otherwise("start_ns")
 
 
 def _is_blocking() -> pl.Expr:
-    """Whether the caller waits inside the collective."""
+    """True if the caller waits inside the collective."""
     return (pl.col("flags") & int(Flag.BLOCKING)) != 0
 
 
 def _meets() -> pl.Expr:
-    """Whether all data-parallel ranks of the stage meet in the collective, and the call itself waits for it."""
+    """True if all data-parallel ranks of the stage meet in the collective, and the call itself waits for it."""
     return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & counted_alike()).fill_null(value=False)
 
 

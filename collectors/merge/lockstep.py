@@ -33,7 +33,7 @@ def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
 
 
 def stands_for_worker(place: Place) -> bool:
-    """Whether the ops of a rank count as those of its worker."""
+    """True if the ops of a rank count as those of its worker."""
     return place.tp == place.cp == 0
 
 

@@ -41,7 +41,7 @@ _CATEGORIES = {int(category): category.name.lower() for category in Category}
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank recorded. `failures`: hook -> how often it failed; `off`: why its recorder stopped, if it did."""
+    """Counts of one rank's recording. `failures`: hook -> number of failures; `off`: why its recorder stopped."""
 
     rank: int
     host: str
@@ -183,7 +183,7 @@ def _device_metadata(
     *,
     sampled: bool,
 ) -> dict[str, Any]:
-    """How ranks with a GPU were timed, and which GPUs they had; empty if there are none."""
+    """Metadata on timing by GPUs, and the GPUs of the ranks; empty if there are none."""
     metadata: dict[str, Any] = {}
     if clocks:
         metadata[DEVICE_CLOCK] = {
@@ -286,8 +286,8 @@ def _whole_steps(records: pl.DataFrame, first_step: int) -> pl.DataFrame:
 
 def _run_queues(records: pl.DataFrame, steps: pl.DataFrame) -> dict[str, dict[str, float]]:
     """Rank -> mean seconds per step that its training thread waited for a processor, if the kernel reports it."""
-    said = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0)).join(steps, on=["rank", "step"])
-    waits = said.group_by("rank").agg(pl.col("peer").mean() / 1e6).sort("rank")
+    counted = records.filter((pl.col("category") == "step") & (pl.col("peer") >= 0)).join(steps, on=["rank", "step"])
+    waits = counted.group_by("rank").agg(pl.col("peer").mean() / 1e6).sort("rank")
     return {RUN_QUEUE: {str(rank): seconds for rank, seconds in waits.iter_rows()}} if waits.height else {}
 
 
@@ -313,7 +313,7 @@ def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
 
 
 def _facts(recording: RankRecording, reduced: Sequence[int], groups: Mapping[int, Mapping[str, Any]]) -> RankFacts:
-    """What one rank knows about the layout. `reduced`: numbers of groups, as returned by `_reduced`."""
+    """Facts of one rank about the layout. `reduced`: numbers of groups, as returned by `_reduced`."""
     megatron = recording.facts.get("megatron")
     return RankFacts(
         rank=recording.rank,
@@ -346,7 +346,7 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
     """For each rank and group number: the group's description, its size, and whether it joins data-parallel ranks of a
     stage, all of them, or ranks of one worker.
 
-    `members` is the same number on all ranks of a group, whatever number each of them gave it.
+    `members` is the same number on all ranks of a group, even if the ranks number the group differently.
     """
     rows = []
     known: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -374,7 +374,7 @@ def _group_table(groups: Mapping[int, Mapping[int, Mapping[str, Any]]], placemen
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Columns of the table of groups for one set of ranks, whatever names and numbers the ranks use for the group."""
+    """Columns of the table of groups for one set of ranks, independent of the names and numbers that ranks use."""
 
     data_parallel: bool
     joins_all: bool
@@ -399,5 +399,5 @@ class _Members:
 
 
 def _is_data_parallel(places: list[Place], size: int) -> bool:
-    """Whether there is more than one rank, and all have the same stage and tensor-parallel slice."""
+    """True if there is more than one rank, and all have the same stage and tensor-parallel slice."""
     return size > 1 and len({(place.pp, place.tp) for place in places}) == 1

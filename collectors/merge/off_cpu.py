@@ -18,9 +18,9 @@ from tracekit.trace.schema import LASTED, OFF_CPU
 #: Assume that at least this share of a rank's steps are quiet: the rank neither stops nor runs longer than usual in
 #: other ops.
 QUIET_SHARE = 0.25
-#: What a thread runs in other ops may vary by this many times the distance between a quiet step and the middle one.
+#: Time in other ops may vary by this many times the distance between a quiet step and the median one.
 VARIATIONS = 3.0
-#: By how much a rank leaves a collective behind the first one is common up to this quantile: threads wake up late.
+#: Delays after the first rank to leave a collective are usual up to this quantile: threads wake up late.
 COMMON_SHARE = 0.9
 #: Ops in which the thread has no reason to wait.
 _OWN = (
@@ -69,10 +69,10 @@ def with_off_cpu(
 
 
 def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """How long each rank had reason to wait in collectives of its worker: `step`, `member`, `own_s`.
+    """Time that each rank had reason to wait in collectives of its worker, seconds: `step`, `member`, `own_s`.
 
-    That is until all ranks have come and the first of them has left, and as much longer as is common. A thread that is
-    still inside then was stopped there. What keeps all ranks inside could be the network: it counts for none of them.
+    This time ends when all ranks have arrived and the first has left, plus the usual delay. A thread that is still
+    inside then was stopped there. Time that all ranks spend inside may be due to the network and counts for none.
     """
     within = records.filter(pl.col("category") == "collective").join(
         groups.filter("within_worker"), on=["rank", "peer"]
@@ -90,8 +90,8 @@ def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Sequence[int]]) -> pl.DataFrame:
-    """How long each rank's own ops of a step lasted, without the collectives of its worker inside them: `step`, `rank`
-    (of the worker), `position`, `member`, `own_s`.
+    """Duration of each rank's own ops of a step, without the collectives of its worker inside them: `step`, `rank` (of
+    the worker), `position`, `member`, `own_s`.
     """
     own = ops.filter(pl.col("kind").cast(pl.String).is_in([str(kind) for kind in _OWN]))
     alone = (

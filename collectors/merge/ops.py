@@ -153,7 +153,7 @@ def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
 
 
 def _has_kind() -> pl.Expr:
-    """Whether the name of a record is its kind: records of the hooks, and spans that the user named after a kind."""
+    """True if the name of a record is its kind: records of the hooks, and spans that the user named after a kind."""
     category, name = pl.col("category"), pl.col("name")
     hooked = pl.any_horizontal((category == one) & name.is_in(names) for one, names in _DIRECT.items())
     return hooked | ((category == "span") & name.is_in([str(kind) for kind in OpKind]))

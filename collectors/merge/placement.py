@@ -1,8 +1,8 @@
 """Find the dp, pp, tp and cp rank of every rank of a job.
 
-In: the facts the ranks wrote (device meshes, Megatron's state, pipeline groups, process groups) and options. Out:
-a `Placement`, which also says how the places were found. Sources in order of precedence: options, named device meshes,
-Megatron, pipeline stages with the groups that reduced gradients. If ranks disagree, the error names them.
+In: the facts the ranks wrote (device meshes, Megatron's state, pipeline groups, process groups) and options. Out: a
+`Placement`, with the source of the places. Sources in order of precedence: options, named device meshes, Megatron,
+pipeline stages with the groups that reduced gradients. If ranks disagree, the error names them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What one rank knows. `reduced`: the ranks of each group over which it reduced gradients, most used first."""
+    """Facts of one rank. `reduced`: the ranks of each group over which it reduced gradients, most used first."""
 
     rank: int
     world_size: int
@@ -110,13 +110,13 @@ class _Mesh:
         return cls(tuple(fact["names"] or ()), tuple(shape), tuple(members))
 
     def places_all(self, world_size: int) -> bool:
-        """Whether the mesh contains all ranks and all its dimensions have known names."""
+        """True if the mesh contains all ranks and all its dimensions have known names."""
         known = len(self.names) == len(self.shape) and all(name in DIMENSION_WORDS for name in self.names)
         return known and bool(self.names) and len(self.members) == world_size
 
     @property
     def shown(self) -> str:
-        """Its dimensions, for a message."""
+        """The dimensions as text for a message."""
         return " x ".join(f"{name} {size}" for name, size in zip(self.names, self.shape, strict=True))
 
 
@@ -237,7 +237,7 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
 
 
 def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
-    """Places from Megatron's parallel state; each rank knows its own."""
+    """Places from Megatron's parallel state, in which each rank has its own place."""
     knowing = [one for one in ranks if one.megatron is not None]
     if not knowing:
         return None

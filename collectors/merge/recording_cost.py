@@ -1,6 +1,6 @@
 """Measure what recording costs: compare steps with hooks to steps without, if the run has both.
 
-In: the ends of steps in an `AttemptRecording`. Out: a `RecordingCost`, or why there is none.
+In: the ends of steps in an `AttemptRecording`. Out: a `RecordingCost`, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RecordingCost:
-    """How much longer steps take with recording than without, as a share of a step, and its standard error.
+    """Extra time of steps with recording, as a share of a step, and its standard error.
 
-    The error is how much comparisons between steps that all ran without recording vary.
+    The error is the scatter of comparisons between steps that all ran without recording.
     """
 
     share: float
@@ -47,7 +47,7 @@ class RecordingCost:
 
 
 def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
-    """The cost, or a sentence that says why it is unknown.
+    """The cost, or a sentence with the reason why it is unknown.
 
     Each run of recorded steps is compared with as many steps without recording on both sides of it. The first step
     after each switch is left out.
@@ -97,7 +97,7 @@ def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Fl
 
 
 def _effect(block: _Floats, off: _Floats, at: int) -> float:
-    """How much longer a block's steps took than the steps without recording around position `at`, as a logarithm."""
+    """Extra time of a block's steps over the steps without recording around position `at`, as a logarithm."""
     beside = np.concatenate([off[max(0, at - len(block)) : at], off[at : at + len(block)]])
     return float(np.median(block) - np.median(beside))
 

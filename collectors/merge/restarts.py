@@ -15,7 +15,7 @@ from tracekit.base.errors import TracekitError
 from tracekit.collectors.merge.merge import MergedAttempt
 from tracekit.trace.canonical import Trace
 
-#: Key of the trace's metadata that says which steps belong to which attempt.
+#: Key of the trace's metadata that maps steps to attempts.
 SEGMENTS = "segments"
 
 

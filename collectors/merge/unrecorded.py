@@ -38,7 +38,7 @@ class FailedHook:
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """What an attempt lacks.
+    """The missing parts of an attempt.
 
     `stopped`: rank -> last step, for ranks whose recording stopped before they ended. `unused_device`: the GPU platform
     that torch could have used (`CUDA 13.0`) if no rank used a GPU.

@@ -1,8 +1,8 @@
 """The plugin as a shared library: compiled once per machine with its `cc`, kept in the user's cache.
 
-In: the C sources beside this file. Out: the path of a library whose name carries the hash of sources, flags and
-machine, so that a library is never stale and never built twice. Two processes that build at once each write a file of
-their own and rename it.
+In: the C sources next to this file. Out: the path of a library whose name carries the hash of sources, flags and
+machine, so that a library is never stale and never built twice. Concurrent builds each write a separate file and rename
+it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tracekit.base.errors import OutputError
 SOURCES = ("plugin.c", "abi.h", "ring.h")
 #: Only tests turn warnings into errors: a warning of a newer compiler must not stop a recording.
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden")
-#: NCCL closes the library behind its last communicator, while threads of the job may still come back to it.
+#: NCCL closes the library after its last communicator, while threads of the job may still return to it.
 LINK_FLAGS = ("-Wl,-z,nodelete", "-Wl,-z,defs", "-pthread")
-#: A compiler that hangs is no compiler, seconds.
+#: Time limit of the compiler, seconds.
 TIMEOUT_S = 60
-#: NCCL cuts longer paths off.
+#: NCCL truncates longer paths.
 LONGEST_PATH = 255
 
-#: Two processes may build at once; the second replaces what the first made.
+#: Two processes may build at once; the second replaces the result of the first.
 _LIBRARY = Kind("a shared library", starting_with(b"\x7fELF"))
 _HERE = Path(__file__).parent
 
 
 def build_plugin(cache: Path | None = None) -> Path:
-    """Compile the plugin, unless the cache has it; returns where it is.
+    """Compile the plugin, unless the cache has it; return its path.
 
-    `cache`: default `$XDG_CACHE_HOME/tracekit`, else `~/.cache/tracekit`. Raises OutputError if there is no
-    compiler, it fails, or the place cannot be written or has too long a path.
+    `cache`: default `$XDG_CACHE_HOME/tracekit`, else `~/.cache/tracekit`. Raises OutputError if there is no compiler,
+    it fails, or the place cannot be written or has too long a path.
     """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     folder = cache or default_cache()
@@ -98,7 +98,7 @@ def _compile(compiler: str, library: Path) -> None:
 
 
 def _fingerprint() -> str:
-    """A key that depends on everything that goes into the library, and on the machine."""
+    """A key that depends on all inputs of the library, and on the machine."""
     digest = hashlib.sha256(" ".join((*FLAGS, *LINK_FLAGS, platform.machine(), *platform.libc_ver())).encode())
     for name in SOURCES:
         digest.update((_HERE / name).read_bytes())

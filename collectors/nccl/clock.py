@@ -1,9 +1,9 @@
-"""The clock of a GPU (globaltimer) against the monotonic clock of its host, from what NCCL reports anyway.
+"""The clock of a GPU (globaltimer) against the monotonic clock of its host, from NCCL's ordinary events.
 
-In: GPU times of channels with the host times before and after them. Out: a `GpuClock`. Nothing is measured for it: a
-channel cannot start before its operation was enqueued, and NCCL cannot tell of a start or an end before it happened.
-Each channel so bounds the difference of the clocks from both sides; in a stretch of time the tightest bounds of each
-side leave a few microseconds, the shortest launch plus the shortest poll. A line through the middles takes out drift.
+In: GPU times of channels with the host times before and after them. Out: a `GpuClock`. It needs no measurement: a
+channel cannot start before its operation was enqueued, and NCCL cannot report a start or an end before it happened. So
+each channel bounds the difference of the clocks from both sides; in a stretch of time the tightest bounds of each side
+leave a few microseconds, the shortest launch plus the shortest poll. A line through the middles removes drift.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-#: Stretches of time the drift is fitted over, those it takes at least, and the channels one needs to count.
+#: Number of stretches of time for the drift fit, the least number, and the fewest channels of a stretch.
 STRETCHES, LEAST_STRETCHES = 16, 4
 LEAST_CHANNELS = 8
 REFINEMENTS = 3
 #: Assumed drift of a clock if too few channels allow a fit.
 UNKNOWN_DRIFT = 5e-5
-#: A clock that is worse, because it was set back while the job ran, say, is none.
+#: A less certain clock is rejected: it may have been set back while the job ran.
 LARGEST_UNCERTAINTY_NS = 5_000_000
 
 _Times = npt.NDArray[np.int64]
@@ -30,8 +30,8 @@ _Times = npt.NDArray[np.int64]
 class GpuClock:
     """host = `host_ns` + (gpu - `gpu_ns`) x (1 + `drift`), ns.
 
-    `uncertainty_ns`: how far a time may be off, from the width of the bounds and what the line misses their middles by.
-    `channels`: how many bounded it.
+    `uncertainty_ns`: largest error of a time, from the width of the bounds and the distance of the line from their
+    middles. `channels`: number of channels used.
     """
 
     gpu_ns: int
@@ -47,8 +47,8 @@ class GpuClock:
 
 
 def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock | None:
-    """The clock of one rank's GPU from its channels and operations; None if no channel has both bounds, or they
-    do not fit one line.
+    """Fit the clock of one rank's GPU to its channels and operations; None if no channel has both bounds, or no line
+    fits them.
     """
     enqueued = operations.select("enqueue_ns", operation="handle")
     bounded = channels.join(enqueued, on="operation").drop_nulls(["gpu_start_ns", "gpu_end_ns", "seen_end_ns"])
@@ -64,14 +64,14 @@ def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock 
     most = np.minimum(seen_start - start, seen_end - end).astype(np.float64) - base
     since = (start - base_gpu).astype(np.float64)
     drift = offset = 0.0
-    for _ in range(REFINEMENTS):  # bounds of one stretch are only tight where drift no longer parts them
+    for _ in range(REFINEMENTS):  # bounds of one stretch are only tight after drift is removed
         line = offset + drift * since
         at, middle, half = _stretches(since, least - line, most - line)
         more_drift, more = np.polyfit(at, middle, 1) if len(at) > 1 else (0.0, middle[0])
         drift, offset = drift + float(more_drift), offset + float(more)
-    # Where the line may be off in the middle of a stretch; towards the ends of the recording twice as much.
+    # Error of the line in the middle of a stretch; twice as much towards the ends of the recording,
     uncertainty = 2 * float((half + np.abs(middle - (more + more_drift * at))).max())
-    line = offset + drift * since  # and what single channels know better
+    line = offset + drift * since  # and by how much single channels contradict it
     uncertainty += 2 * max(0.0, float((least - line).max()), float((line - most).max()))
     if len(at) == 1:
         uncertainty += UNKNOWN_DRIFT * float(np.ptp(since))

@@ -1,7 +1,7 @@
-"""Saves the slots of this host's rings before they are used again, from outside the training processes.
+"""Save the slots of this host's rings before they are reused, from outside the training processes.
 
-In: the ring files of a run directory, while their processes write. Out: a file of slots beside each. A lane that
-outruns the launcher loses its oldest slots; the reader counts them.
+In: the ring files of a run directory, while their processes write. Out: a file of slots next to each. A lane that is
+faster than the launcher loses its oldest slots; the reader counts them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Drain:
     _saved: dict[tuple[Path, int], int] = field(default_factory=dict)
 
     def update(self) -> int:
-        """Save what is new since the last call; returns how many slots. A ring that is not ready waits."""
+        """Save the slots that are new since the last call; return their number. A ring that is not ready waits."""
         saved = 0
         for path in self.directory.glob(f"attempt-*/nccl-{self.host}-*{RING_SUFFIX}"):
             try:
-                if path.lstat().st_uid == os.geteuid():  # others could cut off what is mapped
+                if path.lstat().st_uid == os.geteuid():  # other users could truncate the mapped file
                     saved += self._update(path)
-            except (FormatError, OSError):  # not laid out yet, or gone: what matters of it is told when it is read
+            except (FormatError, OSError):  # not laid out yet, or gone: the reader reports it
                 continue
         return saved
 
@@ -54,7 +54,7 @@ class Drain:
 
 
 def _append(path: Path, content: bytes) -> None:
-    """All of it or nothing: half a slot would shift those behind it. Raises OSError."""
+    """Write all of it or nothing: half a slot would shift those after it. Raises OSError."""
     whole = False
     with create(path, append=True) as log:
         size = log.tell()

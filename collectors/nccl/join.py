@@ -1,12 +1,12 @@
-"""Gives the recorded communication ops the GPU times NCCL saw.
+"""Give the recorded communication ops the GPU times from NCCL.
 
 In: the records of an attempt, on the reference clock, and its rings. Out: the same records, start and end of those with
-a match replaced by the GPU's, and a `NcclReport` that counts what was left on both sides.
+a match replaced by the GPU's, and a `NcclReport` that counts the unmatched on both sides.
 
 Both sides carry the step. Within a step a rank's collectives are matched by the communicator's ranks and NCCL's
 function, in sequence; transfers by peer and direction, in sequence. Where the two sides differ in number (a coalesced
 call is one record and several operations, an all-to-all a transfer with each rank) each operation goes to the record it
-was enqueued in. No match is believed whose sizes differ.
+was enqueued in. Matches with different sizes are rejected.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _Members = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class NcclReport:
-    """What became of NCCL's operations in the recorded steps.
+    """Counts of NCCL's operations in the recorded steps.
 
     `timed`: records that now have GPU times. `untimed`: matched, but a channel's end or the GPU's clock is missing.
-    `size_differs`: matches that were not believed. `unmatched_records`, `unmatched_operations`: name -> count.
-    `split`: function -> how many operations all of their ranks reported, their mean wait for the last rank and median
-    transfer, seconds. `clocks`: rank -> fit of its GPU's clock. `ranks_without_ring`, `unreadable`: what is missing.
+    `size_differs`: rejected matches. `unmatched_records`, `unmatched_operations`: name -> count. `split`: function ->
+    number of operations that all their ranks reported, their mean wait for the last rank and median transfer, seconds.
+    `clocks`: rank -> fit of its GPU's clock. `ranks_without_ring`, `unreadable`: what is missing.
     """
 
     timed: int
@@ -139,13 +139,13 @@ def join_nccl(
 
 
 def _numbers(groups: Groups) -> dict[_Members, int]:
-    """A number for every set of ranks that is a process group somewhere."""
+    """A number for every set of ranks that forms a process group."""
     distinct = {tuple(int(one) for one in group["ranks"]) for of_rank in groups.values() for group in of_rank.values()}
     return {members: number for number, members in enumerate(sorted(distinct))}
 
 
 def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Members, int]) -> pl.DataFrame:
-    """Recorded collectives NCCL has a function for. `size`: bytes of the first tensor, 0 if unknown."""
+    """Recorded collectives that have an NCCL function. `size`: bytes of the first tensor, 0 if unknown."""
     rows = []
     for rank, of_rank in groups.items():
         for peer, group in of_rank.items():
@@ -159,7 +159,7 @@ def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Member
         records.filter(pl.col("category") == "collective")
         .join(pl.DataFrame(rows, schema=schema, orient="row"), on=["rank", "peer"])
         .with_columns(function=function, size="extra")
-        .filter(pl.col("function").is_not_null() & (pl.col("members") > 1))  # NCCL is silent about a single rank
+        .filter(pl.col("function").is_not_null() & (pl.col("members") > 1))  # NCCL reports nothing for a single rank
         .select(_WANTED)
     )
 
@@ -180,7 +180,7 @@ def _transfers(records: pl.DataFrame) -> pl.DataFrame:
 
 
 def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Mapping[str, ClockFit]) -> pl.DataFrame:
-    """NCCL's operations of all ranks on the reference clock, with the `group` the records would give them."""
+    """NCCL's operations of all ranks on the reference clock, with their `group` as numbered in the records."""
     rows = []
     for identity, members in nccl.communicators.items():
         places = _places(members, numbers)
@@ -215,7 +215,7 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
 
 
 def _places(members: CommunicatorMembers, numbers: Mapping[_Members, int]) -> list[int] | None:
-    """The ranks of a communicator by place: as its ranks said, else the one process group that agrees with them."""
+    """The ranks of a communicator by place: as its ranks report, else the one process group that agrees with them."""
     if len(members.ranks) == members.size:
         return [members.ranks[place] for place in range(members.size)]
     fitting = [
@@ -263,9 +263,9 @@ def _matches(wanted: pl.DataFrame, operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _exchanges(left: pl.DataFrame) -> pl.DataFrame:
-    """Transfers nobody recorded as such, as the all-to-all they may be part of: torch makes one of them with each rank.
+    """Turn unrecorded transfers into the all-to-all they may be part of: torch makes one of transfers with each rank.
 
-    What a rank receives is as large as the record's tensor, so sends count nothing.
+    A rank receives as much as the record's tensor, so sends count nothing.
     """
     received = pl.when(pl.col("function") == "Recv").then("bytes").otherwise(0)
     return left.filter(pl.col("number") != COLLECTIVE).with_columns(
@@ -274,8 +274,8 @@ def _exchanges(left: pl.DataFrame) -> pl.DataFrame:
 
 
 def _whole(matches: pl.DataFrame, operations: pl.DataFrame, wanted: pl.DataFrame) -> pl.DataFrame:
-    """Per matched record: first start and last end of its operations (null where one is missing), and whether to
-    believe the match: the record's tensor is what NCCL moved, or what all ranks' parts make up.
+    """Combine the operations of each matched record: first start and last end (null if one is missing), and whether to
+    accept the match: the record's tensor has the size that NCCL moved, or that the parts of all ranks make up.
     """
     size, moved = pl.col("size"), pl.col("bytes")
     same = (size == 0) | moved.is_null() | (size == moved) | (size == moved * pl.col("members"))
@@ -293,7 +293,7 @@ def _whole(matches: pl.DataFrame, operations: pl.DataFrame, wanted: pl.DataFrame
 
 
 def _replaced(records: pl.DataFrame, timed: pl.DataFrame) -> pl.DataFrame:
-    """The records in their order; a transfer's wait begins with it, since nobody on the host waited for it."""
+    """The records in their order; a transfer's wait begins with it, since the host did not wait for it."""
     joined = records.join(
         timed.select("record", "gpu_start_ns", "gpu_end_ns"), on="record", how="left", maintain_order="left"
     )

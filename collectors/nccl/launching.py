@@ -1,8 +1,8 @@
-"""Gives NCCL the plugin before the command (`tracekit collect --nccl`), and reports the result afterwards.
+"""Give NCCL the plugin before the command (`tracekit collect --nccl`), and report the result afterwards.
 
-In: the command's environment and the mask asked for. Out: the environment with the plugin in it, lines for the user
+In: the command's environment and the requested mask. Out: the environment with the plugin in it, lines for the user
 before the run (what may go wrong) and after it (ranks from which NCCL reported nothing). NCCL writes only an INFO line
-about a plugin that it cannot load, so the rings that are there are what counts.
+about a plugin that it cannot load, so only existing rings prove that it works.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK,
 
 #: The first version that takes one of the plugin's tables.
 FIRST_VERSION = (2, 27)
-#: Versions with a known trouble, and which.
+#: Versions with known problems.
 HAZARDS: Mapping[tuple[int, ...], str] = {
     (2, 30, 3): "can crash with any profiler plugin in an all-to-all over several nodes",
     (2, 31, 2): "spends 4 to 13 % on timing channels; `--nccl coll,p2p` leaves them out",
 }
-#: Below this /dev/shm is small for NCCL with its channels timed, bytes.
+#: A /dev/shm below this size is small for NCCL with timed channels, bytes.
 SMALL_SHARED_MEMORY = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  NCCL's, only looked at
 _NAMES = {
@@ -41,7 +41,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class NcclSetup:
-    """`environment`: of the command. `plugged`: whether NCCL was given our plugin. `warnings`: to be told before."""
+    """`environment`: of the command. `plugged`: NCCL loads our plugin. `warnings`: for the user, before the run."""
 
     environment: dict[str, str]
     plugged: bool
@@ -81,7 +81,7 @@ def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) 
 
 
 def installed_version() -> tuple[int, ...] | None:
-    """The NCCL that pip installed beside torch; None if there is none, or it came another way."""
+    """The version of NCCL that pip installed with torch; None if it was not installed by pip."""
     for generation in ("cu13", "cu12", "cu11"):
         try:
             return tuple(int(part) for part in metadata.version(f"nvidia-nccl-{generation}").split(".")[:3])
@@ -91,7 +91,7 @@ def installed_version() -> tuple[int, ...] | None:
 
 
 def hazards(version: tuple[int, ...] | None, mask: int) -> tuple[str, ...]:
-    """What is known to go wrong with a version of NCCL."""
+    """Known problems of a version of NCCL."""
     if version is None:
         return ()
     text = ".".join(map(str, version))
@@ -104,7 +104,7 @@ def hazards(version: tuple[int, ...] | None, mask: int) -> tuple[str, ...]:
 
 
 def _shared_memory(mask: int) -> tuple[str, ...]:
-    """A container's 64 MB are known to crash NCCL where it times channels."""
+    """A warning for a container's default of 64 MB, which crashes NCCL when it times channels."""
     try:
         found = os.statvfs(SHARED_MEMORY)
     except OSError:
@@ -120,9 +120,9 @@ def _shared_memory(mask: int) -> tuple[str, ...]:
 
 
 def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, mask: int) -> list[str]:
-    """What to tell of an attempt: ranks without a ring and why, hazards of the NCCL it ran with, what was joined.
+    """Lines about an attempt: ranks without a ring and why, hazards of its NCCL, joined operations.
 
-    `report`: the trace's `NcclReport` as plain data, None if no ring was there to join or no trace came of it.
+    `report`: the trace's `NcclReport` as plain data, None without rings to join or without a trace.
     """
     version_before = installed_version()
     versions = [version for version in _versions(recording, recording.ranks) if version != version_before]
@@ -173,7 +173,7 @@ def _why(recording: AttemptRecording, ranks: Iterable[int]) -> str:
 
 
 def _versions(recording: AttemptRecording, ranks: Iterable[int]) -> list[tuple[int, ...]]:
-    """The versions of NCCL these ranks had, as far as they know."""
+    """The versions of NCCL that these ranks reported."""
     return sorted({tuple(fact["version"]) for fact in _facts(recording, ranks) if fact["version"]})
 
 

@@ -1,4 +1,4 @@
-"""From the slots of a ring to operations: collectives and transfers with the GPU times of their channels.
+"""Turn the slots of a ring into operations: collectives and transfers with the GPU times of their channels.
 
 In: a `Ring`. Out: polars frames. An operation is a start whose channels point to it by handle; it began when its first
 channel did and ended with its last. Slots may come in any order, and any of them may be missing.
@@ -45,13 +45,13 @@ _COMMUNICATORS = {
 
 
 def operations(ring: Ring, timed: pl.DataFrame | None = None) -> pl.DataFrame:
-    """One row per operation, by time of its enqueueing. `timed`: `channels(ring)`, where that is there already.
+    """One row per operation, by time of its enqueueing. `timed`: `channels(ring)`, if already computed.
 
     Columns: `handle`, `number` (1 collective, 2 p2p), `communicator_id`, `communicator_ranks`, `communicator_rank`,
     `function`, `sequence` (of the function on the communicator), `step`, `peer` (root, or the other rank, by place in
     the communicator), `count`, `data_type`, `bytes` (null for unknown types), `algorithm`, `protocol`, `channels` (as
-    announced), `enqueue_ns` (host), `gpu_start_ns`, `gpu_end_ns` (GPU clock; null where nothing was timed, or one
-    channel was not or may be lost), `channels_timed`.
+    announced), `enqueue_ns` (host), `gpu_start_ns`, `gpu_end_ns` (GPU clock; null unless all channels were timed),
+    `channels_timed`.
     """
     number = ring.slots["number"]
     starts = frame(ring.slots[(ring.slots["action"] == START) & ((number == COLLECTIVE) | (number == P2P))])
@@ -105,8 +105,8 @@ def operations(ring: Ring, timed: pl.DataFrame | None = None) -> pl.DataFrame:
 
 def channels(ring: Ring) -> pl.DataFrame:
     """One row per channel of an operation: `operation` (handle), `channel`, `gpu_start_ns`, `gpu_end_ns` (GPU clock),
-    `seen_start_ns`, `seen_end_ns` (host clock, when NCCL told). Null where a start is 0, or an end never came or lies
-    before its start.
+    `seen_start_ns`, `seen_end_ns` (host clock, time of NCCL's report). Null if a start is 0, or if an end is missing
+    or before its start.
     """
     slots = frame(ring.slots[ring.slots["number"] == KERNEL_CHANNEL])
     ends = slots.filter(pl.col("action") == STATE).select(
@@ -130,8 +130,8 @@ def channels(ring: Ring) -> pl.DataFrame:
 
 
 def proxy_steps(ring: Ring) -> pl.DataFrame:
-    """One row per network transfer of a proxy op, where they were asked for: `operation`, `channel`, `peer`, `is_send`,
-    `transfer` (its number in the proxy op), `bytes`, `start_ns`, `end_ns` (host clock; null where it never stopped).
+    """One row per network transfer of a proxy op, if they were requested: `operation`, `channel`, `peer`, `is_send`,
+    `transfer` (its number in the proxy op), `bytes`, `start_ns`, `end_ns` (host clock; null if it never stopped).
     """
     number = ring.slots["number"]
     slots = frame(ring.slots[(number == PROXY_OP) | (number == PROXY_STEP)])

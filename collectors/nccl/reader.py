@@ -1,8 +1,8 @@
-"""Reading the ring file of one rank, whole or while its process still writes.
+"""Read the ring file of one rank, also while its process still writes.
 
-In: `nccl-<host>-<pid>.ring`, as `ring.h` lays it out, and the slots the launcher took out of it before they were used
-again. Out: a `Ring` with every whole slot once, in the order of its lane. A slot counts only if its sequence number is
-the one its place says, before and after it was copied; torn slots and overwritten ones are counted instead.
+In: `nccl-<host>-<pid>.ring`, as `ring.h` lays it out, and the slots that the launcher saved from it before their reuse.
+Out: a `Ring` with every whole slot once, in the order of its lane. A slot counts only if its sequence number fits its
+place, before and after it was copied; torn slots and overwritten ones are counted instead.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _FILE = re.compile(rf"nccl-(?P<host>.+)-(?P<process>\d+){re.escape(RING_SUFFIX)}
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator as one of its ranks knows it. `id` is the same on all of them, `rank` is this one's place."""
+    """A communicator as seen by one of its ranks. `id` is the same on all ranks, `rank` is the place of this one."""
 
     id: int
     ranks: int
@@ -89,10 +89,10 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """What NCCL told in one process. `slots`: dtype `SLOT`, by lane and sequence.
+    """NCCL's events in one process. `slots`: dtype `SLOT`, by lane and sequence.
 
-    `overwritten`: slots used again before anybody read them, torn ones among them. `dropped`: events of threads for
-    which no lane was left. `api`: version of the table NCCL took.
+    `overwritten`: slots reused before they were read, including torn ones. `dropped`: events of threads for which no
+    lane was left. `api`: version of the table that NCCL accepted.
     """
 
     host: str
@@ -141,12 +141,12 @@ def open_ring(path: Path) -> RingFile:
 
 
 def is_ring(path: Path) -> bool:
-    """Whether the file is called as the plugin calls its rings."""
+    """True if the file has the name of a ring."""
     return _FILE.match(path.name) is not None
 
 
 def read_ring(path: str | os.PathLike[str]) -> Ring:
-    """All that one process wrote. Raises FormatError if the file is damaged."""
+    """Read all events of one process. Raises FormatError if the file is damaged."""
     path = Path(path)
     match = _FILE.match(path.name)
     if match is None:

@@ -1,8 +1,8 @@
 """All rings of an attempt, each with the rank that wrote it.
 
-In: the folder of an attempt and who its ranks are. Out: an `NcclRecording`: operations of every rank with times on its
-host's clock, and which ranks form which communicator. A rank is found by host and process id, since NCCL knows only
-places within a communicator.
+In: the folder of an attempt and the processes of its ranks. Out: an `NcclRecording`: operations of every rank with
+times on its host's clock, and which ranks form which communicator. Ranks are found by host and process id, because NCCL
+only has places within a communicator.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from tracekit.collectors.runtime.nccl_wire_format import RING_SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class RankOperations:
-    """One rank's operations as `operations.operations` gives them, GPU times turned into the host's monotonic clock.
-
-    `clock` None: no channel found both clocks, so that the GPU times are null.
+    """One rank's operations as of `operations.operations`, with GPU times on the host's monotonic clock. `clock`: None
+    if no channel relates both clocks; the GPU times are then null.
     """
 
     rank: int
@@ -39,7 +38,7 @@ class RankOperations:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorMembers:
-    """A communicator: its size, and the rank at each place that is known."""
+    """A communicator: its size, and the ranks at its places as far as known."""
 
     size: int
     ranks: Mapping[int, int]
@@ -47,7 +46,7 @@ class CommunicatorMembers:
 
 @dataclass(frozen=True, slots=True)
 class NcclRecording:
-    """What NCCL found in one attempt. `unreadable`: rings that are damaged, or of no rank of the attempt, and why."""
+    """NCCL's events in one attempt. `unreadable`: rings that are damaged, or of no rank of the attempt, and why."""
 
     ranks: tuple[RankOperations, ...]
     communicators: Mapping[int, CommunicatorMembers]
@@ -63,7 +62,7 @@ def ring_files(directory: Path) -> list[Path]:
 
 
 def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecording | None:
-    """Read the rings of an attempt, by rank; None if there are none. Damaged ones are named, not raised."""
+    """Read the rings of an attempt, by rank; None if there are none. Damaged ones are listed, not raised."""
     rank_of = {process: rank for rank, process in processes.items()}
     rings: dict[int, Ring] = {}
     unreadable = []
@@ -107,7 +106,7 @@ def _of_rank(rank: int, ring: Ring) -> RankOperations:
 
 
 def _members(rings: Mapping[int, Ring]) -> dict[int, CommunicatorMembers]:
-    """Communicator -> who is where, as far as its ranks wrote rings."""
+    """Map communicators to the places of ranks, as far as its ranks wrote rings."""
     sizes: dict[int, int] = {}
     places: dict[int, dict[int, int]] = {}
     for rank, ring in rings.items():

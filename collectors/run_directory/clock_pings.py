@@ -1,8 +1,8 @@
-"""Pings between the launchers of a run: how far the clock of this host is from the reference.
+"""Pings between the launchers of a run: the offset of this host's clock from the reference.
 
-In: an echo server at the first launcher, pings from the others, which know its token from the run directory. Out: lines
-of `ClockSample`s there, to which `host_clocks.py` fits a line per host. Imports the standard library only: it runs
-where the training does.
+In: an echo server at the first launcher, pings from the others, with its token from the run directory. Out: lines of
+`ClockSample`s there, to which `host_clocks.py` fits a line per host. Imports the standard library only: it runs where
+the training does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class EchoServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the server."""
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class EchoServer:
     def _answer(self) -> None:
         watched = [self._over, self._socket.fileno()]
         while self._over not in select.select(watched, [], [])[0]:
-            with contextlib.suppress(OSError):  # whoever asked is unreachable by now
+            with contextlib.suppress(OSError):  # the sender is unreachable by now
                 ping, sender = self._socket.recvfrom(_PING.size + 1)
                 if len(ping) != _PING.size:
                     continue
@@ -96,7 +96,7 @@ class EchoServer:
 def measure(
     host: str, port: int, token: bytes, clock: Clock = time.monotonic_ns, *, rounds: int = ROUNDS
 ) -> ClockSample | None:
-    """Ask the echo server `rounds` times; None if it did not answer. Raises OSError if it cannot be reached."""
+    """Ping the echo server `rounds` times; None if it did not answer. Raises OSError if it cannot be reached."""
     best: ClockSample | None = None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         asker.connect((host, port))  # others cannot answer

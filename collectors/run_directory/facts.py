@@ -1,8 +1,7 @@
-"""What the facts of a rank must look like, kind by kind, and the only place that checks it.
+"""The schema of a rank's facts, kind by kind, and the only place that checks it.
 
 In: a line of a `.facts` file. Out: kind and value, as plain JSON data that the merge can rely on; else a FormatError
-that names file, line, kind and what was expected. Kinds that this tracekit does not know pass: a newer recorder may
-write more.
+that names file, line, kind and what was expected. Unknown kinds pass: a newer recorder may write more.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ _DEEPEST = 16
 
 
 class BadFactError(FormatError):
-    """A fact is not what its kind must be. `needed`: the records of its rank cannot be understood without it."""
+    """A fact does not fit its kind. `needed`: without it, the records of its rank cannot be understood."""
 
     def __init__(self, message: str, kind: str, *, needed: bool) -> None:
         super().__init__(message)
@@ -135,7 +134,7 @@ class FactParser:
     def parse(self, line: bytes, path: Path, number: int, rank: int) -> tuple[str, Any]:
         """Kind and value of line `number`, from 1, of `path`, the facts of `rank`.
 
-        Raises BadFactError if it is none, or not what its kind must be.
+        Raises BadFactError if it is no fact, or does not fit its kind.
         """
         if (shared := self._shared.get(line)) is not None:
             return shared
@@ -158,7 +157,7 @@ class FactParser:
 
 
 def _problem(kind: object, value: Any, rank: int) -> str | None:
-    """What is wrong with a fact, with what was expected; None if nothing is."""
+    """The problem of a fact, with what was expected; None if there is none."""
     if not isinstance(kind, str):
         return "expected text as its kind"
     if (expected := _SCHEMA.get(kind)) is None:
@@ -166,8 +165,8 @@ def _problem(kind: object, value: Any, rank: int) -> str | None:
     try:
         found = msgspec.convert(value, expected)
     except (msgspec.ValidationError, RecursionError) as error:
-        said = str(error)
-        return f"{said[:1].lower()}{said[1:]:.200}"
+        message = str(error)
+        return f"{message[:1].lower()}{message[1:]:.200}"
     if isinstance(found, _Process):
         return _process_problem(found, rank)
     if isinstance(found, _Mesh) and _shape(found.ranks) is None:

@@ -1,9 +1,9 @@
-"""Reads the files of ranks while they are being written.
+"""Read the files of ranks while they are being written.
 
-In: the directory of an attempt, looked at again and again. Out: what each rank has added since, and, for a range of
-steps, an `AttemptRecording` of them. What was handed out is forgotten, so that memory holds only unfinished steps,
-however long the run. A rank that writes garbage is left out from there on, with one line that says so, until its
-records have been in order for a window. One that cannot be read is retried for some time.
+In: the directory of an attempt, read repeatedly. Out: new data of each rank and, for a range of steps, an
+`AttemptRecording` of them. Delivered steps are dropped, so that memory holds only unfinished steps, however long the
+run. A rank that writes garbage is left out from there on, with one line that says so, until its records have been in
+order for a window. One that cannot be read is retried for some time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FILE = re.compile(rf"rank-(\d+)(?:-(\d+))?({'|'.join(map(re.escape, (OPEN_SUFFI
 
 @dataclass(slots=True)
 class _File:
-    """How far a file was read, and the newest step of a record in it. `lines`: of facts, those that are whole."""
+    """Read position in a file, and the newest step of a record in it. `lines`: number of whole lines of facts."""
 
     read: int
     newest_step: int = -1
@@ -51,7 +51,7 @@ class _File:
 
 
 class _FileName(NamedTuple):
-    """What the name of a file says. `rank`: -1 where it is not a rank's. `key`: the same before and after sealing."""
+    """Parts of a file name. `rank`: -1 if it is not a rank's file. `key`: the same before and after sealing."""
 
     rank: int
     number: int
@@ -70,7 +70,7 @@ class _FileName(NamedTuple):
 class AttemptFollower:
     """Follows the ranks of the attempt in `directory`, from step `origin` on.
 
-    `first`: the first step that was not handed out yet. `grew`: whether ranks wrote anything since the last look.
+    `first`: the first step not delivered yet. `grew`: ranks wrote something since the last look.
     """
 
     attempt: int
@@ -87,8 +87,8 @@ class AttemptFollower:
         self.first = max(self.first, self.origin)
 
     def update(self, now_s: float, *, at_end: bool = False) -> list[Notice]:
-        """Read what is new at `now_s`, seconds on any steady clock. Returns a notice for each rank with a problem.
-        Raises OSError if the directory cannot be read.
+        """Read new data at `now_s`, seconds on any steady clock. Returns a notice for each rank with a problem. Raises
+        OSError if the directory cannot be read.
 
         `at_end`: nothing follows.
         """
@@ -116,7 +116,7 @@ class AttemptFollower:
         return notices
 
     def _listed(self) -> list[tuple[os.DirEntry[str], _FileName]]:
-        """The files of ranks; facts first, for records refer to them. Its cost is that of a look at an idle job."""
+        """The files of ranks, facts first because records refer to them; the main cost of following an idle job."""
         with os.scandir(self.directory) as entries:
             there = {entry.name: entry for entry in entries}
         self._names = {name: self._names.get(name) or _FileName.of(name) for name in there}
@@ -128,7 +128,7 @@ class AttemptFollower:
         return Notice(f"rank {rank.rank} is left out from step {self.first} on: {why}", left_out=True)
 
     def _put_off(self, rank: FollowedRank, why: str, now_s: float) -> Iterator[Notice]:
-        """Try again later: a shared folder fails now and then, and recovers."""
+        """Schedule a retry: a shared folder fails now and then, and recovers."""
         trouble = rank.trouble
         if trouble is None:
             rank.trouble = Trouble(now_s, now_s + _FIRST_RETRY_S, _FIRST_RETRY_S)
@@ -184,9 +184,9 @@ class AttemptFollower:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the attempt has, as most of those seen say; 0 while none has.
+        """The number of ranks of the attempt according to most ranks seen; 0 while none has stated it.
 
-        Where as many say one as another, it is the one that is closest to how many ranks have written.
+        Of several equally frequent numbers, the one closest to the number of ranks that have written counts.
         """
         sizes = [int(rank.facts["process"][0]["world_size"]) for rank in self.good.values()]
         seen = len(self.ranks)
@@ -207,7 +207,7 @@ class AttemptFollower:
         return [self._left_out(self.ranks[number], why) for number in ranks]
 
     def take(self, last: int) -> AttemptRecording:
-        """The steps up to `last` of all ranks that recorded one of them whole; they are forgotten."""
+        """Return the steps up to `last` of all ranks that recorded one of them whole; drop them from memory."""
         taken = {}
         for number, rank in sorted(self.good.items()):
             any_whole = any(step <= last for step in rank.steps)
@@ -219,7 +219,7 @@ class AttemptFollower:
         return AttemptRecording(self.attempt, self.directory, taken)
 
     def readmit(self) -> list[Notice]:
-        """At the end of a window: read again the ranks that were left out for garbage, and hand them out once they have
+        """At the end of a window: read again the ranks that were left out for garbage, and deliver them once they have
         been in order for a whole window. One flipped bit costs a rank two windows, not the attempt.
         """
         notices = []
@@ -238,7 +238,7 @@ class AttemptFollower:
         return notices
 
     def _skip_to_the_end(self, ranks: Collection[int]) -> None:
-        """Read on behind the last whole record that these ranks have written."""
+        """Continue after the last whole record that these ranks have written."""
         for entry, name in self._listed():
             if name.rank in ranks and name.suffix != FACTS_SUFFIX:
                 size = entry.stat().st_size
@@ -247,7 +247,7 @@ class AttemptFollower:
                     known.read = size - (size - HEADER.size) % RECORD.size
 
     def remove_spent(self) -> None:
-        """Remove the sealed segments of which every record has been handed out."""
+        """Remove the sealed segments whose records have all been delivered."""
         for path in self.directory.glob(f"rank-*{SEALED_SUFFIX}"):
             known = self._files.get(path.stem)
             if known is not None and known.newest_step < self.first and known.read >= path.stat().st_size:

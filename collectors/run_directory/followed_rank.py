@@ -1,6 +1,6 @@
-"""One rank of a run that is followed: its facts, the records not handed out yet, and whether they are plausible.
+"""One rank of a run that is followed: its facts, the records not delivered yet, and checks that they are plausible.
 
-In: what the rank has added to its files. Out: records of steps; a FormatError if they are impossible.
+In: new data of the rank's files. Out: records of steps; a FormatError if they are impossible.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _NOTHING = np.empty(0, RECORD_DTYPE)
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A line about a rank. `left_out`: whether it is left out from now on."""
+    """A line about a rank. `left_out`: the rank is left out from now on."""
 
     line: str
     left_out: bool = False
 
 
 class Lines(Protocol):
-    """How many lines of a file of facts have been read."""
+    """Number of lines read of a file of facts."""
 
     lines: int
 
 
 @dataclass(slots=True)
 class Trouble:
-    """A rank cannot be read since `since_s`; it is tried again at `again_s`, and then after `wait_s` more."""
+    """A rank has been unreadable since `since_s`; the next try is at `again_s`, the one after it `wait_s` later."""
 
     since_s: float
     again_s: float
@@ -55,11 +55,11 @@ class Trouble:
 
 @dataclass(slots=True)
 class FollowedRank:
-    """One rank: its facts, and the records that were not handed out yet.
+    """One rank: its facts, and the records not delivered yet.
 
     `whole`: the newest step that was recorded from begin to end, -1 without any. `late`: records of steps that had been
-    handed out. `bad`: why it is left out, None if it is not; `returns`: how often it may be read again. `on_trial`:
-    it is read again, and not handed out yet. `ended`: whether it has closed its recorder.
+    delivered. `bad`: why it is left out, None if it is not; `returns`: number of further rereads. `on_trial`: it is
+    being reread and not delivered yet. `ended`: it has closed its recorder.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class FollowedRank:
         return followed
 
     def add_facts(self, content: bytes, path: Path, file: Lines, parser: FactParser) -> list[Notice]:
-        """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
+        """Add new facts of a rank; an incomplete line waits for its end. Raises FormatError."""
         *lines, self._line = (self._line + content).split(b"\n")
         notices = []
         for line in lines:
@@ -192,7 +192,7 @@ class FollowedRank:
 
     @property
     def holds_back(self) -> bool:
-        """Whether records wait for `settle`."""
+        """True if records wait for `settle`."""
         return bool(self._held)
 
     @property
@@ -216,7 +216,7 @@ class FollowedRank:
         self.steps.clear()
 
     def take(self, last: int) -> npt.NDArray[np.void]:
-        """The records of steps up to `last`; they are forgotten."""
+        """Return the records of steps up to `last`; drop them from memory."""
         records = np.concatenate([_NOTHING, *self.pending])
         taken = records["step"] <= last
         rest = records[~taken]

@@ -65,9 +65,8 @@ def fit_clock(samples: Iterable[ClockSample]) -> ClockFit:
 
 
 def read_clocks(directory: Path, newest: int | None = None) -> dict[str, ClockFit]:
-    """The fit of each host that measured, over all samples or about the `newest` ones.
-
-    Raises FormatError if a file is damaged.
+    """The fit of each host with measurements, over all samples or about the `newest` ones. Raises FormatError if a file
+    is damaged.
     """
     fits = {}
     for path in sorted(directory.glob("clock-*.samples")):

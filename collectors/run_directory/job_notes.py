@@ -36,7 +36,7 @@ class RunningJob:
 
 @contextlib.contextmanager
 def announced(name: str, directory: Path) -> Iterator[None]:
-    """Let `running_jobs` of this host know of the job meanwhile. If that fails, a line says so."""
+    """Publish a note for `running_jobs` of this host while the context is open. If that fails, print a line."""
     note, folder = f"{os.getpid()}.json", -1
     try:
         folder = _open_first(_places())
@@ -123,12 +123,12 @@ def _open(place: Path, *, make: bool = False) -> int:
 
 
 def _started(process_id: int) -> str | None:
-    """When a process started, as the kernel counts; None if it does not tell.
+    """The start time of a process in kernel ticks; None if unknown.
 
-    A launcher that is killed leaves its note, and another process can get its number.
+    It detects notes of killed launchers, whose process number another process can get.
     """
     try:
-        # Behind the name of the command, in which any byte may be.
+        # Split after the command's name, which can contain any byte.
         about = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
     except OSError:
         return None

@@ -24,7 +24,7 @@ _SHELL_SIGNALS = 128
 
 
 def announce(directory: Path) -> Path:
-    """Announce that a launcher in this process runs a command; returns the file that says so."""
+    """Announce that a launcher in this process runs a command; return the file of the announcement."""
     presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
     create(presence, append=True).close()
     return presence
@@ -35,7 +35,7 @@ def announce_end(presence: Path, code: int | None) -> None:
     if code is not None:
         with contextlib.suppress(OSError), create(presence, append=True) as file:  # the disk is full
             file.write(str(code).encode())
-    with contextlib.suppress(OSError):  # the folder is gone: the exit code is the command's all the same
+    with contextlib.suppress(OSError):  # the folder is gone: the exit code is unaffected
         presence.rename(presence.with_suffix(_DONE))
 
 
@@ -45,17 +45,17 @@ def hosts_of_launchers(directory: Path) -> set[str]:
 
 
 def running_launchers(directory: Path) -> list[Path]:
-    """Those whose command has not ended yet."""
+    """The launchers whose command has not ended yet."""
     return sorted(directory.glob(f"launcher-*{_RUNNING}"))
 
 
 def have_ended(directory: Path) -> bool:
-    """Whether there were launchers, and the commands of all of them have ended."""
+    """True if there were launchers, and the commands of all of them have ended."""
     return not running_launchers(directory) and any(directory.glob(f"launcher-*{_DONE}"))
 
 
 def last_sign_ns(presence: Path) -> int:
-    """When a launcher gave its last sign of life, by the clock of whoever keeps the folder."""
+    """The time of a launcher's last sign of life, by the clock of the file system, ns; 0 if unknown."""
     try:
         return presence.stat().st_mtime_ns
     except OSError:
@@ -63,7 +63,7 @@ def last_sign_ns(presence: Path) -> int:
 
 
 def is_dead(presence: Path) -> bool:
-    """Whether a launcher of this host was killed before it could say that its command has ended."""
+    """True if a launcher of this host was killed before it could announce the end of its command."""
     host, number = _whose(presence)
     if host != socket.gethostname() or not number.isdecimal():
         return False
@@ -78,14 +78,14 @@ def is_dead(presence: Path) -> bool:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job ended, as in "the job ended with exit code 1"."""
+    """The end of a job, in words that fit "the job ended with exit code 1"."""
 
     words: str
     failed: bool
 
 
 def how_ended(directory: Path) -> Ending | None:
-    """How the job ended; None if unknown.
+    """The end of the job; None if unknown.
 
     Of several launchers, the first whose command failed counts: the others ended because of it.
     """

@@ -1,7 +1,7 @@
-"""Finds impossible records of a rank: numbers, steps and times that contradict their neighbours.
+"""Find impossible records of a rank: numbers, steps and times that contradict their neighbours.
 
-In: the newest records of a rank, in the order in which they were made, and what the records before them said. Out:
-nothing if they agree, else a FormatError that says what contradicts what.
+In: the newest records of a rank, in order of creation, and the `Trail` of earlier ones. Out: nothing if they agree,
+else a FormatError with the contradiction.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class GarbageError(FormatError):
 
 @dataclass(slots=True)
 class Trail:
-    """What a rank's records said last. `born_ns`: when its process began, by its own clock.
+    """State after a rank's last record. `born_ns`: when its process began, by its own clock.
 
-    `stride`: how far its last two steps were apart, since a script can number steps as it likes.
+    `stride`: distance of its last two steps, since a script can number steps as it likes.
     """
 
     born_ns: int
@@ -46,11 +46,11 @@ class Trail:
 
     @property
     def reach(self) -> int:
-        """How many steps the next record can be away."""
+        """The largest distance to the step of the next record."""
         return _NEAR_STEPS * self.stride
 
     def check_numbers(self, records: npt.NDArray[np.void]) -> None:
-        """The numbers of records rise. Raises FormatError."""
+        """Check that the numbers of records rise. Raises FormatError."""
         numbers = records["number"]
         ahead = np.concatenate([[self.number], numbers[:-1]])
         wrong = (numbers <= ahead) | (numbers > _MOST_RECORDS)
@@ -60,7 +60,7 @@ class Trail:
         self.number = int(numbers[-1])
 
     def check_times(self, records: npt.NDArray[np.void]) -> None:
-        """Ops end after they begin, and about in the order of the records. Raises FormatError."""
+        """Check that ops end after they begin, and about in the order of the records. Raises FormatError."""
         back = records["end_ns"] < records["start_ns"]
         if back.any():
             worst = records[back][0]
@@ -76,7 +76,7 @@ class Trail:
         self.newest_device_ns = _in_order(device, self.newest_device_ns)
 
     def _check_steps(self, steps: npt.NDArray[np.void]) -> None:
-        """A step begins at the very moment at which the one before it ends."""
+        """Check that each step begins when the previous one ends."""
         for number, start_ns, end_ns in zip(
             steps["step"].tolist(), steps["start_ns"].tolist(), steps["end_ns"].tolist(), strict=True
         ):
@@ -104,7 +104,7 @@ class Trail:
         return row
 
     def jump(self, step: int) -> None:
-        """The steps continue at `step`, as other ranks confirm."""
+        """Continue at `step`, as other ranks confirm."""
         self.step, self.stride = step, max(1, step - self.step)
 
 

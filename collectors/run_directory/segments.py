@@ -1,7 +1,7 @@
-"""What the ranks of a collected run wrote: records and facts, per attempt and rank.
+"""Records and facts of the ranks of a collected run, per attempt and rank.
 
-In: files of a run directory (of `tracekit collect --segments`). Out: the records of a segment, and what a run is.
-`whole.py` reads all of an attempt that is over, `follow.py` one that goes on.
+In: files of a run directory (of `tracekit collect --segments`). Out: the records of a segment, and the types of a run.
+`whole.py` reads a finished attempt, `follow.py` a running one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tracekit.collectors.runtime.wire_format import (
     Category,
 )
 
-#: `RECORD` as numpy sees it.
+#: `RECORD` as a numpy type.
 RECORD_DTYPE = np.dtype(
     [
         ("category", "<u1"),
@@ -43,7 +43,7 @@ RECORD_DTYPE = np.dtype(
         ("number", "<i8"),
     ]
 )
-#: What a record's category can be; 0 in a record that was never written.
+#: Valid categories of records; 0 marks a record that was never written.
 _CATEGORIES = (0, *map(int, Category))
 #: Steps are numbered in 32 bits.
 _LARGEST_STEP = 1 << 31
@@ -59,7 +59,7 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class RankRecording:
-    """What one rank wrote in one attempt. `torn_bytes`: cut off at the end of its last segment."""
+    """One rank's data of one attempt. `torn_bytes`: cut off at the end of its last segment."""
 
     rank: int
     records: npt.NDArray[np.void]
@@ -69,12 +69,12 @@ class RankRecording:
 
     @property
     def world_size(self) -> int:
-        """How many ranks this rank saw."""
+        """The number of ranks that this rank saw."""
         return int(self.facts["process"][0]["world_size"])
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Its counters, where the process lived to write them."""
+        """Its counters, if the process lived to write them."""
         summaries = self.facts.get("summary")
         return summaries[-1] if summaries else None
 
@@ -90,7 +90,7 @@ class AttemptRecording:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the attempt had."""
+        """The number of ranks of the attempt."""
         return max(recording.world_size for recording in self.ranks.values())
 
     @property
@@ -100,12 +100,12 @@ class AttemptRecording:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The arguments of the first rank's process, none if it did not tell them."""
+        """The arguments of the first rank's process; empty if unknown."""
         told = self.ranks[min(self.ranks)].facts["process"][0].get("program")
         return tuple(map(str, told)) if isinstance(told, list) else ()
 
     def processes(self) -> dict[int, ProcessId]:
-        """Which process each rank was."""
+        """The process of each rank."""
         facts = {rank: one.facts["process"][0] for rank, one in self.ranks.items()}
         return {
             rank: ProcessId(str(fact["host"]), int(fact["process_id"]))
@@ -164,7 +164,7 @@ def unreadable(path: Path, error: OSError) -> FormatError:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the launcher wrote about a run. `first_step`: the first step that belongs in the trace."""
+    """The launcher's file about a run. `first_step`: the first step that belongs in the trace."""
 
     command: tuple[str, ...]
     first_step: int
@@ -184,7 +184,7 @@ def read_run(directory: Path) -> Run:
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a run directory of `tracekit collect`."""
+    """True if a path is a run directory of `tracekit collect`."""
     return Path(path).is_dir() and (Path(path) / RUN_FILE).exists()
 
 

@@ -1,6 +1,6 @@
-"""Starting and stopping the recording of a running job, from another process.
+"""Start and stop the recording of a running job, from another process.
 
-In: a run directory, or what names a running job. Out: the control file that its ranks look at. Imports the standard
+In: a run directory, or the name of a running job. Out: the control file that its ranks follow. Imports the standard
 library only: it runs where the training does.
 """
 
@@ -30,7 +30,7 @@ from tracekit.collectors.runtime.wire_format import (
 
 #: All ranks have seen a new control file after this time, seconds.
 LEAD_S = 1.0
-#: Ranks, and bytes at the end of a rank's records, that are looked at for the newest step.
+#: Most ranks, and bytes at the end of a rank's records, to read for the newest step.
 _RANKS, _TAIL = 8, 1 << 20
 _STEPS_TIMED = 9
 _CONTROL_KIND = Kind("a schedule of tracekit", lambda file: _is_schedule(file.read(MOST_BYTES)))
@@ -57,7 +57,7 @@ def pace(directory: Path) -> Pace | None:
     numbers = attempts(directory)
     ends: list[tuple[int, float]] = []
     for path in _newest_segments(attempt_directory(directory, numbers[-1])) if numbers else ():
-        with contextlib.suppress(OSError):  # sealed under another name meanwhile: other ranks tell as well
+        with contextlib.suppress(OSError):  # sealed under another name meanwhile: other ranks suffice
             ends += _step_ends(path)
     if not ends:
         return None
@@ -91,7 +91,7 @@ def first_common_step(directory: Path) -> int:
 
 
 def current_schedule(directory: Path) -> Schedule:
-    """Which steps are recorded at present. Raises FormatError."""
+    """The schedule of the recording at present. Raises FormatError."""
     try:
         try:
             return Schedule.parse(read_small(directory / CONTROL_FILE))
@@ -103,12 +103,12 @@ def current_schedule(directory: Path) -> Schedule:
 
 
 def write_schedule(directory: Path, schedule: Schedule) -> None:
-    """Tell all ranks which steps to record from now on. Raises OutputError."""
+    """Set the steps that all ranks record from now on. Raises OutputError."""
     write_text(directory / CONTROL_FILE, json.dumps(asdict(schedule)), _CONTROL_KIND)
 
 
 def name_of_job(directory: Path) -> str:
-    """What its launcher on this host calls the job of a run directory; of another host's, what the folder is called."""
+    """The name of the job of a run directory: from its launcher on this host, else the name of the folder."""
     there = directory.absolute()
     return next((job.name for job in running_jobs() if job.directory == there), directory.name)
 

@@ -1,7 +1,7 @@
-"""Reading an attempt that is over.
+"""Read a finished attempt.
 
 In: the directory of an attempt. Out: an `AttemptRecording` of all its ranks. A torn tail is cut at the last whole
-record; the manifest, if the launcher lived to write one, says what must be there. A rank that wrote garbage is left
+record; the manifest, if the launcher lived to write one, lists the required files. A rank that wrote garbage is left
 out, by the rules of `follow.py`, so that it distorts no number and does not affect the other ranks.
 """
 
@@ -86,7 +86,7 @@ def _garbage(ranks: Mapping[int, RankRecording]) -> dict[int, FormatError]:
 
 
 def _file_names(path: Path) -> list[str]:
-    """The files of ranks. What a manifest lists must be there in full: a folder may have been copied together."""
+    """The files of ranks. All files of a manifest must be complete: a folder may have been copied partially."""
     sizes = {entry.name: entry.stat().st_size for entry in path.iterdir() if RANK_FILE.match(entry.name)}
     manifest = path / MANIFEST
     if manifest.exists():
@@ -118,7 +118,7 @@ def _read_rank(
         parts.append(records)
         torn += rest
     records = np.concatenate(parts)
-    # What the launcher saved of a rank that was killed can be in its own segments too.
+    # Records that the launcher saved from a killed rank can be in the rank's own segments, too.
     _, first = np.unique(records["number"], return_index=True)
     records = without_torn_steps(records[first])
     names = dict(facts.get("name", []))

@@ -1,7 +1,7 @@
-"""What the launcher writes into a run directory beside the segments of the ranks, and the names of its files.
+"""The launcher's files in a run directory, next to the segments of the ranks, and their names.
 
-In: what ranks left behind. Out: the manifest of an attempt, a segment with what a killed rank had not written. Imports
-the standard library only: it runs where the training does.
+In: files and unwritten records of ranks. Out: the manifest of an attempt, a segment with the unwritten records of a
+killed rank. Imports the standard library only: it runs where the training does.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def attempts(directory: str | os.PathLike[str]) -> list[int]:
 
 
 def ranks_in(directory: Path) -> set[int]:
-    """The ranks that wrote into the directory of an attempt."""
+    """The ranks with files in the directory of an attempt."""
     found = (RANK_FILE.match(entry.name) for entry in directory.iterdir())
     return {int(match.group(1)) for match in found if match}
 
 
 def why_unrecorded(directory: Path) -> str | None:
-    """Why the first process that could not be recorded was not, in its own words; None if all were."""
+    """The message of the first process that could not be recorded; None if all were."""
     try:
         return printable(read_small(directory / REASON_FILE).decode("utf-8", "replace"))
     except OSError:

@@ -109,7 +109,7 @@ def _replace(module: ModuleType, name: str, wrapper: Any) -> None:
 
 
 def _one_of_many() -> bool:
-    """Whether, according to the launcher, this process is one of several that will join a process group."""
+    """True if, according to the launcher, this process is one of several that will join a process group."""
     sizes = (os.environ.get(name, "1") for name in _SIZES)
     return any(size.isdecimal() and int(size) > 1 for size in sizes)
 

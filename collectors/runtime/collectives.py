@@ -56,7 +56,7 @@ class Collectives:
         return number
 
     def functional_group(self, module: Any, group: Any) -> int:
-        """The number of what a functional collective of `module` calls a group: a name, a group, ranks, a mesh."""
+        """The number of the group argument of a functional collective of `module`: a name, a group, ranks or a mesh."""
         name = module._resolve_group_name(group)  # noqa: SLF001
         return self.group_number(dist.distributed_c10d._resolve_process_group(name))  # noqa: SLF001
 

@@ -1,4 +1,4 @@
-"""Whether torch.compile is tracing the calling code, in any version of torch.
+"""Detect if torch.compile is tracing the calling code, in any version of torch.
 
 The compiler treats the results of `is_compiling` and `is_traced` as constants, so compiled code contains no hooks.
 """

@@ -21,7 +21,7 @@ PERIOD_S = 0.25
 class Control:
     """Follows the control file of a run and hands each new schedule to `apply`.
 
-    `first_to_say`: whether this rank is the first of all to report something.
+    `first_to_say`: returns True if this rank is the first to report something.
     """
 
     def __init__(

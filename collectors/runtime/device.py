@@ -46,10 +46,10 @@ class Cuda(Protocol):
     """The part of `torch.cuda` that the clock uses."""
 
     def is_initialized(self) -> bool:
-        """Whether the process uses CUDA already."""
+        """True if the process already uses CUDA."""
 
     def is_current_stream_capturing(self) -> bool:
-        """Whether a graph is being captured."""
+        """True while a graph is being captured."""
 
     def current_stream(self) -> Any:
         """The stream that the thread launches on."""
@@ -98,9 +98,9 @@ class _Pending(NamedTuple):
 class DeviceClock:
     """Times the ops of one rank on the clock of its GPU; a rank has one GPU, ops on others are timed on the host.
 
-    `deliver` takes finished records, `tell` readings of the clock: device ns, host ns before, host ns after. `opened`
-    is called when the clock starts, `failed` with the error if CUDA fails: from then on, host times are used.
-    Device times count from the host time of the first reading, so they are host times but for drift.
+    `deliver` receives finished records, `tell` readings of the clock: device ns, host ns before, host ns after.
+    `opened` is called when the clock starts, `failed` with the error if CUDA fails: from then on, host times are used.
+    Device times count from the host time of the first reading, so they differ from host times by drift only.
     """
 
     def __init__(
@@ -132,22 +132,22 @@ class DeviceClock:
 
     @property
     def active(self) -> bool:
-        """Whether ops are timed on the device now."""
+        """True if ops are timed on the device now."""
         return self._base is not None and not self.off
 
     def owns(self, tensor: Any) -> bool:
-        """Whether the tensor is on a GPU."""
+        """True if the tensor is on a GPU."""
         return bool(getattr(tensor, "is_cuda", False))
 
     @property
     def used(self) -> bool:
-        """Whether the process has used a GPU so far."""
+        """True if the process has used a GPU so far."""
         return self._base is not None or self._cuda.is_initialized()
 
     def capturing(self) -> bool:
-        """Whether a graph is being captured on the current stream, or CUDA does not tell: then call nothing else.
+        """True if a graph is being captured on the current stream, or if CUDA fails to answer: then call nothing else.
 
-        A process that has not used CUDA captures nothing. CUDA is not asked then: without a driver, the call raises.
+        A process that has not used CUDA captures nothing. It is not queried then: without a driver, the call raises.
         """
         try:
             return self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
@@ -317,7 +317,7 @@ class DeviceClock:
 
 
 def _passed(op: _Pending) -> bool:
-    """Whether the device has passed all marks of the op."""
+    """True if the device has passed all marks of the op."""
     return all(mark.event.query() for mark in (op.begin, op.end, op.extra) if isinstance(mark, Mark))
 
 

@@ -26,12 +26,12 @@ EVALUATION = "evaluation"
 
 
 def in_training_mode(module: Any) -> bool:
-    """Whether any part of a module is in training mode: Lightning leaves the wrapper of a model in evaluation mode."""
+    """True if any part of a module is in training mode: Lightning leaves the wrapper of a model in evaluation mode."""
     return any(one.training for one in module.modules())
 
 
 class Evaluation:
-    """Begin and end of evaluations, as reported by hooks. `under_way`: whether one is running."""
+    """Begin and end of evaluations, as reported by hooks. `under_way`: one is running."""
 
     def __init__(self, session: Session) -> None:
         self.under_way = False
@@ -66,7 +66,7 @@ class Evaluation:
         session.record(Category.EVALUATION, EVALUATION, self._start, session.instant_like(self._start))
 
     def loads(self, iterator: Any) -> None:
-        """Called when a loader is asked for data: the training loader ends an evaluation; others belong to it."""
+        """Called when a loader must provide data: the training loader ends an evaluation; others belong to it."""
         feeds_training = self._training_loader() is iterator
         if not self.under_way and not feeds_training:
             self._training_loader = weakref.ref(iterator)

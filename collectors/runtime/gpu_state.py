@@ -71,7 +71,7 @@ class GpuState:
 
 
 def device_facts(index: int) -> dict[str, Any]:
-    """What torch knows about a GPU that is in use; None for values that this version of torch does not have."""
+    """Facts of torch about a GPU in use; None for values that this version of torch does not have."""
     properties = torch.cuda.get_device_properties(index)
     uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
     return {

@@ -48,7 +48,7 @@ ENTRIES = 512
 #: Handled by `faulthandler`. If its handler is the default one, nothing else uses the signal.
 STACK_SIGNAL = signal.SIGRTMAX - 3
 #: Where a main thread is during each phase: part of a file's name, and functions (none: any). Not all of
-#: torch/_dynamo/ compiles: functions that it has compiled or was told to leave alone are called through it.
+#: torch/_dynamo/ compiles: functions that it has compiled or must leave alone are called through it.
 _PHASES = (
     ("torch/distributed/checkpoint/", (), "checkpoint"),
     ("torch/serialization.py", ("save", "_save"), "checkpoint"),
@@ -152,7 +152,7 @@ class HangWatch:
     def _answer(self) -> None:
         try:
             name = read_small(self._request).decode("ascii", "replace")
-        except OSError:  # nobody asks
+        except OSError:  # no request
             return
         if name == self._answered or not HANG_FOLDER.fullmatch(name):
             return
@@ -249,7 +249,7 @@ def _mark_failed(dump: dict[str, Any], entry: dict[str, Any]) -> None:
 
 
 def _raised_in_torch(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame, apart from our hooks, is torch's: then an operation failed."""
+    """True if the innermost frame, apart from our hooks, is torch's: then an operation failed."""
     innermost = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename

@@ -430,7 +430,7 @@ def _do_not_compile(function: Any, *, what_it_calls: bool) -> None:
 
 
 def _trains(module: Any) -> bool:
-    """Whether a call of the module is part of training: gradients are on, and it has something to learn."""
+    """True if the call of the module is part of training: gradients are on, and it has trainable parameters."""
     return bool(
         torch.is_grad_enabled()
         and in_training_mode(module)

@@ -34,7 +34,7 @@ BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 class ReducerHooks:
     """Hooks for jobs that use DistributedDataParallel; one instance per session.
 
-    `hooked`: whether a dispatcher kernel sees each bucket.
+    `hooked`: a dispatcher kernel sees each bucket.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -111,7 +111,7 @@ class ReducerHooks:
 
 
 class HostReduction:
-    """All buckets of one reducer on the host. `expected`: whether the next backward reduces."""
+    """All buckets of one reducer on the host. `expected`: the next backward reduces."""
 
     def __init__(self, collectives: Collectives, group: Any, parameters: list[Any]) -> None:
         self.session, self._collectives, self._group = collectives.session, collectives, group

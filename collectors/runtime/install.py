@@ -78,7 +78,7 @@ def _device_software() -> str | None:
 
 
 def _install_device(session: Session) -> None:
-    """Prepare to time ops on a GPU if torch can use one; whether the process uses one is known later."""
+    """Prepare to time ops on a GPU if torch can use one; if the process does use one only shows later."""
     if _device_software() is None:
         return
     recorder = session.recorder

@@ -24,7 +24,7 @@ def load_plain(content: bytes) -> Any:
     return _PlainUnpickler(io.BytesIO(content)).load()
 
 
-#: What unpickling damaged bytes raises, except MemoryError, which is left to the caller.
+#: Errors of unpickling damaged bytes, except MemoryError, which is left to the caller.
 DAMAGE = (
     pickle.UnpicklingError,
     EOFError,

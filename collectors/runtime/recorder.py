@@ -106,7 +106,7 @@ class Recorder:
         self._writer.join(CLOSE_TIMEOUT_S)
 
     def first_of_all_ranks(self, what: str) -> bool:
-        """Whether this rank is the first to ask, so that messages which concern all ranks are printed once."""
+        """True if this rank is the first to call this, so that messages which concern all ranks are printed once."""
         try:
             os.close(os.open(self._directory / f"{what}.claim", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:

@@ -41,11 +41,11 @@ _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPO
 class Session(Guard):
     """One rank in one attempt.
 
-    `recording`: whether ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks
-    record nothing. `optimizing`: inside an optimizer's step, including its closure, or while gradients are clipped for
-    it. `step_over`: the optimizer has run, and the next op begins another step. `held`: a forward, until it is known
-    whether its loss follows. `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant`:
-    returns the current time of the host or, while a device clock runs, a mark on the current stream.
+    `recording`: ops of the current step are kept. `busy`: inside a compute or a data fetch, where nested hooks record
+    nothing. `optimizing`: inside an optimizer's step, including its closure, or while gradients are clipped for it.
+    `step_over`: the optimizer has run, and the next op begins another step. `held`: a forward, until its loss is known
+    to follow or not. `microbatch`: in loops without a pipeline, the backwards of the step so far. `instant`: returns
+    the current time of the host or, while a device clock runs, a mark on the current stream.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Session(Guard):
             self.unfinished += self.device.close()
 
     def in_main_thread(self) -> bool:
-        """Whether this is the training thread; other threads must not advance the step."""
+        """True in the training thread; other threads must not advance the step."""
         return threading.get_ident() == self.thread_id
 
     # ---- the device ----------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Session(Guard):
             self.device.keep(op[:7], start, now_ns() if type(start) is int else self.instant(), op[8])
 
     def hold(self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int) -> None:
-        """Hold back a forward until it is known whether its loss follows directly."""
+        """Hold back a forward until its loss is known to follow directly or not."""
         self.flush_held()
         self.held = (name, start, end, microbatch, chunk, self.step)
 

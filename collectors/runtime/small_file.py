@@ -64,7 +64,7 @@ def write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: it exists complete or not at all, and replaces what was there. Raises OSError."""
+    """Write a file atomically: it exists complete or not at all, and replaces an existing file. Raises OSError."""
     partial = path.with_name(f".{path.name}")
     partial.unlink(missing_ok=True)
     with create(partial) as file:

@@ -92,7 +92,7 @@ class _Span:
 
 
 class _NoSpan:
-    """What `span` returns outside `tracekit collect`: does nothing, and returns a function it decorates unchanged.
+    """The result of `span` outside `tracekit collect`: does nothing, and returns a function it decorates unchanged.
 
     `__enter__` and `__exit__` are a built-in method of the empty string, which takes any arguments and returns an empty
     string, so that exceptions propagate. Methods written in Python would double the cost.

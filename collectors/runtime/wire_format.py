@@ -1,7 +1,7 @@
-"""The files a rank writes: record layout, file names and environment variables, shared by writers and readers.
+"""Files of a rank: record layout, file names and environment variables, shared by writers and readers.
 
 A segment is a 32-byte header and fixed-size records, so an incomplete write costs at most one record. Facts (names,
-process groups, mesh, pipeline) are JSON lines in a file beside it.
+process groups, mesh, pipeline) are JSON lines in a file next to it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Category(IntEnum):
     GC = 7
     SPAN = 8  # name: the user's
     # From the end of the previous step to the end of this one. `extra`: ns inside computes. Of the training thread:
-    # `peer`: us in which it waited for a processor, -1 if the kernel does not say; `chunk`: us in which it ran, -1
+    # `peer`: us in which it waited for a processor, -1 if unknown; `chunk`: us in which it ran, -1
     # where a GPU times the ops.
     STEP = 9
     WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
@@ -84,7 +84,7 @@ class Flag(IntEnum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which steps are recorded: of those from `first_step` on, the first `length` of every `every`.
+    """The steps to record: of those from `first_step` on, the first `length` of every `every`.
 
     Steps are numbered from 0; `last_step` is exclusive, None is open.
     """
@@ -95,13 +95,13 @@ class Schedule:
     length: int = 1
 
     def records(self, step: int) -> bool:
-        """Whether ops of that step are recorded."""
+        """True if ops of that step are recorded."""
         if step < self.first_step or (self.last_step is not None and step >= self.last_step):
             return False
         return (step - self.first_step) % self.every < self.length
 
     def goes_on_after(self, step: int) -> bool:
-        """Whether it records further steps after that one, and then ends."""
+        """True if it records further steps after that one, and then ends."""
         return self.last_step is not None and max(step + 1, self.first_step) < self.last_step
 
     @classmethod
@@ -122,18 +122,18 @@ class Schedule:
         return cls(**content)
 
 
-#: Records nothing until a user asks for it.
+#: Records nothing until a user requests it.
 IDLE = Schedule(first_step=1, last_step=1)
 
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What the launcher tells the ranks. `first_step` to `length` are a `Schedule`.
+    """Settings that the launcher passes to the ranks. `first_step` to `length` are a `Schedule`.
 
     `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
-    after this long without progress, the launcher requests the ranks' state; 0: never. `profiler_steps`: how many
-    steps torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: size limit of a
-    rank's segments, of which the oldest are deleted; 0: no limit.
+    after this long without progress, the launcher requests the ranks' state; 0: never. `profiler_steps`: how many steps
+    torch.profiler records, from `first_step` on, into `profiler_folder`; 0: none. `keep_bytes`: size limit of a rank's
+    segments, of which the oldest are deleted; 0: no limit.
     """
 
     first_step: int = 1
@@ -154,7 +154,7 @@ class RuntimeOptions:
 
     @property
     def schedule(self) -> Schedule:
-        """Which steps are recorded unless a user changes that at run time."""
+        """The steps to record unless a user changes that at run time."""
         return Schedule(self.first_step, self.last_step, self.every, self.length)
 
 

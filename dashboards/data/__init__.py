@@ -1,1 +1,1 @@
-"""What the pages show, before it is drawn: stored results, replays and spans as tables and arrays."""
+"""Data for the pages, before it is drawn: stored results, replays and spans as tables and arrays."""

@@ -1,7 +1,7 @@
-"""A study of many jobs beside the store: its report, made once for each state of the study.
+"""The report of a study of many jobs next to the store, cached per state of the study.
 
-In: the folder of a study. Out: a `FleetReport`; it takes seconds to make of 100,000 jobs, so it is made as the server
-starts, and again once a run has changed the study.
+In: the folder of a study. Out: a `FleetReport`. Building it takes seconds for 100,000 jobs, so it is built when the
+server starts and rebuilt after a run has changed the study.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracekit.fleet.study import Study
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """What a study says. `curves`: as `figures.quantiles`, many of them; `culprits`: recurring ones at that `rate`."""
+    """Figures of a study. `curves`: quantiles as of `figures.quantiles`; `culprits`: recurring ones at that `rate`."""
 
     name: str
     figures: FleetFigures
@@ -40,7 +40,7 @@ class FleetStudy:
         self._kept: tuple[object, FleetReport] | None = None
 
     def report(self) -> FleetReport:
-        """What the study says now. Raises StudyError where there is none."""
+        """Return the report of the study as it is now. Raises StudyError if there is no study."""
         with self._making:
             state = self._study.state()
             if self._kept is None or self._kept[0] != state:
@@ -48,11 +48,11 @@ class FleetStudy:
             return self._kept[1]
 
     def read_ahead(self) -> None:
-        """Make the report in the background, for whoever asks first."""
+        """Build the report in the background, so that the first request finds it ready."""
         threading.Thread(target=self._tried, daemon=True, name="fleet report").start()
 
     def _tried(self) -> None:
-        with suppress(TracekitError):  # the page will say what is wrong
+        with suppress(TracekitError):  # the page will show the error
             self.report()
 
     def _report(self) -> FleetReport:

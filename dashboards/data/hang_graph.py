@@ -1,6 +1,6 @@
-"""The wait-for graph of a report on a hang, folded by process group: what the page Hang draws and lists.
+"""The wait-for graph of a hang report, folded by process group; the page Hang draws and lists it.
 
-In: a report as docs/hang.md says. Out: `Node`s, culprits first.
+In: a report as documented in docs/hang.md. Out: `Node`s, culprits first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tracekit.base.text import ranks_text
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Ranks in one place of the graph. `column`: 0 for culprits, else how many waits lie between them and the nearest
-    culprit. `held_by`: the nodes (by number) that they wait for.
+    """Ranks that share a place in the graph. `column`: 0 for culprits, else the number of waits between them and the
+    nearest culprit. `held_by`: the nodes (by number) that they wait for.
     """
 
     column: int
@@ -29,8 +29,8 @@ class Node:
 
 
 def fold(report: dict[str, Any]) -> tuple[Node, ...]:
-    """The wait-for graph of a report on a hang (docs/hang.md): culprits, ranks between which nobody can tell, then the
-    ranks that wait in operations of one process group, as far from the culprits.
+    """Fold the wait-for graph of a hang report (docs/hang.md) into nodes: culprits, undecided ranks, then the waiting
+    ranks, grouped by process group and distance from the culprits.
     """
     nodes = [Node(0, one["class"], (one["rank"],), one["operation"], ()) for one in report["culprits"]]
     nodes += [Node(0, "cannot tell", tuple(one["ranks"]), one["operation"], ()) for one in report["undecided"]]
@@ -52,7 +52,7 @@ def fold(report: dict[str, Any]) -> tuple[Node, ...]:
 
 
 def _columns(culprits: Iterable[int], waits_for: dict[int, Sequence[int]]) -> dict[int, int]:
-    """How many waits lie between each waiting rank and the nearest culprit; 1 where that is not known."""
+    """Return the number of waits between each waiting rank and the nearest culprit; 1 where unknown."""
     waiters: defaultdict[int, list[int]] = defaultdict(list)
     for rank, held in waits_for.items():
         for one in held:

@@ -1,8 +1,8 @@
-"""What the dashboard reads of a store, kept in memory.
+"""Cached reads of a store for the dashboard.
 
-In: the path of a store. Out: frames, reports and traces of its jobs, of each the newest window. Results were computed
-when a window was added, so a page costs a lookup. A store that has changed is noticed at the next call; what was read
-of a window stays valid, for a window never changes.
+In: the path of a store. Out: frames, reports and traces of the newest window of each job. Results are computed when a
+window is added, so a page costs a lookup. A change of the store is noticed at the next call; cached data of a window
+stays valid, because a window never changes.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.store.catalogue import Catalogue
 
-#: Results kept in memory, and traces: these are large.
+#: Results and traces kept in memory; traces are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
-#: States of the list of jobs kept: a page in the making may still ask for the one before.
+#: States of the list of jobs kept: a page being built may still need the previous one.
 LISTS_KEPT = 2
-#: Tables and steps taken apart that are kept in memory.
+#: Tables and decomposed steps kept in memory.
 TABLES_KEPT, STEPS_KEPT = 16, 3
-#: Reads ahead of a page at the same time.
+#: Most concurrent prefetches.
 AHEAD_AT_ONCE = 8
 
-#: Why there is nothing about pipelines of a job.
+#: The reason why a job has no pipeline report.
 OP_TRACE = "is an op trace: only its page Job has results"
 _WITHOUT = "was stored without an analysis"
 _Result = TypeVar("_Result")
@@ -53,10 +53,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One job as the store has it: `report` as docs/report-schema.md says; None, with `problem`, where there is none.
+    """One stored job. `report`: as in docs/report-schema.md; None if there is none, and `problem` has the reason.
 
-    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `op_report`:
-    of an op trace, as docs/op-trace.md says; `report` is None then.
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `op_report`: the
+    report of an op trace (docs/op-trace.md); `report` is then None.
     """
 
     name: str
@@ -103,15 +103,15 @@ class Results:
         self._of_catalogue: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def at_one_state(self) -> Results:
-        """The same results, of the store as it is at the first look: for a page, which must not mix two windows."""
+        """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
         return self._but(_pinned=[])
 
     def of_window(self, name: str, number: int) -> Results:
-        """The same results, but of window `number` of the job `name`, not of its newest."""
+        """A copy that reads window `number` of the job `name` instead of its newest."""
         return self._but(_chosen=(name, number))
 
     def _but(self, **fields: Any) -> Results:
-        """The same results, with what they keep in common, but for these fields."""
+        """A copy that shares caches, with these fields replaced."""
         made = copy(self)
         vars(made).update(fields)
         return made
@@ -123,7 +123,7 @@ class Results:
         )
 
     def live_jobs(self) -> pl.DataFrame:
-        """One row per job, and whether windows of it still come (`LiveTables.live_jobs`)."""
+        """One row per job, with whether it still receives windows (`LiveTables.live_jobs`)."""
         return self._of_store(("live jobs",), lambda catalogue: catalogue.live.live_jobs())
 
     def incidents(self, name: str | None = None, most: int | None = None) -> tuple[Incident, ...]:
@@ -131,7 +131,7 @@ class Results:
         return self._of_store(("incidents", name, most), lambda catalogue: catalogue.live.incidents(name, most=most))
 
     def count_incidents(self) -> tuple[int, int]:
-        """How many incidents are open, and how many closed."""
+        """Return the numbers of open and of closed incidents."""
         return self._of_store(("counted incidents",), lambda catalogue: catalogue.live.count_incidents())
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
@@ -151,11 +151,11 @@ class Results:
         return self._of_store(("left out",), lambda catalogue: catalogue.left_out)
 
     def state(self) -> str:
-        """What tells one state of the store from the next, as text."""
+        """Return the state of the store as text; it differs after every change."""
         return self._store.state()
 
     def _of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
-        """What `read` gives of the catalogue as it is now; once per state of the store."""
+        """Return the result of `read` on the current catalogue; run once per state of the store."""
 
         def ask() -> _Result:
             with self._store.reading() as catalogue:
@@ -164,7 +164,7 @@ class Results:
         return self._once((self._store.state(), *what), TABLES_KEPT, self._of_catalogue, ask)
 
     def jobs(self) -> pl.DataFrame:
-        """One row per job, the costliest first: its sizes, its figures (null where not analysed), its causes."""
+        """One row per job, the costliest first: sizes, figures (null if not analysed) and causes."""
         if self._pinned is not None:
             self._pinned = self._pinned or [self._jobs_now()]
             return self._pinned[0]
@@ -178,7 +178,7 @@ class Results:
         return self._of(name, ("stored",), RESULTS_KEPT, self._kept, self._read_stored)
 
     def stored_jobs(self, names: Sequence[str]) -> list[Stored]:
-        """Several jobs, each as `stored`; what is not in memory is read in one go."""
+        """Several jobs, each as `stored` returns it; those not in memory are read together."""
         rows = [self._row(name) for name in names]
         with self._keeping:
             unread = [(row["name"], row["number"]) for row in rows if (_window(row), "stored") not in self._kept]
@@ -203,7 +203,7 @@ class Results:
         return self._of(name, ("map",), RESULTS_KEPT, self._kept, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
-        """Step number -> when it started, seconds since the epoch; None where unknown."""
+        """Map step number to its start in seconds since the epoch; None where unknown."""
         return self._of(name, ("starts",), RESULTS_KEPT, self._kept, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
@@ -233,9 +233,9 @@ class Results:
             return job.replay
 
     def ahead(self, *reads: Callable[[], object]) -> list[threading.Thread]:
-        """Begin to read what a page is about to ask for, each in the background, while the browser loads the page.
+        """Prefetch what a page will request, each in the background, while the browser loads the page.
 
-        What goes wrong is said to whoever asks for it; here it ends the thread. Nothing begins where much is under way.
+        Errors end the thread and surface when the result is requested. Does nothing if many reads are running.
         """
         threads = []
         for read in reads:
@@ -266,11 +266,11 @@ class Results:
 
     def _take_apart(self, name: str, step: int) -> StepOps:
         replay = self.replay(name)
-        with self._expanding:  # one at a time: each takes the memory of all of its step
+        with self._expanding:  # one at a time: each needs memory for its whole step
             return step_ops(replay.only_steps([step]))
 
     def _row(self, name: str) -> dict[str, Any]:
-        """What the list of jobs has of one, with the figures of the window that was chosen."""
+        """Return the row of one job in the list of jobs, with the figures of the chosen window."""
         if self._chosen is not None and self._chosen[0] == name:
             number = self._chosen[1]
             return self._of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
@@ -323,7 +323,7 @@ class Results:
         return PipelineJob(trace)
 
     def _missing(self, name: str) -> NotStoredError:
-        """That there is no such job, and which one may be meant."""
+        """Build the error for a job that does not exist, suggesting a similar name."""
         close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
         hint = f"did you mean {short(close[0])!r}?" if close else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
@@ -336,7 +336,7 @@ class Results:
         kept: OrderedDict[tuple[Any, ...], _Result],
         read: Callable[[dict[str, Any]], _Result],
     ) -> _Result:
-        """What `read` gives of the newest window of a job: once, for a window never changes."""
+        """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
         return self._of_row(self._row(name), what, most, kept, read)
 
     def _of_row(
@@ -352,9 +352,9 @@ class Results:
     def _once(
         self, key: tuple[Any, ...], most: int, kept: OrderedDict[tuple[Any, ...], _Result], read: Callable[[], _Result]
     ) -> _Result:
-        """What `read` gives, read again only when it was pushed out by others.
+        """Return the result of `read`; read again only after eviction.
 
-        Whoever asks for what is being read waits for it: reading it twice takes twice the memory and twice as long.
+        Concurrent callers wait for a read in progress: reading twice takes twice the memory and time.
         """
         with self._keeping:
             if key in kept:
@@ -378,7 +378,7 @@ class Results:
 
 
 def _window(row: dict[str, Any]) -> tuple[int, int, float]:
-    """What tells a window of the list of jobs from all others, also from later ones of its name."""
+    """Return a key that identifies a window of the list of jobs, also among later windows of the same name."""
     return row["job_id"], row["number"], row["imported_at"]
 
 

@@ -1,8 +1,8 @@
-"""What-if questions replayed in the background, for any number of people at once.
+"""Background replays of what-if questions, for any number of users.
 
-In: a stored job and a question. Out: at once what is known of the answer: `Pending` with what is under way, `Answer`,
-or `Rejected` in words. Asking again is how progress is watched, so a page that is left, a server that is restarted and
-a second process need no care: who still wants the answer asks again.
+In: a stored job and a question. Out: immediately, the status of the answer: `Pending` with its phase, `Answer`, or
+`Rejected` with a message. Pages poll by repeating the question, so abandoned pages, restarted servers and second
+processes need no special handling.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ AT_ONCE = 2
 ANSWERS_KEPT = 1024
 #: Questions that may wait for their turn.
 MOST_WAITING = 64
-#: A question that nobody has asked again for so long is dropped when its turn comes.
+#: A question not polled for this long is dropped when its turn comes.
 ABANDONED_S = 90.0
 #: A larger job is not loaded into the server's memory.
 MOST_OPS = 40_000_000
 
 
 class Phase(StrEnum):
-    """What is under way for a question, in order."""
+    """The phases of a pending question, in order."""
 
     WAITING = "waiting for its turn"
     READING = "reading the trace"
@@ -57,7 +57,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """No answer, and why. `selection`: the selection is to blame, so the words belong to its field."""
+    """No answer, with the reason. `selection`: the selection is wrong, so the message belongs to its field."""
 
     message: str
     selection: bool = False
@@ -80,7 +80,7 @@ class Answer:
 
     @property
     def clear(self) -> bool:
-        """Whether the change is larger than its error."""
+        """True if the change is larger than its error."""
         return abs(self.saved_s) > self.error_s
 
 
@@ -100,7 +100,7 @@ class _Run:
 
 
 class Replays:
-    """Answers questions on jobs of a store, each once."""
+    """Answers questions about jobs of a store, each once."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
@@ -110,7 +110,7 @@ class Replays:
         self._loading = threading.Lock()
 
     def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
-        """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
+        """Return the status of the answer after at most `wait_s` seconds; start the replay if the question is new."""
         ops = (stored.report or {}).get("job", {}).get("ops", 0)
         if ops > MOST_OPS:
             return Rejected(
@@ -127,12 +127,12 @@ class Replays:
         run.done.wait(wait_s)
         status = run.status
         if isinstance(status, Rejected) and not status.selection:
-            with self._keeping:  # what went wrong may be over the next time
+            with self._keeping:  # a retry may succeed
                 self._runs.pop(key, None)
         return status
 
     def _start(self, key: _Key, stored: Stored, query: WhatifQuery) -> _Run | None:
-        """A new run in its queue; None where too many wait."""
+        """Queue a new run; None if too many are waiting."""
         if sum(not run.done.is_set() for run in self._runs.values()) >= MOST_WAITING:
             return None
         run = _Run(stored, query, time.monotonic())
@@ -168,7 +168,7 @@ class Replays:
 
     def _replayed(self, run: _Run) -> Answer:
         run.status = Pending(Phase.READING)
-        with self._loading:  # one trace at a time: two people who ask about one job read it once
+        with self._loading:  # one trace at a time: two questions about one job read its trace once
             job = self._results.job_of(run.stored)
             run.status = Pending(Phase.BUILDING)
             _ = job.replay
@@ -180,7 +180,7 @@ class Replays:
 def answered(job: PipelineJob, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job, whose times are not computed again.
 
-    Raises SelectionError for a selection without a single op.
+    Raises SelectionError if no op is selected.
     """
     replay = job.replay
     chosen = checked_selection(query.selection, replay.graph, replay.durations)

@@ -1,7 +1,7 @@
-"""What a timeline shows, as text in an address and as checked values.
+"""The state of a timeline, as address text and as checked values.
 
-In: the parameters of a URL and what the job has. Out: a `TimelineState` and one sentence for each parameter that could
-not be followed: the page says it and shows what is nearest, a data request is rejected with it.
+In: the parameters of a URL and what the job has. Out: a `TimelineState` and one sentence for each invalid parameter:
+the page shows it with the nearest valid state; a data request is rejected with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import polars as pl
 from tracekit.report.spans import Ints, Line, Replay, StepOps, Window
 from tracekit.trace.model import OpKind, Worker
 
-#: Up to this many workers all streams are drawn, above it computes only, unless the address says otherwise.
+#: Up to this many workers, all streams are drawn; above it only computes, unless the address names the streams.
 FEW_WORKERS = 4
 _RANGES = re.compile(r"\d{1,9}(-\d{1,9})?([ ,]+\d{1,9}(-\d{1,9})?)*")
 _WORKERS = re.compile(r"\d{1,9},\d{1,9}( +\d{1,9},\d{1,9})*")
@@ -29,7 +29,7 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Shown(StrEnum):
-    """Which replays are drawn."""
+    """The replays to draw."""
 
     RECORDED = "recorded"
     ORIGINAL = "original"
@@ -38,26 +38,26 @@ class Shown(StrEnum):
 
     @property
     def replays(self) -> tuple[Replay, ...]:
-        """From top to bottom."""
+        """The replays from top to bottom."""
         return (Replay.RECORDED, Replay.IDEAL) if self is Shown.BOTH else (Replay(self.value),)
 
 
 class Streams(StrEnum):
-    """Which streams of a worker are drawn."""
+    """The streams of a worker to draw."""
 
     COMPUTE = "compute"
     ALL = "all"
 
 
 class Order(StrEnum):
-    """How workers are ordered: by DP rank and stage, or the slowest worker first."""
+    """The order of workers: by DP rank and stage, or the slowest worker first."""
 
     RANK = "rank"
     SLOWEST = "slowest"
 
 
 class CriticalPath(StrEnum):
-    """Whether the critical path is drawn over the ops."""
+    """Option to draw the critical path over the ops."""
 
     NO = "no"
     YES = "yes"
@@ -65,7 +65,7 @@ class CriticalPath(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpName:
-    """Which op of a step: also how an address names it."""
+    """Identity of an op within a step; `str()` gives its form in an address."""
 
     worker: Worker
     kind: OpKind
@@ -77,8 +77,8 @@ class OpName:
 
 @dataclass(frozen=True, slots=True)
 class TimelineState:
-    """What is shown. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: the window
-    from the start of the step, None for the whole step. `at`: the worker at the top. `op`: the op in the side panel.
+    """State of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: window
+    from the start of the step, None for all of it. `at`: the worker at the top. `op`: the op in the side panel.
     """
 
     step: int
@@ -122,7 +122,7 @@ class TimelineState:
         return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -own))]
 
     def window(self, columns: int) -> Window | None:
-        """The part of the step that is shown; None for all of it."""
+        """The shown part of the step; None for all of it."""
         if self.from_ms is None or self.to_ms is None:
             return None
         return Window(self.from_ms / 1e3, self.to_ms / 1e3, columns)
@@ -130,14 +130,14 @@ class TimelineState:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A state, and what of the address could not be followed."""
+    """A state, and remarks on the invalid parts of the address."""
 
     state: TimelineState
     remarks: tuple[str, ...]
 
 
 def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
-    """The state that `texts` describe. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
+    """Parse the state in `texts`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
     reader = _Reader(texts)
     dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
     slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
@@ -167,7 +167,7 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
 def _settled(
     state: TimelineState, reader: _Reader, dp_rank: Ints, pp_rank: Ints
 ) -> tuple[TimelineState, tuple[str, ...]]:
-    """The state without a window that is none and filters that leave nobody."""
+    """Drop an invalid window and filters that match no worker; choose the default streams."""
     changes: dict[str, Any] = {}
     if (state.from_ms is None) != (state.to_ms is None):
         reader.remark("the window needs both from= and to=; shown is the whole step")
@@ -188,7 +188,7 @@ def _settled(
 
 
 class _Reader:
-    """Takes values out of an address and notes what cannot be read."""
+    """Reads values from an address and collects remarks on invalid ones."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = texts
@@ -198,7 +198,7 @@ class _Reader:
         self.remarks.append(text)
 
     def read(self, name: str, parse: Callable[[str], _Value | None], default: _Value, expected: str) -> _Value:
-        """The value of that name, or the default with a remark where it is not what was expected."""
+        """Return the parsed value of that name, or the default with a remark if it is invalid."""
         text = self.texts.get(name, "").strip()
         if not text:
             return default
@@ -209,7 +209,7 @@ class _Reader:
         return value
 
     def choice(self, name: str, choices: type[_Choice], default: _Choice) -> _Choice:
-        """One of a closed set."""
+        """Parse a member of a closed set."""
         return self.read(
             name, lambda text: choices(text) if text in set(choices) else None, default, "one of " + ", ".join(choices)
         )
@@ -245,6 +245,6 @@ def _op_name(text: str) -> OpName | None:
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:
-    """`0-3 7` as lowest and highest numbers."""
+    """Parse `0-3 7` into lowest and highest numbers."""
     parts = [part.partition("-") for part in re.split("[ ,]+", text)]
     return [(int(low), int(high) if dash else int(low)) for low, dash, high in parts]

@@ -1,7 +1,7 @@
-"""What-if questions as people ask them in the browser, and their form in the address.
+"""What-if questions of the dashboard and their form in the address.
 
-In: text from a field or an address. Out: `WhatifQuery`, one question, from which a `Scenario` is made; and the
-questions that a report itself suggests. Selections have the language of `whatif --fix` and `--keep`.
+In: text from a field or an address. Out: `WhatifQuery`, from which a `Scenario` is made, and the questions that a
+report suggests. Selections use the syntax of `whatif --fix` and `--keep`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.trace.model import DP_COLLECTIVES, Worker
 
-#: A selection longer than this is no question of a person.
+#: Longer selections are refused: no user types one.
 LONGEST_SELECTION = 1000
 #: Questions kept side by side.
 MOST_KEPT = 12
-#: Parts of an address that are looked at for them.
+#: Most parts of an address that are parsed for them.
 MOST_PARTS = 100
-#: Longer addresses are not made: servers and proxies refuse them, gunicorn from 8,190 characters on.
+#: Longest address: servers and proxies refuse longer ones, gunicorn those above 8,190 characters.
 LONGEST_ADDRESS = 7500
 LARGEST_FACTOR = 100.0
-#: Workers that a suggestion names one by one.
+#: Most workers that a suggestion names one by one.
 MOST_WORKERS = 8
 
 
 class QueryAction(StrEnum):
-    """What happens to the selected ops: `idealise` is `whatif --fix`, `keep` is `whatif --keep`."""
+    """The action on the selected ops: `idealise` is `whatif --fix`, `keep` is `whatif --keep`."""
 
     IDEALISE = "idealise"
     SCALE = "scale"
@@ -43,14 +43,14 @@ class QueryAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WhatifQuery:
-    """One question: the selection as text, what happens to it, and for `scale` by which factor."""
+    """One question: the selection as text, the action and, for `scale`, the factor."""
 
     selection: str
     action: QueryAction = QueryAction.IDEALISE
     factor: float = 1.0
 
     def scenario(self, selection: Selection) -> Scenario:
-        """What to replay; `selection` is the one that the text describes."""
+        """Return the scenario to replay; `selection` is the parsed selection of this question."""
         match self.action:
             case QueryAction.IDEALISE:
                 return Scenario.removal(selection)
@@ -72,14 +72,14 @@ class WhatifQuery:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A question that somebody may want to ask about this job, in a few words."""
+    """A suggested question about this job, with a short title."""
 
     title: str
     query: WhatifQuery
 
 
 def read_query(selection: str, action: str | None = None, factor: object = None) -> WhatifQuery:
-    """A question from the texts of a form or an address. Raises SelectionError that says what is wrong with them."""
+    """Parse a question from a form or an address. Raises SelectionError with the reason if it is invalid."""
     text = " ".join(selection.split())
     if len(text) > LONGEST_SELECTION:
         raise SelectionError(f"the selection has {len(text):,} characters; expected at most {LONGEST_SELECTION:,}")
@@ -92,7 +92,7 @@ def read_query(selection: str, action: str | None = None, factor: object = None)
 
 
 def kept_text(questions: Iterable[WhatifQuery]) -> str:
-    """Questions as one text of the address; no selection holds a semicolon."""
+    """Join questions into one address text; selections contain no semicolons."""
     return ";".join(
         f"{query.action}{f'*{query.factor:g}' if query.action is QueryAction.SCALE else ''}:{query.selection}"
         for query in questions
@@ -100,7 +100,7 @@ def kept_text(questions: Iterable[WhatifQuery]) -> str:
 
 
 def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
-    """The inverse of `kept_text`, each question once, and in words what could not be read of it."""
+    """Parse the output of `kept_text`, without duplicates; also return the problems found."""
     questions: list[WhatifQuery] = []
     problems: list[str] = []
     for part in filter(None, text.split(";", MOST_PARTS)[:MOST_PARTS]):
@@ -121,7 +121,7 @@ def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
 
 
 def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
-    """Questions that suit the job: its own causes and fixes first, then the ones that tell compute from network."""
+    """Suggest questions for the job: its causes and fixes first, then questions that separate compute from network."""
     found: dict[WhatifQuery, Suggestion] = {}
     for suggestion in (*_of_causes(report), *_of_fixes(report), *_general(report)):
         found.setdefault(suggestion.query, suggestion)
@@ -129,9 +129,9 @@ def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
 
 
 def question_of(report: Mapping[str, Any], fix: Mapping[str, Any]) -> Suggestion | None:
-    """The question closest to a fix, to be changed and asked; None where no selection comes close.
+    """Return the question closest to a fix, as a start for the user's own; None if no selection comes close.
 
-    It is another question, with another answer: a fix makes ops as fast as their peers, this makes them ideal.
+    Its answer differs from the price of the fix: a fix makes ops as fast as their peers, this makes them ideal.
     """
     of_cause = (_of_cause(report, cause) for cause in report["causes"] if cause["kind"] == fix["cause"])
     closest = next((found for found in (_of_fix(report, fix), *of_cause) if found), ())
@@ -181,9 +181,9 @@ def _of_fix(report: Mapping[str, Any], fix: Mapping[str, Any]) -> tuple[Suggesti
 
 
 def _workers(report: Mapping[str, Any], where: Mapping[str, Any]) -> tuple[Suggestion, ...]:
-    """The workers of a place ideal, unless they are too many to be named.
+    """Suggest making the workers of a place ideal, unless they are too many to name.
 
-    No fix: that makes them as fast as their peers, and has another price.
+    Not the same as a fix, which makes them as fast as their peers and has another price.
     """
     workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
     if not 0 < len(workers) <= MOST_WORKERS:
@@ -194,7 +194,7 @@ def _workers(report: Mapping[str, Any], where: Mapping[str, Any]) -> tuple[Sugge
 
 
 def _name(report: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
-    """A worker by its rank and host, as far as known, with a capital."""
+    """Name a worker by rank and host where known, capitalised."""
     place = {key: worker[key] for key in ("dp_rank", "pp_rank")}
     known = next((row for row in report["by_worker"] if place.items() <= row.items()), None)
     if known is None or known["rank"] is None:
@@ -239,7 +239,7 @@ def _factor(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the controls of the page say: each the text of one part of a selection, empty where it says nothing."""
+    """Values of the page's controls: each the text of one part of a selection, empty if unset."""
 
     kinds: tuple[str, ...] = ()
     stages: str = ""
@@ -251,7 +251,7 @@ class Choice:
 
     @classmethod
     def of(cls, text: str) -> Choice:
-        """The controls that write `text`; empty ones where it says more than they can."""
+        """Return the controls that produce `text`; empty ones if controls cannot express it."""
         found: dict[str, str] = {}
         for part in re.split(r"\s+and\s+", text.strip()):
             if match := re.fullmatch(r"(kind|stage|dp_rank|step|microbatch|slowest)=(\S+)", part):

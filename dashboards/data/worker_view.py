@@ -1,7 +1,7 @@
-"""What the page Workers shows, and how its address says so.
+"""The state of the page Workers and its form in the address.
 
-In: the state in the URL, written by anybody. Out: a `WorkerView`, whose parts exist in the job, and a sentence on what
-did not.
+In: the state in the URL, which is untrusted. Out: a `WorkerView` whose parts exist in the job, and a sentence on each
+part that does not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What the page shows of a job: a step by its position (None: all), a worker by its cell (None: nobody chosen),
-    a host. `said`: what of the address could not be followed.
+    """The view of a job: the position of a step (None: all steps), the cell of a worker (None: none chosen), a host.
+    `said`: remarks on invalid parts of the address.
     """
 
     position: int | None = None
@@ -34,7 +34,7 @@ class WorkerView:
 
 
 def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str | None) -> WorkerView:
-    """The view that an address asks for; what it gets wrong is left out or moved to the nearest, and said."""
+    """Parse the view in an address; invalid parts are dropped or moved to the nearest valid value, with a remark."""
     view = WorkerView()
     if step:
         view = _read_step(found, step, view)
@@ -56,7 +56,7 @@ def _read_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
 
 
 def choose_worker(found: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
-    """`view` with the worker that a person wrote, or with a word about why not."""
+    """Return `view` with the worker that the user typed, or with a remark if it is invalid."""
     if rank := _RANK.fullmatch(worker.strip()):
         cell = found.cell_of_rank(int(rank[1]))
         return (
@@ -79,12 +79,12 @@ def _say(view: WorkerView, text: str) -> WorkerView:
 
 
 def comma(worker: Worker) -> str:
-    """A worker as the address and selections write it: `1,2`."""
+    """Format a worker as addresses and selections do: `1,2`."""
     return f"{worker.dp_rank},{worker.pp_rank}"
 
 
 def address(found: WorkerMap, view: WorkerView) -> dict[str, Any]:
-    """The view as the address has it."""
+    """Return the view as address text."""
     return {
         "step": None if view.position is None else int(found.steps[view.position]),
         "worker": None if view.cell is None else comma(found.worker(view.cell)),

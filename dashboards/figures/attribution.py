@@ -1,4 +1,4 @@
-"""Figures of the page Attribution: the two estimates side by side, and what forwards and backwards have in common."""
+"""Figures of the page Attribution: the estimates side by side, and the correlation of forwards and backwards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOST_BARS = 64
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What sets of ops cost, in seconds of the mean step time; None where it was not computed.
+    """The cost of sets of ops, in seconds of the mean step time; None where it was not computed.
 
-    `names`: of the sets, `selections`: the same as the what-if page takes them. `alone_s`: (S alone - 1) x T(ideal),
+    `names`: of the sets; `selections`: the same in the syntax of the what-if page. `alone_s`: (S alone - 1) x T(ideal),
     `fixed_s`: T(original) - T(original with the set idealised), `late_s`: what its launch delays add to T(original).
     """
 
@@ -31,7 +31,7 @@ class Estimates:
 
 
 def estimates(found: Estimates, theme: Theme, *, x: str, lying: bool = False) -> go.Figure:
-    """Bars of the three estimates for each set. `lying`: names down, for long ones; `x`: what the sets are."""
+    """Bars of the three estimates for each set. `lying`: horizontal, for long names; `x`: the axis title."""
     height = max(180, 90 + 42 * len(found.names)) if lying else 300
     drawn = figure(
         theme, height=height, legend=True, **({"x": "seconds a step"} if lying else {"x": x, "y": "seconds a step"})
@@ -44,8 +44,8 @@ def estimates(found: Estimates, theme: Theme, *, x: str, lying: bool = False) ->
     for name, values, colour in series:
         if all(value is None for value in values):
             continue
-        said = f"{x} %{{{'y' if lying else 'x'}}}, {name}: %{{{'x' if lying else 'y'}:.4g}} s a step<extra></extra>"
-        common = {"name": name, "customdata": list(found.selections), "hovertemplate": said}
+        hover = f"{x} %{{{'y' if lying else 'x'}}}, {name}: %{{{'x' if lying else 'y'}:.4g}} s a step<extra></extra>"
+        common = {"name": name, "customdata": list(found.selections), "hovertemplate": hover}
         if lying:
             drawn.add_bar(y=list(found.names), x=list(values), orientation="h", marker_color=colour, **common)
         elif len(found.names) <= MOST_BARS:

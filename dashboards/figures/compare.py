@@ -13,15 +13,15 @@ from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.figures.workers import map_height
 from tracekit.report.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
 
-#: Numbers along an axis of a worker map.
+#: Most numbers along an axis of a worker map.
 MOST_TICKS = 16
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
 
 
 def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
-    """What each set of ops alone costs a step, before and after, as pairs of bars; what costs next to nothing is left
-    to the table.
+    """The cost of each set of ops alone per step, before and after, as pairs of bars; negligible costs are only in the
+    table.
     """
     sizes = [max(abs(change.before_s or 0.0), abs(change.after_s or 0.0)) for change in changes]
     changes = [
@@ -93,9 +93,9 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
 def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
     """Exact S_w of each worker, DP ranks down, stages across.
 
-    `ranks`: the global rank of each, as `side.workers`, UNKNOWN where the trace does not say.
+    `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
 
-    Pooled by maximum where there are more cells than a screen shows.
+    Pooled by maximum if there are more cells than a screen shows.
     """
     pooled = pool(side.workers, *blocks_that_fit(*side.workers.shape))
     rows, columns = pooled.values.shape

@@ -1,4 +1,4 @@
-"""The figure of the page Fleet: how S and waste are distributed over jobs and over GPU-hours."""
+"""The figure of the page Fleet: distribution of S and waste over jobs and over GPU-hours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracekit.figures.theme import Theme
 
 
 def distribution(curves: pl.DataFrame, of: str, title: str, theme: Theme) -> go.Figure:
-    """The share of jobs, and of GPU-hours, with at most that much. `of`: `slowdown` or `waste`, as in `curves`."""
+    """The share of jobs, and of GPU-hours, with at most a given value. `of`: `slowdown` or `waste`, as in `curves`."""
     drawn = figure(theme, height=280, x=title, y="share with at most that", legend=True)
     for column, name, colour in (
         (f"{of}_jobs", "of jobs", theme.recorded),

@@ -1,4 +1,4 @@
-"""The figure of the page Hang: who waits for whom, folded by process group, culprits first."""
+"""The figure of the page Hang: the wait-for graph, folded by process group, culprits first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracekit.dashboards.data.hang_graph import Node
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Culprits and groups drawn one below the other; the table has all.
+#: Most culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12
 _ROW_HEIGHT, _LABEL, _RUNS = 58, 30, 4
 #: Where arrows end, in columns from the middle of a box.
@@ -21,7 +21,7 @@ _HALF_BOX = 0.4
 
 
 def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
-    """The nodes in columns, culprits at the left, an arrow from those that wait to those that hold them up."""
+    """The nodes in columns, culprits at the left; an arrow points from each waiting node to the one that blocks it."""
     rows: defaultdict[int, int] = defaultdict(int)
     places: dict[int, tuple[float, float]] = {}
     for number, node in enumerate(nodes):

@@ -10,15 +10,15 @@ import plotly.graph_objects as go
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Ranks that fit into one figure.
+#: Most ranks in one figure.
 _MOST_RANKS = 32
 
 
 def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
-    """What the GPU of each rank did, as bars: `by_rank` of the report on a recording; the costliest where many."""
+    """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
     shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
     drawn = figure(theme, height=110 + 24 * len(shown), x="seconds")
-    parts = (  # what is lost in the colours of slowdown
+    parts = (  # lost time in the colours of slowdown
         ("computing", "compute_s", theme.dimmed),
         ("exposed communication", "exposed_communication_s", theme.slow[2]),
         ("idle", "idle_s", theme.slow[4]),

@@ -11,13 +11,13 @@ from tracekit.base.text import seconds
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Characters of a name beside its bar.
+#: Most characters of a name next to its bar.
 LONGEST_LABEL = 46
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One scenario: its number and name, its step time and the error of that, seconds."""
+    """One scenario: its number, name, step time and the error of that time, in seconds."""
 
     label: str
     step_time_s: float
@@ -25,7 +25,7 @@ class Bar:
 
 
 def scenario_times(original_s: float, ideal_s: float, bars: Sequence[Bar], theme: Theme) -> go.Figure:
-    """Step times of scenarios between those of the job as it ran and of the ideal job."""
+    """Step times of scenarios between those of the recorded and of the ideal job."""
     rows = [Bar("as it ran (original)", original_s, 0.0), *bars, Bar("all ideal", ideal_s, 0.0)]
     drawn = figure(theme, height=74 + 34 * len(rows), x="seconds a step")
     drawn.add_bar(

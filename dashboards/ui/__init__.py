@@ -1,1 +1,1 @@
-"""What all pages share: frame, components, colours, sentences, callbacks, and who looks."""
+"""Shared parts of all pages: frame, components, colours, sentences, callbacks and the viewer."""

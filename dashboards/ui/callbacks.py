@@ -1,7 +1,7 @@
-"""What every callback of the pages shares: it takes only what a page sends, and says on the page what goes wrong.
+"""Shared handling of page callbacks: check their arguments and show errors on the page.
 
-In: the functions that Dash calls with values from a browser, which anybody can make up. Out: an answer, a message on
-the page, or a 400 with one line in the log.
+In: the functions that Dash calls with values from a browser, which are untrusted. Out: an answer, a message on the
+page, or a 400 with one line in the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from werkzeug.exceptions import BadRequest, HTTPException
 
 from tracekit.dashboards.ui.components import attributes, told
 
-#: Where a page says what went wrong in a callback that has no better place for it.
+#: Id of the element that shows errors of callbacks without a better place for them.
 TROUBLE = "page-trouble"
 
 _Arguments = ParamSpec("_Arguments")
@@ -27,9 +27,9 @@ _Answer = TypeVar("_Answer")
 def answers(
     *wiring: Any, on_error: Callable[[Exception], Any] | None = None
 ) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
-    """`dash.callback` for the pages: values are checked against the annotations, errors are said on the page.
+    """`dash.callback` for the pages: check values against the annotations and show errors on the page.
 
-    `wiring`: outputs, inputs and states. `on_error`: what the outputs are then, where they have a place to say it.
+    `wiring`: outputs, inputs and states. `on_error`: returns the outputs after an error, if they have a place for it.
     """
 
     def register(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
@@ -46,7 +46,7 @@ def answers(
 
 
 def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
-    """The callback, refusing values that do not fit its annotations with BadRequest: no page sends them."""
+    """Wrap the callback to raise BadRequest for values that do not fit its annotations, which no page sends."""
     expected, hints = signature(function), get_type_hints(function)
 
     @wraps(function)
@@ -65,7 +65,7 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value from JSON is of that type; of a TypedDict it has at least the keys."""
+    """True if a value from JSON is of that type; a TypedDict needs at least its keys."""
     if kind is Any:
         return True
     parts = get_args(kind)
@@ -82,7 +82,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def say_failure(error: Exception) -> None:
-    """A message over the page, which stays as it was."""
+    """Show a message over the page and leave the rest of it unchanged."""
     message = told(error)
     message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
     set_props(TROUBLE, {"children": message})

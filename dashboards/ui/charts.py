@@ -1,6 +1,6 @@
-"""Small pictures that need no library in the browser: every mark of them is a link to where it can be seen large.
+"""Small pictures that need no library in the browser: every mark links to a larger view.
 
-In: figures of a job. Out: HTML. Colours are those of the theme; what a colour says is also in words.
+In: figures of a job. Out: HTML. Colours are those of the theme; the meaning of each colour is also in words.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
 from tracekit.report.worker_map import LEVELS, Pooled, WorkerMap, pool
 
-#: The largest small map, DP ranks down and stages across; maps of at most this many cells show figures.
+#: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128
-#: Columns that have room for more than a number above them.
+#: Most columns with room for more than a number above them.
 FEW_COLUMNS = 8
 #: Bars of steps; more are pooled, and the slowest of each pool is drawn.
 MOST_BARS = 60
@@ -32,7 +32,7 @@ _INKS = ("#1f2328", "#ffffff")
 class Level:
     """A row of a waterfall: from `start_s` to `end_s` seconds of a step, in a colour of the theme.
 
-    `figure`: what stands at its end; `where`: the address behind it.
+    `figure`: the text at its end; `where`: the link.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Level:
 
 
 def worker_cells(found: WorkerMap, job: str) -> Component:
-    """S_w of every worker, DP ranks down, stages across; of large jobs the worst of each patch."""
+    """S_w of every worker, DP ranks down, stages across; large jobs show the worst worker of each patch."""
     dp_ranks, stages = found.slowdown.shape
     pooled = pool(found.slowdown, -(-dp_ranks // MOST_ROWS), -(-stages // MOST_COLUMNS))
     rows, columns = pooled.values.shape
@@ -64,7 +64,7 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
 
 
 def _height(rows: int) -> int:
-    """Pixels of a row, so that maps of all sizes take about the same room."""
+    """Height of a row in pixels, chosen so that maps of all sizes take about the same room."""
     return int(np.clip(220 // rows, 5, 34))
 
 
@@ -88,12 +88,12 @@ def _cell(found: WorkerMap, job: str, pooled: Pooled, row: int, column: int, lev
 
 
 def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
-    """A mark of a picture that leads on (assets/tracekit.js); of many only those worth a stop get the focus by Tab."""
+    """A mark that links on (assets/tracekit.js); in large pictures, Tab stops only at the important marks."""
     return html.A(shown, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
 
 
 def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True) -> Component:
-    """Recorded time of each step, with what it loses by the verdict on top. `links`: each bar leads to its timeline."""
+    """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
     block = -(-len(by_step) // MOST_BARS)
     shown = [
         max(by_step[at : at + block], key=lambda row: float(row["recorded_s"])) for at in range(0, len(by_step), block)
@@ -117,19 +117,19 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
 
 
 def _lost_s(row: Mapping[str, Any]) -> float:
-    """What a step loses; reports of older stores compare with the ideal instead."""
+    """Seconds lost in a step; reports of older stores compare with the ideal instead."""
     return float(row.get("lost_s", max(row["recorded_s"] - row["ideal_s"], 0.0)))
 
 
 def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
-    """The bars of the steps, with what they show."""
+    """The bars of the steps, with their legend."""
     times = [row["recorded_s"] for row in by_step]
     theme, pooled = viewer().theme, -(-len(by_step) // MOST_BARS)
-    said = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
-    said += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
+    extent = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
+    extent += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
     keys = [key("needed", theme.ideal), key("lost", theme.recorded)]
     ends = [html.Span(f"step {by_step[0]['step']}"), html.Span(f"{by_step[-1]['step']}")]
-    caption = html.Figcaption([f"{said}: ", *keys])
+    caption = html.Figcaption([f"{extent}: ", *keys])
     return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")
 
 
@@ -143,20 +143,20 @@ def share_bars(shares: Sequence[float], noun: str) -> Component:
         for share in shown
     ]
     half = sum(share >= top / 2 for share in shares)
-    said = (
+    caption = (
         f"{len(shares):,} {noun}{'s' if len(shares) > 1 else ''}: {top:.0%} the largest, {half:,} at half of it or more"
     )
     picture = html.Div(bars, className="bars", **attributes(aria_hidden="true"))
-    return html.Figure([picture, html.Figcaption(said)], className="picture")
+    return html.Figure([picture, html.Figcaption(caption)], className="picture")
 
 
 def key(words: str, colour: str) -> Component:
-    """What a colour says."""
+    """A legend entry: a colour and its meaning."""
     return html.Span([html.I(style={"background": colour}, **attributes(aria_hidden="true")), words], className="key")
 
 
 def waterfall(levels: Sequence[Level]) -> Component:
-    """Bars one below the other, each beginning where the one before ends."""
+    """Bars one below the other, each beginning where the previous one ends."""
     top = max(max(level.start_s, level.end_s) for level in levels)
     rows = []
     for level in levels:
@@ -175,7 +175,7 @@ def waterfall(levels: Sequence[Level]) -> Component:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever can be read better on a colour (`#rrggbb`), by WCAG's contrast."""
+    """Return black or white, whichever contrasts more with a colour (`#rrggbb`) by WCAG."""
     own = _luminance(colour)
 
     def contrast(ink: str) -> float:

@@ -1,7 +1,7 @@
-"""Building blocks of the pages: panels, words with their definition, tables, figures with a table beside them.
+"""Building blocks of the pages: panels, terms with their definitions, tables, figures with tables.
 
 In: text, frames, figures. Out: Dash components. Every text is a child or a prop, never markup: names of jobs and hosts
-come from outside.
+are untrusted.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from tracekit.figures.theme import DARK
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")
 
-#: Rows a table beside a figure carries; its CSV has all of them.
+#: Most rows in the table of a figure; its CSV has all of them.
 MOST_ROWS = 200
 #: A grid with more rows than this scrolls.
 FEW_ROWS = 14
 
 
 def href(path: str, **state: object) -> str:
-    """A link to a page with its state; what is None is left out.
-
-    From the page of a window of a job to another page of that job it stays at the window, unless `window` is given.
+    """A link to a page with its state, without the parameters that are None. Links from the page of a window to other
+    pages of that job keep the window, unless `window` is given.
     """
     if "window" not in state and isinstance(job := state.get("job"), str):
         state["window"] = chosen_window(job)
@@ -47,22 +46,22 @@ def href(path: str, **state: object) -> str:
 
 
 def attributes(**values: str) -> dict[str, Any]:
-    """HTML attributes whose names are no Python names: `aria_label` becomes `aria-label`."""
+    """HTML attributes whose names are not Python identifiers: `aria_label` becomes `aria-label`."""
     return {name.replace("_", "-"): value for name, value in values.items()}
 
 
 def named(id: str | None) -> dict[str, Any]:  # noqa: A002 - Dash's name
-    """The `id` of a component that may have none: Dash takes no None."""
+    """The `id` of a component, if it has one: Dash does not accept None."""
     return {} if id is None else {"id": id}
 
 
 def term(word: str, shown: str | None = None) -> Component:
-    """A word of the glossary that says what it means when pointed at or focused (assets/tips.js)."""
+    """A word of the glossary that shows its definition on hover or focus (assets/tips.js)."""
     return html.Span(shown or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
 
 
 def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
-    """A word of judgement in the colour of its tone, `loud` on full colour; all can be read in both themes."""
+    """A judgement in the colour of its tone, `loud` on full colour; readable in both themes."""
     colour = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
     return html.Span(shown, className=f"badge {colour}{' loud' if loud else ''}")
 
@@ -75,17 +74,17 @@ def panel(title: Children, *children: Any, id: str | None = None, extra: Childre
 
 
 def note(text: Children) -> Component:
-    """What stands where there is nothing to show, and why."""
+    """A placeholder for missing content, with the reason."""
     return html.P(text, className="note")
 
 
 def problem(message: str, *, title: str = "This cannot be shown", way_on: Component | None = None) -> Component:
-    """An error in words that a person can act on. `way_on`: a link to what can be shown."""
+    """An error message that the user can act on. `way_on`: a link to a page that works."""
     return html.Div([html.B(title), html.P(message), way_on], className="problem", role="alert")
 
 
 def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
-    """A page or panel that shows what is wrong in its place, and never a stack trace."""
+    """Wrap a page or panel so that errors appear in its place, never as a stack trace."""
 
     @wraps(build)
     def safely(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Any:
@@ -98,7 +97,7 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
 
 
 def told(error: Exception) -> Component:
-    """What a person reads of an error. One of tracekit itself goes to the log, with where it came from."""
+    """The message for an error. Errors of tracekit itself are logged with a traceback."""
     if isinstance(error, NotStoredError):
         return problem(str(error), way_on=dcc.Link("All jobs", href=href("/")))
     if isinstance(error, TracekitError):
@@ -117,7 +116,7 @@ def figure_panel(
     id: str | None = None,  # noqa: A002 - Dash's name
     extra: Children = None,
 ) -> Component:
-    """A figure with what it shows as a table below it. `label`: what a screen reader says. `csv`: link to all rows."""
+    """A figure with its data as a table below it. `label`: text for screen readers; `csv`: link to all rows."""
     return panel(title, *figure_parts(drawn, label=label, table=table, csv=csv, id=id), extra=extra)
 
 
@@ -136,7 +135,7 @@ def figure_parts(
 
 
 def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_ROWS) -> Component:
-    """The same as numbers, folded away until asked for."""
+    """The data of a figure as a table, collapsed at first."""
     links = [html.A("CSV", href=csv, download="")] if csv else []
     more = f", the first {most} of {table.height:,} rows" if table.height > most else ""
     return html.Details(
@@ -150,32 +149,32 @@ def as_table(table: pl.DataFrame, *, csv: str | None = None, most: int = MOST_RO
 
 
 def scrolled(table: Component, label: str, *, style: str = "") -> Component:
-    """A table that scrolls within its frame where it is large, also by the keyboard. `label`: what it lists."""
+    """A table that scrolls within its frame if it is large, also by keyboard. `label`: what it lists."""
     frame = attributes(aria_label=label)
     return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
 def name_cells(rows: Sequence[Component], heads: Sequence[str]) -> None:
-    """Let each cell carry its head: in a frame of class `stacked`, rows become blocks on a phone."""
+    """Give each cell its column heading: in a frame of class `stacked`, rows become blocks on a phone."""
     for row in rows:
         for head, cell in zip(heads, row.children, strict=False):  # a cell may span several columns
             setattr(cell, "data-head", head)
 
 
 def row_table(heads: Sequence[str], rows: Sequence[Component], label: str) -> Component:
-    """A table of rows made by hand; on a phone, each row becomes a block. `label`: what it lists."""
+    """A table of ready-made rows; on a phone, each row becomes a block. `label`: what it lists."""
     name_cells(rows, heads)
     table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
     return html.Div(table, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
 
 
 def inline_csv(table: pl.DataFrame) -> str:
-    """A link that holds a small table itself: for what the server has no download of."""
+    """A link that contains a small table itself, for data without a download on the server."""
     return f"data:text/csv;charset=utf-8,{quote(safe_csv(table))}"
 
 
 def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) -> Component:
-    """A frame as an HTML table; numbers with four digits. `titles`: headings other than the names of the columns."""
+    """A frame as an HTML table; numbers have four digits. `titles`: headings to use instead of column names."""
     numeric = {name for name, kind in table.schema.items() if kind.is_numeric()}
     return html.Table(
         [
@@ -204,7 +203,7 @@ def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) ->
 
 
 def shown(value: Any) -> str | Component:
-    """A cell of a table."""
+    """Format a cell of a table."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -221,7 +220,7 @@ def grid(
     count: int,
     options: Mapping[str, Any] | None = None,
 ) -> Component:
-    """A large table that sorts and filters in the browser. `rows`: None where they come later; `count`: how many."""
+    """A large table that sorts and filters in the browser. `rows`: None if they come later; `count`: their number."""
     theme = "themeQuartz.withPart(agGrid.colorSchemeDark)" if viewer().theme is DARK else "themeQuartz"
     return html.Div(
         dag.AgGrid(

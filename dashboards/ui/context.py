@@ -1,6 +1,6 @@
-"""What a page needs to know of the running server and of who looks at it.
+"""The running server and the viewer, as pages need them.
 
-In: the Flask application and request at hand. Out: the results, the viewer's theme and time zone.
+In: the current Flask application and request. Out: the results, the viewer's theme and time zone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from tracekit.figures.theme import LIGHT, THEMES, Theme
 from tracekit.trace.units import EARLIEST_S
 
 EXTENSION = "tracekit"
-#: In which a page that shows a window says its job and window, as in an address, whenever it asks for something
-#: (assets/tracekit.js).
+#: Header with job and window, as in an address; a page of a window sends it with each request (assets/tracekit.js).
 WINDOW_HEADER = "X-Tracekit-Window"
 #: Numbers of windows are 32-bit integers.
 LONGEST_NUMBER = 10
@@ -29,9 +28,9 @@ LONGEST_NUMBER = 10
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the server was started with. `prefix`: the path under which browsers see it, with slashes around it.
+    """Settings and data of the server. `prefix`: the path under which browsers see it, with slashes around it.
 
-    `study`: of many jobs, where there is one beside the store.
+    `study`: a study of many jobs, if there is one next to the store.
     """
 
     results: Results
@@ -42,14 +41,14 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Preferences of the browser: these are the person's, so they are in cookies; the view itself is in the URL."""
+    """Preferences of the viewer. They belong to the person, so they are in cookies; the view itself is in the URL."""
 
     theme: Theme
     zone: tzinfo
 
     @property
     def zone_name(self) -> str:
-        """The zone as a heading says it."""
+        """The name of the zone for a heading."""
         return str(self.zone)
 
     def moment(self, epoch_s: float | None) -> str:
@@ -57,11 +56,11 @@ class Viewer:
         return self._formatted(epoch_s, "%Y-%m-%d %H:%M:%S %Z")
 
     def minute(self, epoch_s: float | None) -> str:
-        """The same to the minute, for a column whose heading names the zone."""
+        """A point in time to the minute, for a column whose heading names the zone."""
         return self._formatted(epoch_s, "%Y-%m-%d %H:%M")
 
     def _formatted(self, epoch_s: float | None, pattern: str) -> str:
-        if epoch_s is None or epoch_s < EARLIEST_S:  # of a clock that does not count from 1970
+        if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
             return "unknown"
         try:
             return datetime.fromtimestamp(epoch_s, self.zone).strftime(pattern)
@@ -70,9 +69,8 @@ class Viewer:
 
 
 def results() -> Results:
-    """The results of the store that this server shows, as they are throughout the request.
-
-    Of the job of the page, those of the window that its address names.
+    """The results of the server's store, unchanged throughout the request. If the address names a window of the page's
+    job, its results are of that window.
     """
     if "results" not in flask.g:
         service: Service = flask.current_app.extensions[EXTENSION]
@@ -85,9 +83,9 @@ def results() -> Results:
 
 
 def _named_window() -> tuple[str, str]:
-    """Job and window in the address of the page: of the request, or as a page says that calls back; "" if none."""
-    said = flask.request.headers.get(WINDOW_HEADER)
-    asked = flask.request.args if said is None else dict(parse_qsl(said))
+    """Job and window in the address of the page: from the request or, in a callback, from its header; "" if none."""
+    stated = flask.request.headers.get(WINDOW_HEADER)
+    asked = flask.request.args if stated is None else dict(parse_qsl(stated))
     return asked.get("job", ""), asked.get("window", "")
 
 
@@ -96,7 +94,7 @@ def _is_number(window: str) -> bool:
 
 
 def choose_window(job: str, window: str) -> None:
-    """Let `results` be of that window of the job, for the rest of the request. Raises SelectionError for no number."""
+    """Make `results` use that window of the job for the rest of the request. Raises SelectionError for a non-number."""
     if not _is_number(window):
         raise SelectionError(f"window {window!r:.40} is not a window number; leave it out to see the newest window")
     flask.g.results = results().of_window(job, int(window))
@@ -104,38 +102,38 @@ def choose_window(job: str, window: str) -> None:
 
 
 def chosen_window(job: str) -> int | None:
-    """The window of the job that the request is about; None: the newest."""
+    """The window of the job that the request names; None: the newest."""
     of_job, window = flask.g.get("window", (None, None))
     return window if of_job == job else None
 
 
 def replays() -> Replays:
-    """What answers what-if questions in the background."""
+    """The background replays of what-if questions."""
     service: Service = flask.current_app.extensions[EXTENSION]
     return service.replays
 
 
 def study() -> FleetStudy | None:
-    """The study that the server was given."""
+    """The study of the server, if it has one."""
     service: Service = flask.current_app.extensions[EXTENSION]
     return service.study
 
 
 def prefixed(path: str) -> str:
-    """A path of the dashboard as browsers have to ask for it."""
+    """A path of the dashboard as browsers must request it."""
     service: Service = flask.current_app.extensions[EXTENSION]
     return service.prefix + path.removeprefix("/")
 
 
 def viewer() -> Viewer:
-    """Who looks: dark or light as they chose, else as their system is; UTC or a zone of their own."""
+    """Preferences of the viewer: the chosen theme, else that of their system; the chosen zone, else UTC."""
     cookies = flask.request.cookies
     system = THEMES.get(cookies.get("system_theme", ""), LIGHT)
     return Viewer(THEMES.get(cookies.get("theme", ""), system), _zone(cookies.get("zone", "UTC")))
 
 
 def _zone(name: str) -> tzinfo:
-    """The time zone of that name; UTC for what is none, since a cookie can hold anything."""
+    """The time zone of that name; UTC if there is none, since a cookie can hold anything."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -1,6 +1,6 @@
-"""Components that our own assets draw in the browser: figures without Plotly's own 1.5 MB, and lists of HTML.
+"""Components that our own assets draw in the browser: figures without Plotly's 1.5 MB, and HTML lists.
 
-In: for a chart a Plotly figure, as notebooks show it, made of bars, lines, points and heat maps. Out: what Dash sends.
+In: for a chart, a Plotly figure of bars, lines, points and heat maps. Out: Dash components.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Chart(_Drawn):
 
 
 class Menu(_Drawn):
-    """One of many (assets/forms.js): a select of HTML. `options`: what each is called, by its value."""
+    """A select of HTML (assets/forms.js). `options`: label by value."""
 
     _namespace = "tracekit_forms"
     _type = "Menu"
@@ -51,7 +51,7 @@ class Menu(_Drawn):
 
 
 class Choice(_Drawn):
-    """One of a few, all in sight, or any of them where `value` is a list (assets/forms.js). `options`: as of `Menu`."""
+    """Radio buttons, or checkboxes if `value` is a list (assets/forms.js). `options`: as of `Menu`."""
 
     _namespace = "tracekit_forms"
     _type = "Choice"
@@ -66,7 +66,7 @@ def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def drawing(figure: go.Figure) -> dict[str, Any]:
-    """What the browser needs of a figure: its traces and layout, less the template, which the assets know by heart."""
+    """Return the traces and layout of a figure for the browser, without the template, which the assets contain."""
     sent: dict[str, Any] = figure.to_plotly_json()
     sent["layout"].pop("template", None)
     return sent

@@ -1,7 +1,7 @@
 """Controls of the pages, each with its label.
 
-In: the name under which callbacks know a control (its id), its label, its value. Out: components. Labels are those of
-HTML, so that a click on one and a screen reader find the control.
+In: the id of a control, its label, its value. Out: components. Labels are HTML labels, so that clicks and screen
+readers find the control.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def text_field(
     known: Sequence[str] = (),
     sent_as: str = "",
 ) -> Component:
-    """A line to write. `wait_s`: tell the server so long after the last letter; True: with Enter, or when left.
+    """A text field. `wait_s`: delay from the last key to sending; True: send on Enter or on leaving the field.
 
-    `known`: what the browser offers; anything else can be written too. `sent_as`: its name in the form around it.
+    `known`: suggestions of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
     """
     offered = html.Datalist([html.Option(value=each) for each in known], id=f"{name}-known")
     line = dcc.Input(
@@ -47,18 +47,18 @@ def text_field(
 
 
 def choice(name: str, label: str, options: Mapping[str, str], value: str | Sequence[str]) -> Component:
-    """One of a few, all in sight; any of them where `value` is a list. `options`: what each is called, by its value."""
+    """Radio buttons; checkboxes if `value` is a list. `options`: label by value."""
     return html.Fieldset(
         [html.Legend(label, className="field-label"), Choice(options, value, id=name)], className="choice"
     )
 
 
 def menu(name: str, label: str, options: Mapping[str, str], value: str) -> Component:
-    """One of many, in a list that opens."""
+    """A drop-down list."""
     return html.Label([html.Span(label, className="field-label"), Menu(options, value, id=name)], className="menu")
 
 
 def scale(name: str, label: str, most: int, value: int) -> Component:
-    """A number from 0 to `most`, told while it is dragged, as digits. `label`: what a screen reader says."""
+    """A slider from 0 to `most` that sends its value while dragged. `label`: text for screen readers."""
     knob = dcc.Input(id=name, type="range", min=0, max=most, step=1, value=value)
     return html.Label([html.Span(label, className="unseen"), knob], className="scale")

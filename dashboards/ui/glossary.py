@@ -1,4 +1,4 @@
-"""The words of the pages, each with the sentence that defines it: one place, so that every page explains alike."""
+"""The terms of the pages, each with its definition: one place, so that all pages use the same words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Incidents as a table: what, since when, how long, and the way to the window that shows it.
+"""Incidents as a table: what, since when, how long, and a link to the window that shows it.
 
 In: incidents of a store. Out: a component.
 """
@@ -21,7 +21,7 @@ _HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
 
 
 def incident_table(incidents: Sequence[Incident]) -> Component:
-    """One row per incident; an open one says who, what to check and what to do."""
+    """One row per incident; an open one names the culprit, the check and the action."""
     return row_table(_HEADS, [_row(one) for one in incidents], "Incidents")
 
 
@@ -45,13 +45,13 @@ def _row(incident: Incident) -> Component:
 
 
 def _because(incident: Incident) -> list[Component]:
-    """Why it is over: a job that has crashed is not cured."""
+    """The reason why the incident closed: a crashed job is not cured."""
     why = incident.closed_because
     return [] if why is None else [html.Div(printable(why), className="note")]
 
 
 def evidence(incident: Incident) -> str:
-    """The page that shows what an incident is: the last window that showed it, or the hang."""
+    """A link to the evidence of an incident: the last window that showed it, or the hang."""
     if incident.seen_window is None:
         return href("/hang", job=incident.job)
     return href("/job", job=incident.job, window=incident.seen_window)

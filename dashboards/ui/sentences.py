@@ -1,10 +1,10 @@
-"""What a report says, in sentences.
+"""Sentences about a report.
 
 In: a report (docs/report-schema.md), or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `diagnosis_words`, `advice_words`, `first_action` and `host_words` say what is wrong or what to do, and
-they take it from the diagnosis: its causes and fixes, with their confidence. All others describe a figure and conclude
-nothing.
+Only `headline`, `diagnosis_words`, `advice_words`, `first_action` and `host_words` name causes and actions, and they
+take them from the diagnosis: its causes and fixes, with their confidence. All others describe a figure without a
+conclusion.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tracekit.report.verdict import LossKind
 from tracekit.report.worker_map import WorkerMap
 from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
 
-#: Longer lists are cut.
+#: Most items of a list in a sentence.
 MOST_NAMED = 6
-#: Kinds by what a person would look at.
+#: Kinds grouped by the part of the system to inspect.
 _NETWORK = {*map(str, COMMUNICATION), *map(str, ReportedKind)}
 _HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY)}
 #: Microbatches whose forward and backward correlate by this much are marked.
 SAME_MICROBATCHES = 0.9
-#: Kinds of cause that say that there is none.
+#: Kinds of cause that mean that there is none.
 NO_CAUSE = ("healthy", "unexplained")
-#: Causes of launch delays: they are what makes a replay fall short of the recording, and are priced with it.
+#: Causes of launch delays, which make a replay shorter than the recording and are priced by the difference.
 OF_LAUNCH_DELAYS = ("late-data-loading", "host-bound-launch")
 
 Report = Mapping[str, Any]
 
 
 class Tone(StrEnum):
-    """What the colour of a statement means, everywhere: `good` green, `bad` orange, `unsure` grey."""
+    """The meaning of a statement's colour on all pages: `good` green, `bad` orange, `unsure` grey."""
 
     GOOD = "good"
     BAD = "bad"
@@ -49,7 +49,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The verdict on a job: a few words for its badge, a sentence, and whether it is good news."""
+    """The verdict on a job: a few words for its badge, a sentence, and its tone."""
 
     badge: str
     sentence: str
@@ -57,25 +57,27 @@ class Headline:
 
 
 def headline(report: Report) -> Headline:
-    """The verdict of the diagnosis. Every page takes it from here."""
+    """The verdict of the diagnosis, the same for every page."""
     verdict, figure = report["verdict"], f"slowdown {report['slowdown']:.3f}"
     trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
     badge = str(verdict.get("label", kind)).replace("-", " ")  # stores of older versions have no label
-    said = _sentence(verdict["sentence"])
+    sentence = _sentence(verdict["sentence"])
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
-        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + said}", Tone.UNSURE)
+        return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
     if kind is not LossKind.BALANCED:
         badge += f", {verdict['share']:.0%} lost"
     if kind in {LossKind.BALANCED, LossKind.MINOR}:
         misleading = [cause for cause in named_causes(report) if not _costs(cause)]
         if misleading:
-            return Headline(badge, f"{said} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE)
-        return Headline(badge, said, Tone.UNSURE if kind is LossKind.MINOR else Tone.GOOD)
-    said_below = (report.get("answer") or {}).get("cost")
-    lost = "" if said_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+            return Headline(
+                badge, f"{sentence} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE
+            )
+        return Headline(badge, sentence, Tone.UNSURE if kind is LossKind.MINOR else Tone.GOOD)
+    cost_below = (report.get("answer") or {}).get("cost")
+    lost = "" if cost_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
     unsure = "" if trusted else f" The {figure} is not to be trusted."
-    return Headline(badge, said + lost + unsure, Tone.BAD)
+    return Headline(badge, sentence + lost + unsure, Tone.BAD)
 
 
 def op_headline(report: Report) -> Headline:
@@ -94,28 +96,30 @@ def op_headline(report: Report) -> Headline:
         return Headline(f"no straggler, {figure}", f"No straggler: {figure}.", Tone.GOOD)
     times = report["step_time_s"]
     lost = f"{seconds(times['original'] - times['ideal'])} of every {seconds(times['original'])} step"
-    said = f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
-    return Headline(f"straggling, {figure}", said, Tone.BAD)
+    sentence = (
+        f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
+    )
+    return Headline(f"straggling, {figure}", sentence, Tone.BAD)
 
 
 def _gpu_headline(report: Report) -> Headline:
-    culprit, said = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
+    culprit, sentence = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
     if not report["trust"]["trustworthy"]:
-        return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {said}", Tone.UNSURE)
+        return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {sentence}", Tone.UNSURE)
     kind = report["verdict"].get("kind")  # reports of older stores name none
     if kind is None:
         slow = culprit is not None
         return Headline(
-            f"slow rank {culprit['rank']}" if slow else "no slow rank", said, Tone.BAD if slow else Tone.GOOD
+            f"slow rank {culprit['rank']}" if slow else "no slow rank", sentence, Tone.BAD if slow else Tone.GOOD
         )
     if kind == LossKind.BALANCED:
-        return Headline(str(kind), said, Tone.GOOD)
+        return Headline(str(kind), sentence, Tone.GOOD)
     badge = f"{kind.replace('-', ' ')}, {report['verdict']['share']:.0%} lost"
-    return Headline(badge, said, Tone.UNSURE if kind == LossKind.MINOR else Tone.BAD)
+    return Headline(badge, sentence, Tone.UNSURE if kind == LossKind.MINOR else Tone.BAD)
 
 
 def gpu_culprit(report: Report) -> str | None:
-    """The rank that a recording of GPUs waits for, and its host, or whoever loses more."""
+    """The rank that a recording of GPUs waits for, with its host; the verdict's own name for it if there is one."""
     if who := (report.get("verdict") or {}).get("who"):
         return short(who)
     culprit = (report.get("verdict") or {}).get("culprit")
@@ -125,14 +129,14 @@ def gpu_culprit(report: Report) -> str | None:
 
 
 def gpu_cost(report: Report) -> str | None:
-    """What is lost, in words; None in reports of older stores."""
+    """The cost of the culprit, in words; None in reports of older stores."""
     verdict = report.get("verdict") or {}
     cost: str | None = verdict.get("cost") or (verdict.get("culprit") or {}).get("cost")
     return cost
 
 
 def gpu_action(report: Report) -> tuple[str, str] | None:
-    """What to do first about that rank, and what that gives back; None where nothing is advised.
+    """The first action for the culprit rank and its saving; None without advice.
 
     Reports of older stores have no words for it.
     """
@@ -149,20 +153,20 @@ def gpu_action(report: Report) -> tuple[str, str] | None:
 
 
 def _sentence(text: str) -> str:
-    """`text` with a capital and a full stop."""
+    """Give `text` a capital and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def named_causes(report: Report) -> list[Mapping[str, Any]]:
-    """The causes that the diagnosis names, the costliest first; of a job that is not trustworthy only those that
-    explain why, and whose fix is promised nevertheless.
+    """The named causes, the costliest first; for an untrustworthy job, only those that explain why and whose fix is
+    promised all the same.
     """
     named = [cause for cause in report["causes"] if cause["kind"] not in NO_CAUSE]
     return named if report["trust"]["trustworthy"] else [cause for cause in named if cause["kind"] in advised(report)]
 
 
 def place_words(report: Report, cause: Mapping[str, Any]) -> str:
-    """Where a cause is: rank and node first, where the report knows them; empty for the whole job."""
+    """The place of a cause: rank and node first, if the report has them; empty for the whole job."""
     places = (report.get("answer") or {}).get("places") or []
     known = [words for one, words in zip(report["causes"], places, strict=False) if one == cause]
     words = known[0] if known else cause["where_text"]
@@ -170,7 +174,7 @@ def place_words(report: Report, cause: Mapping[str, Any]) -> str:
 
 
 def fix_place(report: Report, fix: Mapping[str, Any]) -> str:
-    """Where a fix applies: in the words for the cause at that place, where there is one."""
+    """The place of a fix, in the words for the cause at that place if there is one."""
     for cause in report["causes"]:
         if cause["where_text"] == fix["where_text"] and (words := place_words(report, cause)):
             return words
@@ -178,12 +182,12 @@ def fix_place(report: Report, fix: Mapping[str, Any]) -> str:
 
 
 def believed(report: Report, words: str) -> str:
-    """`words` about figures of a report, which say first where they are not to be believed."""
+    """`words` about figures of a report, marked if the figures are not trustworthy."""
     return words if report["trust"]["trustworthy"] else f"Not trustworthy: {words}"
 
 
 def diagnosis_words(report: Report) -> str:
-    """The verdict and the further causes, in the words of the answer, as on the page Job."""
+    """The verdict and the further causes, worded as on the page Job."""
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"Not trustworthy: {_distrust(report)}."
     answer = report.get("answer")
@@ -196,7 +200,7 @@ def diagnosis_words(report: Report) -> str:
 
 
 def advice_words(report: Report) -> list[str]:
-    """What to do first, in the words of the answer, with what it saves and how sure the cause is; else why nothing."""
+    """The first action, its saving and the confidence of its cause; the reason if there is no action."""
     if (first := first_action(report)) is not None:
         confidence = report["verdict"].get("confidence")
         certain = "" if confidence is None else f" ({sure(confidence)})"
@@ -205,22 +209,22 @@ def advice_words(report: Report) -> list[str]:
 
 
 def _advice_of_fixes(report: Report) -> list[str]:
-    """The advice of reports of older stores, which have no words for it."""
-    step_s, promised, said = report["step_time_s"]["recorded"], _promised(report), []
+    """The advice of reports of older stores, which contain no words for it."""
+    step_s, promised, advice = report["step_time_s"]["recorded"], _promised(report), []
     for cause in named_causes(report):
         fixes = [fix for fix in promised if fix["cause"] == cause["kind"]]
         here = [fix for fix in fixes if fix["where_text"] == cause["where_text"]]
         for fix in (here or fixes)[:1]:
             assumed = f"; assumes {fix['assumes']}" if fix["assumes"] else ""
             saved = f"saves {seconds(fix['saved_s'])} of every {seconds(step_s)} step"
-            said.append(f"{fix['title']} ({sure(fix['confidence'])}; {saved}{assumed}).")
-    if said and not report["trust"]["trustworthy"]:
-        said.append("No other advice: all else below rests on figures that are not to be trusted.")
-    return said or [f"No advice: {why_no_advice(report)}."]
+            advice.append(f"{fix['title']} ({sure(fix['confidence'])}; {saved}{assumed}).")
+    if advice and not report["trust"]["trustworthy"]:
+        advice.append("No other advice: all else below rests on figures that are not to be trusted.")
+    return advice or [f"No advice: {why_no_advice(report)}."]
 
 
 def first_action(report: Report) -> tuple[str, str] | None:
-    """What to do first and what that gives back, in the words of the answer; None where nothing is advised."""
+    """The first action and its saving, in the words of the answer; None without advice."""
     answer = report.get("answer") or {}
     if not answer.get("action") or not (report["trust"]["trustworthy"] or _promised(report)):
         return None
@@ -228,12 +232,12 @@ def first_action(report: Report) -> tuple[str, str] | None:
 
 
 def advised(report: Report) -> set[str]:
-    """The kinds of cause for which a fix is promised."""
+    """The kinds of cause with a promised fix."""
     return {str(fix["cause"]) for fix in _promised(report)}
 
 
 def why_no_advice(report: Report) -> str:
-    """Why nothing is advised, where nothing is."""
+    """The reason why there is no advice."""
     withheld = [fix["withheld"] for fix in report["fixes"] if fix.get("cause") and fix["withheld"]]
     if not report["trust"]["trustworthy"]:
         return "the figures are not to be trusted"
@@ -243,35 +247,35 @@ def why_no_advice(report: Report) -> str:
 
 
 def node_words(report: Report) -> str | None:
-    """Whether to drain a node, by the rule of all surfaces (tracekit/report/nodes.py); None where no node is known."""
+    """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known."""
     culprits = (report.get("answer") or {}).get("culprits") or []
     return nodes_of(culprits, trusted=report["trust"]["trustworthy"]).sentence
 
 
 def host_words(report: Report, found: WorkerMap) -> str:
-    """Whether to drain a host. A slow worker is no reason to drain the others of its host."""
+    """Advice on draining a host. A slow worker is no reason to drain the others of its host."""
     if not found.hosts:
         return "The trace does not name its hosts."
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"No advice: {why_no_advice(report)}."
-    said = node_words(report)
+    advice = node_words(report)
     for cause in named_causes(report):
         workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
         if workers:
             rest = _host_check(report, cause) if cause["kind"] == "slow-host" else _on(cause, workers, found)
-            return f"{said or 'No host to drain.'} {rest}"
-    return said or "No host to drain: the diagnosis names no host and no worker."
+            return f"{advice or 'No host to drain.'} {rest}"
+    return advice or "No host to drain: the diagnosis names no host and no worker."
 
 
 def _host_check(report: Report, cause: Mapping[str, Any]) -> str:
-    """What to do about a slow host, in the words for its cause; the title of the cause in reports of older stores."""
+    """The action for a slow host, in the words for its cause; in reports of older stores the title of the cause."""
     accounts = (report.get("answer") or {}).get("accounts") or []
     words = next((one["fix"] for one in accounts if one["kind"] == cause["kind"] and one["fix"]), cause["title"])
     return f"{words} ({sure(cause['confidence'])})."
 
 
 def _on(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -> str:
-    """The workers that the diagnosis names, and which others are on their host."""
+    """The workers that the diagnosis names, and the other workers of their host."""
     words = f"The diagnosis names {_listed(workers, found)} ({sure(cause['confidence'])})"
     cell = found.cell(workers[0]) if len(workers) == 1 else None
     host = None if cell is None else found.host_name(cell)
@@ -285,7 +289,7 @@ def _on(cause: Mapping[str, Any], workers: Sequence[Worker], found: WorkerMap) -
 
 
 def _listed(workers: Sequence[Worker], found: WorkerMap) -> str:
-    """Workers by their ranks, those that the map lacks by their coordinates."""
+    """Workers by rank; by coordinates where the map has no rank."""
     cells = [(worker, found.cell(worker)) for worker in workers]
     named = [None if cell is None or found.rank_of(cell) is None else found.label(cell) for _, cell in cells]
     return listed([name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)])
@@ -296,7 +300,7 @@ def _costs(cause: Mapping[str, Any]) -> bool:
 
 
 def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
-    """One cause: what, where, what it costs, how sure."""
+    """One cause: its name, place, cost and confidence."""
     where = place_words(report, cause)
     place = f", {where}" if where else ""
     costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if _costs(cause) else ""
@@ -308,17 +312,17 @@ def _distrust(report: Report) -> str:
 
 
 def _promised(report: Report) -> list[Mapping[str, Any]]:
-    """The fixes for a named cause whose saving is promised, best first; reports of an earlier version have none."""
+    """The promised fixes for a named cause, best first; empty for reports of an earlier version."""
     trusted = report["trust"]["trustworthy"]
     kept = [fix for fix in report["fixes"] if fix.get("cause") is not None and fix["withheld"] is None]
     return [fix for fix in kept if trusted or fix["cause"] in OF_LAUNCH_DELAYS]
 
 
-# --- figures in words, which conclude nothing ------------------------------------------------------------------------
+# --- figures in words, without a conclusion -------------------------------------------------------------------------
 
 
 def space_words(space: Mapping[str, Any], found: WorkerMap) -> str:
-    """Where on the map workers are slow, what shape that makes, and how often the slowest one is the same."""
+    """The slow workers on the map, the shape that they form, and how often the slowest one is the same."""
     workers = [Worker(one["dp_rank"], one["pp_rank"]) for one in space["workers"]]
     named = _listed(workers, found)
     host = f" on {short(space['host'])}" if space["host"] else ""
@@ -350,7 +354,7 @@ def space_words(space: Mapping[str, Any], found: WorkerMap) -> str:
 
 
 def time_words(pattern: Mapping[str, Any], by_step: Sequence[Mapping[str, Any]]) -> str:
-    """How the slowdown runs over the steps. `by_step`: the rows of that table of the report."""
+    """The slowdown over the steps. `by_step`: the rows of that table of the report."""
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
     steps = listed([str(step) for step in pattern["slow_steps"]])
@@ -385,13 +389,13 @@ def time_words(pattern: Mapping[str, Any], by_step: Sequence[Mapping[str, Any]])
 
 
 def listed(items: Sequence[str]) -> str:
-    """The first few of `items`, and how many more there are."""
+    """List the first few of `items` and the number of the rest."""
     more = f" and {len(items) - MOST_NAMED:,} more" if len(items) > MOST_NAMED else ""
     return ", ".join(items[:MOST_NAMED]) + more
 
 
 def kinds_words(report: Report) -> str:
-    """What compute, communication and host work would save if ideal kind by kind, beside the whole loss."""
+    """Savings of ideal compute, communication and host work, each kind alone, next to the whole loss."""
     times, trust = report["step_time_s"], report["trust"]
     saved = {"compute": 0.0, "communication": 0.0, "host work": 0.0}
     for row in report["by_kind"]:
@@ -405,7 +409,7 @@ def kinds_words(report: Report) -> str:
 
 
 def correlation_words(report: Report) -> str:
-    """Where forwards and backwards of a microbatch are long together, and what the diagnosis makes of it."""
+    """The stages whose forwards and backwards of a microbatch are long together, and the diagnosis of it."""
     rows = report["forward_backward_correlation"]
     high = [str(row["pp_rank"]) for row in rows if row["r"] is not None and row["r"] >= SAME_MICROBATCHES]
     if not high:

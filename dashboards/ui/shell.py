@@ -1,4 +1,4 @@
-"""What stands around every page: the header, the tabs of a job, and how a page is registered.
+"""The frame of every page: the header, the tabs of a job, and the registration of pages.
 
 In: a page's function from the state in the URL to its content. Out: that page in Dash, with errors shown in its place.
 """
@@ -28,9 +28,9 @@ from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
 from tracekit.figures.theme import DARK
 
 Layout = Callable[..., Any]
-#: Impossible rows of a store that a page names; the server's log has all.
+#: Most impossible rows of a store that a page lists; the server's log has all.
 MOST_LEFT_OUT = 20
-#: What a page reads, from its address: each part by itself.
+#: Functions that read the data of a page, given its address.
 Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
 
 _reads: dict[str, Reads] = {}
@@ -55,21 +55,21 @@ TABS = (
     Tab("Hang", "/hang"),
 )
 
-#: What there is of a job that is no pipeline.
+#: Tabs of an op trace, which is no pipeline.
 OP_TABS = tuple(tab for tab in TABS if tab.path in ("/job", "/hang"))
 
 
 def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
     """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
 
-    `reads`: what it will need, which is read as soon as a browser asks for the document around it.
+    `reads`: the data it needs, prefetched as soon as a browser requests the document around it.
     """
     _reads[path] = reads
 
     def layout(**state: Any) -> Any:
         texts = {name: value for name, value in state.items() if isinstance(value, str)}
         seen, left_out = {}, None
-        with suppress(StoreError):  # the content says so
+        with suppress(StoreError):  # the content shows the error
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
             left_out = _left_out(results().left_out())
         content = guarded(build)(**texts)
@@ -84,16 +84,16 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 
 
 def _left_out(lines: Sequence[str]) -> Component | None:
-    """What the store holds and no page shows."""
+    """A panel of the stored rows that no page shows."""
     if not lines:
         return None
     repair = command("store", "repair", "--store", results().path)
-    said = note(f"These rows of the store are impossible; `{repair}` drops them:")
-    return panel("Left out", said, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
+    heading = note(f"These rows of the store are impossible; `{repair}` drops them:")
+    return panel("Left out", heading, html.Ul([html.Li(line) for line in lines[:MOST_LEFT_OUT]]))
 
 
 def read_ahead() -> None:
-    """Before a request: a browser that asks for the document of a page asks for the page itself a moment later."""
+    """Prefetch before a request: after the document of a page, the browser requests the page itself."""
     reads = _reads.get(flask.request.path)
     if reads is not None and flask.request.method == "GET":
         results().ahead(*reads(results(), flask.request.args))
@@ -109,8 +109,8 @@ def job_page(
 ) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
-    `reads`: what it needs beside the job's report, in an address that names the job. `build_ops`: the same for op
-    traces, by default a word that the page is about pipelines. `window=` chooses the window of the job.
+    `reads`: the data it needs besides the job's report, for an address that names the job. `build_ops`: the same for op
+    traces, by default a note that the page is about pipelines. `window=` chooses the window of the job.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -129,30 +129,30 @@ def job_page(
                 raise
             newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
             return [problem(str(error), way_on=newest)]
-        said = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
+        remarks = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
         if stored.op_report is not None:
             content = guarded(build_ops or _pipelines_only)(stored)
-            return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
+            return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
             how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
-            return [job_head(stored, path), *said, problem(f"{why} {how}", title="Not analysed")]
+            return [job_head(stored, path), *remarks, problem(f"{why} {how}", title="Not analysed")]
         state.pop("stored", None)  # the name that the functions of the pages use for the job
         content = guarded(build)(stored, **state)
-        return [job_head(stored, path), *said, *(content if isinstance(content, list) else [content])]
+        return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
     page(module, path, title, layout, all_reads)
 
 
 def _pipelines_only(stored: Stored) -> list[Component]:
-    """What stands in the place of a page that an op trace does not have."""
+    """A placeholder for a page that op traces do not have."""
     link = dcc.Link("what there is of it", href=href("/job", job=stored.name))
     words = "This page is about pipelines, and the job is an op trace: a job of any shape. See "
     return [panel("Not for this job", html.P([words, link, "."]))]
 
 
 def job_head(stored: Stored, active: str) -> Component:
-    """Which job this is, and the way to its other pages."""
+    """The title of the job, its badges and the links to its other pages."""
     badges: list[Any] = []
     if stored.report is not None:
         verdict = headline(stored.report)
@@ -177,7 +177,7 @@ def job_head(stored: Stored, active: str) -> Component:
 
 
 def _which_window(stored: Stored, path: str) -> list[Component]:
-    """Which window of the job the page is of, where it has several; the page Job says it with the way to the others."""
+    """A note with the window of the page, if the job has several; the page Job has its own with links to the others."""
     if stored.windows < 2:
         return []
     steps = [] if stored.report is None else [row["step"] for row in stored.report["by_step"]]
@@ -188,7 +188,7 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
 
 
 def trust_badge(report: dict[str, Any]) -> Component:
-    """Whether to believe the figures."""
+    """A badge that tells if the figures are trustworthy."""
     trusted = report["trust"]["trustworthy"]
     shown = term("trust", "trustworthy" if trusted else "not trustworthy")
     return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)

@@ -1,1 +1,1 @@
-"""The server: the application, who may look, health, metrics, files, and the command that starts it."""
+"""The server: the application, access control, health, metrics, files, and the command that starts it."""

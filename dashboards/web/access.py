@@ -1,4 +1,4 @@
-"""From where the dashboard may be reached: who may ask, and under which names browsers know it.
+"""Access to the dashboard: authentication, host names and the path prefix.
 
 In: options of `tracekit dashboard`. Out: a check of each request, and the prefix of all addresses.
 """
@@ -19,9 +19,9 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.web.auth import Auth, refused
 
 HEALTH = "/healthz"
-#: What a load balancer or Kubernetes may ask without a password; neither tells a name.
+#: Paths that a load balancer or Kubernetes may request without a password; neither reveals a name.
 OPEN = (HEALTH, "/readyz")
-#: A page asks with a few kilobytes; more is an accident or an attack.
+#: Pages send a few kilobytes; more is an accident or an attack.
 MOST_BYTES_ASKED = 4 * 1024 * 1024
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.IGNORECASE)
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]@:/?#\s]+)(:\d{1,5})?")
@@ -31,10 +31,10 @@ _Start = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`auth`: None lets everybody in. `hosts`: names under which browsers may ask, beside addresses in digits.
+    """`auth`: None admits everybody. `hosts`: accepted host names; numeric addresses are always accepted.
 
     `prefix`: the path under which browsers see the dashboard, with slashes around it. `proxied`: a reverse proxy stands
-    in front and names the client in X-Forwarded-For. `secure`: browsers speak TLS with it.
+    in front and names the client in X-Forwarded-For. `secure`: browsers use TLS.
     """
 
     auth: Auth | None = None
@@ -44,7 +44,7 @@ class Access:
     secure: bool = False
 
     def refusal(self, request: flask.Request) -> Response | None:
-        """Why this request may not pass; None where it may."""
+        """Return the response that rejects this request; None if it may pass."""
         if not self._is_ours(request.headers.get("Host", "")):
             return refused(421, "this host name is not one of the dashboard's: allow it with --allowed-host")
         if self.auth is None or request.path in OPEN:
@@ -52,10 +52,10 @@ class Access:
         return self.auth.refusal(request)
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a Host header names this server.
+        """True if a Host header names this server.
 
-        A foreign site that has its own name resolve to this machine (DNS rebinding) can only ask under that name. So
-        names have to be known; addresses in digits, which no resolver answers for, do not.
+        A foreign site whose name resolves to this machine (DNS rebinding) can only send that name. So names must be in
+        `hosts`; numeric addresses, which involve no resolver, need not.
         """
         found = _HOST.fullmatch(host)
         if found is None:
@@ -71,7 +71,7 @@ class Access:
 
 
 def read_access(auth: Auth | None, hosts: Iterable[str], public_url: str | None) -> Access:
-    """What --auth, --allowed-host and --public-url say. Raises SelectionError where they cannot be understood."""
+    """Parse --auth, --allowed-host and --public-url. Raises SelectionError if one is invalid."""
     names = []
     for host in hosts:
         if not _NAME.fullmatch(host):
@@ -95,14 +95,14 @@ def read_access(auth: Auth | None, hosts: Iterable[str], public_url: str | None)
 
 
 class WithoutPrefix:
-    """WSGI: takes the prefix off a path, for proxies that leave it there; others have taken it off."""
+    """WSGI middleware that strips the prefix from a path, for proxies that leave it there."""
 
     def __init__(self, application: _Start, prefix: str) -> None:
         self._application = application
         self.prefix = prefix
 
     def __call__(self, environment: dict[str, Any], start: _Start) -> Any:
-        """The answer of the application."""
+        """Return the answer of the application."""
         path = environment["PATH_INFO"]
         if self.prefix != "/" and path.startswith(self.prefix):
             environment = {**environment, "PATH_INFO": "/" + path.removeprefix(self.prefix)}
@@ -110,6 +110,6 @@ class WithoutPrefix:
 
 
 def client_address(request: flask.Request, *, proxied: bool) -> str:
-    """Who asks. The last address of X-Forwarded-For is the one that the proxy in front saw; others can be made up."""
+    """Return the client's address: the last of X-Forwarded-For, as the proxy saw it; the others can be forged."""
     forwarded = request.headers.get("X-Forwarded-For", "") if proxied else ""
     return forwarded.rpartition(",")[2].strip() or request.remote_addr or ""

@@ -43,9 +43,9 @@ _LATE_LIBRARIES = {
 
 
 def make_app(store: Path, access: Access | None = None, study: Path | None = None) -> Dash:
-    """The dashboard of the store at `store`, for those whom `access` lets in; the store is read when a page is.
+    """Build the dashboard of the store at `store` with that access; each page reads the store anew.
 
-    `study`: of many jobs, for the page Fleet.
+    `study`: a study of many jobs for the page Fleet.
     """
     access = access or Access()
     app = Dash(
@@ -57,7 +57,7 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
         title="tracekit",
         update_title="",
         assets_folder=str(Path(__file__).parents[1] / "assets"),
-        assets_ignore=r"theme\.js",  # stands in the document itself
+        assets_ignore=r"theme\.js",  # inlined in the document
         requests_pathname_prefix=access.prefix,
         routes_pathname_prefix="/",
         index_string=_document(access.prefix),
@@ -69,22 +69,22 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
     if fleet is not None:
         fleet.read_ahead()
     harden(app, access)
-    app.server.before_request(read_ahead)  # after who may ask was asked
+    app.server.before_request(read_ahead)  # after the access check
     serve_timeline(app)
     _give_callbacks(app)
     app.layout = frame
-    figure(LIGHT)  # Plotly loads what it needs with the first figure: better now than with the first page
+    figure(LIGHT)  # Plotly loads its modules with the first figure: better now than with the first page
     return app
 
 
 def _document(prefix: str) -> str:
-    """The document around every page: it names the libraries that come late, by version, so that browsers keep them."""
+    """The document around every page: names the late-loaded libraries by version, so that browsers cache them."""
     libraries = {}
     for name, bundle in _LATE_LIBRARIES.items():
         library = import_module(name)
         bundles = library._js_dist  # noqa: SLF001  the name by which Dash itself asks a library what it consists of
         (resource,) = (each for each in bundles if each["relative_package_path"] == bundle)
-        resource["async"] = "lazy"  # Dash serves it, and does not put it into the document
+        resource["async"] = "lazy"  # Dash serves it without naming it in the document
         modified = int((Path(str(library.__file__)).parent / bundle).stat().st_mtime)
         fingerprint = build_fingerprint(bundle, library.__version__, modified)
         libraries[name] = f"{prefix}_dash-component-suites/{name}/{fingerprint}"
@@ -93,7 +93,7 @@ def _document(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What the modules of the pages told Dash."""
+    """Callbacks, functions and scripts that the modules of the pages registered with Dash."""
 
     callbacks: list[dict[str, Any]]
     functions: dict[str, dict[str, Any]]
@@ -102,7 +102,7 @@ class _Declared:
 
 @cache
 def _declared() -> _Declared:
-    """The callbacks of the pages, which importing these declares."""
+    """Import the pages and return the callbacks that they register."""
     import_module("tracekit.dashboards.pages")
     declared = _Declared(
         list(_callback.GLOBAL_CALLBACK_LIST),
@@ -116,7 +116,7 @@ def _declared() -> _Declared:
 
 
 def _give_callbacks(app: Dash) -> None:
-    """Give the app the callbacks of the pages: by itself Dash does so for the first app of a process only."""
+    """Register the callbacks of the pages with the app: Dash does so only for the first app of a process."""
     declared = _declared()
     app.callback_map.update({name: dict(function) for name, function in declared.functions.items()})
     app._callback_list.extend(declared.callbacks)  # noqa: SLF001 - as Dash does it

@@ -1,4 +1,4 @@
-"""How often passwords may be tried: hashing one is dear on purpose, so whoever may try without end has the processor.
+"""Rate limit for passwords: hashing is expensive on purpose, so unlimited tries would use up the processor.
 
 In: addresses of clients. Out: whether one more try is allowed, and when the next one is.
 """
@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 #: Tries in WINDOW_S from one address, and from all together: a hash takes about 60 ms, so 120 take an eighth of a core.
 MOST_FROM_ONE, MOST_IN_ALL, WINDOW_S = 10, 120, 60.0
-#: Addresses remembered. Whoever has more is held by the limit of all together.
+#: Addresses remembered. The total limit holds clients with more of them.
 ADDRESSES_KEPT = 10_000
 
 
 class Attempts:
-    """Counts tries in a sliding window. `clock`: seconds that only go forward."""
+    """Counts tries in a sliding window. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class Attempts:
         self._by_address: OrderedDict[str, deque[float]] = OrderedDict()
 
     def wait_s(self, address: str) -> int:
-        """Note a try from an address: 0 where it is allowed, else whole seconds until the next one is."""
+        """Count a try from an address; return 0 if it is allowed, else the whole seconds until the next one is."""
         with self._lock:
             now, key = self._clock(), network_of(address)
             own = self._by_address.setdefault(key, deque(maxlen=MOST_FROM_ONE))
@@ -43,7 +43,7 @@ class Attempts:
 
 
 def network_of(address: str) -> str:
-    """The address, or the /64 network that one household or machine has of IPv6."""
+    """Return the IPv4 address, or the /64 network that an IPv6 household or machine has."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

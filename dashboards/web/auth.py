@@ -1,4 +1,4 @@
-"""Who may see the dashboard when it listens beyond this machine.
+"""Authentication for a dashboard that listens beyond this machine.
 
 In: the text of `--auth`. Out: a check of each request. Two ways: a header that a reverse proxy at a trusted address
 sets after it has authenticated the user, or a file of users and password hashes (passwords.py; put TLS in front of it).
@@ -24,13 +24,13 @@ HELP = (
 
 
 class Auth(Protocol):
-    """Decides about a request: None lets it pass, a response is sent instead of the page."""
+    """Checks requests: None admits one, a response is sent instead of the page."""
 
     def refusal(self, request: flask.Request) -> Response | None:
-        """Why this request may not pass."""
+        """Return the response that rejects this request; None if it may pass."""
 
     def register(self, server: flask.Flask) -> None:
-        """Answer the addresses that the authentication needs."""
+        """Register the routes that the authentication needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ProxyHeader:
     network: ipaddress.IPv4Network | ipaddress.IPv6Network
 
     def refusal(self, request: flask.Request) -> flask.Response | None:
-        """403 for anybody but the proxy, and for a proxy that names nobody."""
+        """Return 403 unless the request comes from the proxy and names one user."""
         try:
             sender = ipaddress.ip_address(request.remote_addr or "")
         except ValueError:
@@ -54,11 +54,11 @@ class ProxyHeader:
         return None
 
     def register(self, server: flask.Flask) -> None:
-        """None: the proxy logs in and out."""
+        """Do nothing: the proxy handles login and logout."""
 
 
 def read_auth(text: str) -> Auth:
-    """The authentication that `--auth` names. Raises SelectionError where it cannot be understood."""
+    """Parse `--auth`. Raises SelectionError if it is invalid."""
     kind, _, rest = text.partition(":")
     if kind == "password" and rest:
         from tracekit.dashboards.web.passwords import Passwords
@@ -74,5 +74,5 @@ def read_auth(text: str) -> Auth:
 
 
 def refused(status: int, reason: str) -> flask.Response:
-    """One line for who may not."""
+    """A one-line answer for a rejected request."""
     return flask.Response(f"{reason}\n", status, mimetype="text/plain")

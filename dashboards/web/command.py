@@ -1,7 +1,7 @@
 """`tracekit dashboard`: serve the dashboard of a store, or of a few traces.
 
-In: options. Out: a running server; the same one in development and in production (one process with threads,
-which gunicorn starts again where it dies: results are cached in it, and what-ifs in progress live in it).
+In: options. Out: a running server; the same one in development and in production (one process with threads, because it
+caches results and holds the what-ifs in progress; gunicorn restarts it if it dies).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def dashboard_command(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises SelectionError where it cannot."""
+    """Open a listening socket. Raises SelectionError if that fails."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -103,7 +103,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _named(host: str) -> tuple[str, ...]:
-    """The name to listen on, under which browsers may ask then; none where it is an address in digits."""
+    """Return the host name to listen on, which browsers may then use; none for a numeric address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -112,7 +112,7 @@ def _named(host: str) -> tuple[str, ...]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """True if only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -120,9 +120,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callable[[], None]]:
-    """The store to show and what to do with it afterwards: the one given, the default one, or one made of traces.
+    """Return the store to show and its clean-up: the given one, the default one, or a temporary one of traces.
 
-    `needed`: whether there must be one; beside a study the default one need not.
+    `needed`: raise an error if there is none; with a study, the default store may be missing.
     """
     from tracekit.store import Store, default_store
 
@@ -148,7 +148,7 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
 
 
 def _print_hash() -> None:
-    """Ask for a user and a password; print the line for the password file."""
+    """Prompt for a user and a password; print the line for the password file."""
     from werkzeug.security import generate_password_hash
 
     user = click.prompt("User", err=True)

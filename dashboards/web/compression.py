@@ -1,7 +1,7 @@
-"""Answers compressed for the way to the browser.
+"""Compression of answers.
 
-In: an answer to a request. Out: the same, as gzip where the browser takes it. The bundles of the components are
-compressed once, thoroughly; what differs from request to request, quickly.
+In: an answer to a request. Out: the same, as gzip if the browser accepts it. Component bundles are compressed once, at
+the highest level; dynamic answers quickly.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import flask
 _TEXT = frozenset(
     {"application/json", "application/javascript", "text/javascript", "text/css", "text/csv", "text/html"}
 )
-#: Below this nothing is gained: a packet is sent anyway.
+#: Smaller answers are not compressed: they fit into one packet.
 SMALLEST = 1000
-#: Files kept compressed, and how thoroughly they and all else are compressed.
+#: Number of compressed files cached; compression levels of files and of other answers.
 FILES_KEPT, THOROUGHLY, QUICKLY = 64, 9, 5
 
 
 def compress(response: flask.Response) -> flask.Response:
-    """The answer, compressed where that is asked for and gains something."""
+    """Compress the answer if the browser accepts gzip and it is large enough."""
     if response.status_code != 200 or response.mimetype not in _TEXT or "Content-Encoding" in response.headers:
         return response
     response.vary.add("Accept-Encoding")

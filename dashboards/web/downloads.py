@@ -1,6 +1,6 @@
-"""What the pages offer as files: every table of a report as CSV.
+"""Downloads: every table of a report as CSV.
 
-In: the name of a table and of a job, from the address. Out: the file, or a status and one line that says why.
+In: the name of a table and of a job, from the address. Out: the file, or a status and a one-line reason.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _PER_STEP = "by_worker_per_step"
 
 
 def register(server: flask.Flask) -> None:
-    """Answer the addresses of the files."""
+    """Register the routes of the files."""
     server.add_url_rule("/download/<name>.csv", "download", _csv)
 
 
 def refusal(error: TracekitError, *, selection: int = 400) -> flask.Response:
-    """Why there is no file or data, in one line: 404 where the store lacks it, 503 where the store cannot be read.
+    """Return a one-line error: 404 if the store lacks the data, 503 if the store cannot be read.
 
-    `selection`: the status of all else, which is what was asked for.
+    `selection`: the status of all other errors, which are in the request.
     """
     status = 404 if isinstance(error, NotStoredError) else 503 if isinstance(error, StoreError) else selection
     return flask.Response(f"{error}\n", status, mimetype="text/plain")
@@ -59,7 +59,7 @@ def _table(name: str, job: str | None) -> pl.DataFrame:
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:
-    """The columns that a CSV file can hold."""
+    """Keep the columns that a CSV file can hold."""
     return table.select(name for name, kind in table.schema.items() if not kind.is_nested() and kind != pl.Null)
 
 

@@ -1,7 +1,7 @@
-"""Users and passwords of a file: a login page with sessions for browsers, HTTP basic authentication for programs.
+"""Password authentication: a login page with sessions for browsers, HTTP basic authentication for programs.
 
 In: a file of `USER:HASH` lines. Out: checks of requests, the pages /login and /logout. The file is read again when it
-changes, so that whoever is removed from it, or gets another hash there, is out at the next request.
+changes, so a user who is removed from it, or gets another hash, is logged out at the next request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tracekit.dashboards.web.sessions import LONGEST_S, Sessions
 
 COOKIE = "tracekit_session"
 LOGIN, LOGOUT = "/login", "/logout"
-#: Longer ones are nobody's, and only cost time to hash.
+#: Longer ones belong to no user and only cost time to hash.
 LONGEST_PASSWORD = 1024
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Log in - tracekit</title>
@@ -46,7 +46,7 @@ label {{ display: grid; gap: 4px; }} input, button {{ font: inherit; padding: 8p
 
 
 def _given(request: flask.Request) -> Authorization | None:
-    """What the header Authorization says; None also if it is damaged."""
+    """Return the Authorization header; None if it is missing or damaged."""
     try:
         return request.authorization
     except ValueError:  # UnicodeError too
@@ -54,7 +54,7 @@ def _given(request: flask.Request) -> Authorization | None:
 
 
 class Passwords:
-    """Lets in who is in the file `path`. Raises SelectionError where it cannot be read or understood."""
+    """Admits the users of the file `path`. Raises SelectionError if it cannot be read or parsed."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.hashes = read_hashes(path)
@@ -65,7 +65,7 @@ class Passwords:
         self._attempts = Attempts(clock)
 
     def refusal(self, request: flask.Request) -> Response | None:
-        """None for a session or the right password; else the way to the login page, or 401 for programs."""
+        """Return None for a session or the right password, else a redirect to the login page, or 401 for programs."""
         self._follow_file()
         if request.path == LOGIN:
             return None
@@ -82,12 +82,12 @@ class Passwords:
             wanted = request.full_path if request.query_string else request.path
             return flask.redirect(flask.g.prefix + LOGIN[1:] + "?" + urlencode({"next": wanted}), 303)
         answer = refused(401, "user and password, please")
-        if "Sec-Fetch-Mode" not in request.headers:  # a page logs in by itself; its browser should ask for nothing
+        if "Sec-Fetch-Mode" not in request.headers:  # the page has its own login; the browser must not open a prompt
             answer.headers["WWW-Authenticate"] = 'Basic realm="tracekit", charset="UTF-8"'
         return answer
 
     def register(self, server: flask.Flask) -> None:
-        """Answer the pages that log in and out."""
+        """Register the login and logout pages."""
         server.add_url_rule(LOGIN, "login", self._login, methods=["GET", "POST"])
         server.add_url_rule(LOGOUT, "logout", self._logout, methods=["POST"])
 
@@ -107,7 +107,7 @@ class Passwords:
             path=flask.g.prefix,
             secure=flask.g.secure,
             httponly=True,
-            samesite="Lax",  # else a link in a ticket would ask for the password again
+            samesite="Lax",  # else a link in a ticket would require the password again
         )
         return answer
 
@@ -120,7 +120,9 @@ class Passwords:
         return answer
 
     def _of_basic(self, user: str, password: str) -> str | flask.Response | None:
-        """The user, None for a wrong password, or that it is too early. A right password is hashed once a session."""
+        """Return the user, None for a wrong password, or a refusal if too early. Hashes a right password once a
+        session.
+        """
         secret = hashlib.sha256(f"{user}\0{password}".encode(errors="surrogatepass")).hexdigest()
         if known := self._sessions.user(secret, self.hashes):
             return known
@@ -132,14 +134,14 @@ class Passwords:
         return user
 
     def _matches(self, user: str, password: str) -> bool:
-        """Whether the password is the user's. An unknown user's is hashed too: else the time would tell who exists."""
+        """True if the password is the user's. Unknown users cost a hash too, so that the timing reveals nothing."""
         if len(password) > LONGEST_PASSWORD:
             return False
         anybody = list(self.hashes.values())[crc32(user.encode()) % len(self.hashes)]
         return check_password_hash(self.hashes.get(user, anybody), password) and user in self.hashes
 
     def _follow_file(self) -> None:
-        """Read the file again where it has changed; one that cannot be read lets nobody in."""
+        """Reread the file if it has changed; an unreadable one admits no user."""
         with self._lock:
             if (state := _state(self._path)) == self._state:
                 return
@@ -151,12 +153,12 @@ class Passwords:
             self._state = state
 
 
-#: The hash of a password that nobody knows, so that a try takes its time also where nobody can log in.
+#: The hash of an unknown password, so that a try takes as long when no user can log in.
 _NOBODY = "scrypt:32768:8:1$nobody$" + "0" * 128
 
 
 def read_hashes(path: Path) -> dict[str, str]:
-    """Hash by user. Raises SelectionError."""
+    """Read the hash of each user. Raises SelectionError if the file is unreadable or invalid."""
     if path.exists() and not path.is_file():
         raise SelectionError(f"--auth: {path} is not a regular file")
     try:
@@ -180,7 +182,7 @@ def read_hashes(path: Path) -> dict[str, str]:
 
 
 def _is_hash(text: str) -> bool:
-    """Whether a password can be checked against it; those with impossible parameters show only when it is tried."""
+    """True if a password can be checked against it; impossible parameters only show when it is tried."""
     if not re.fullmatch(r"(scrypt|pbkdf2):[^$]+\$[^$]+\$[0-9a-f]+", text):
         return False
     try:
@@ -191,7 +193,7 @@ def _is_hash(text: str) -> bool:
 
 
 def _state(path: Path) -> tuple[int, int, int] | None:
-    """What tells one state of the file from the next; None where it is gone."""
+    """Return an identity of the file's current state; None if it is gone."""
     try:
         found = path.stat()
     except OSError:
@@ -210,8 +212,7 @@ def _too_many(wait_s: int) -> flask.Response:
 
 
 def _wanted(text: str) -> str:
-    """The page to go to after the login, below the prefix: one of the dashboard and nothing else.
-
-    Browsers drop control characters and take a backslash for a slash: what then begins with two names another host.
+    """Return the page to open after the login, below the prefix: only one of the dashboard. Browsers drop control
+    characters and treat a backslash as a slash, so a path that then begins with two slashes names another host.
     """
     return "".join(character for character in text if character.isprintable()).lstrip("/\\")

@@ -1,6 +1,6 @@
-"""Finding a job, rank, worker or host by a part of its name: what the field behind `/` asks.
+"""Search for a job, rank, worker or host by part of its name: the field behind `/`.
 
-In: text, and the job that is open, if any. Out: a few links as JSON.
+In: text, and the open job, if any. Out: a few links as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracekit.dashboards.web.downloads import refusal
 from tracekit.report.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
-#: Links of an answer, and of them hosts.
+#: Most links of an answer, and most hosts among them.
 MOST_FOUND, MOST_HOSTS = 12, 4
 LONGEST_QUERY = 300
 _RANK = re.compile(r"(?:rank\s*)?(\d{1,7})")
@@ -29,7 +29,7 @@ _WORKER = re.compile(r"(?:worker\s*)?\(?\s*(\d{1,7})\s*,\s*(\d{1,7})\s*\)?")
 
 
 def register(server: flask.Flask) -> None:
-    """Answer the address of the search."""
+    """Register the route of the search."""
     server.add_url_rule("/search", "search", _search)
 
 
@@ -43,7 +43,7 @@ def _search() -> flask.Response:
 
 
 def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
-    """What is meant in the open job first, then jobs, the costliest first."""
+    """Yield matches in the open job first, then jobs, the costliest first."""
     if job is not None and query:
         with suppress(NotStoredError):  # removed meanwhile, or without workers: there are still jobs to find
             yield from _in_job(results().worker_map(job), job, query.casefold())

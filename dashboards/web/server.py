@@ -1,7 +1,7 @@
 """The web server: gunicorn, which keeps a worker of ours (worker.py) alive around the dashboard.
 
-In: a store, a bound socket and who may look. Out: a server until it is told to stop. `create` is the application for
-those who run gunicorn themselves.
+In: a store, a bound socket and the access rules. Out: a server that runs until stopped. `create` returns the
+application for users who run gunicorn themselves.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.dashboards.web.worker import Worker
 
-#: So long without a sign of life, and gunicorn takes the worker for dead and starts another.
+#: gunicorn replaces a worker that is silent for this long.
 TIMEOUT_S = 300
-#: Read by `create`: what `--auth`, `--allowed-host` (several with commas) and `--public-url` say.
+#: Read by `create`: values of `--auth`, `--allowed-host` (comma-separated) and `--public-url`.
 AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
 HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
 URL_VARIABLE = "TRACEKIT_DASHBOARD_PUBLIC_URL"
@@ -33,7 +33,7 @@ STUDY_VARIABLE = "TRACEKIT_STUDY"
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How to serve: `listening` is the descriptor of a socket, `at_end` is called once, when the server has ended."""
+    """Server settings: `listening` is the descriptor of a socket, `at_end` is called once, after the server's end."""
 
     store: Path
     study: Path | None
@@ -48,7 +48,7 @@ def create(store: str | None = None) -> flask.Flask:
 
     Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH, $TRACEKIT_DASHBOARD_ALLOWED_HOSTS
     and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options, $TRACEKIT_STUDY that of `--study`. Raises
-    AppImportError, of which gunicorn prints the one line, where one of them is set and cannot be understood.
+    AppImportError, which gunicorn prints as one line, if one of them is invalid.
     """
     from tracekit.dashboards.web.app import make_app
     from tracekit.store import default_store
@@ -59,7 +59,7 @@ def create(store: str | None = None) -> flask.Flask:
 
 
 def _access_of_environment() -> Access:
-    """What the variables say; an empty one of authentication is an error, for it would let everybody in."""
+    """Parse the variables; an empty authentication variable is an error, because it would admit everybody."""
     text = os.environ.get(AUTH_VARIABLE)
     try:
         auth = None if text is None else read_auth(text)
@@ -73,14 +73,13 @@ def _access_of_environment() -> Access:
 
 
 def serve(serving: Serving) -> None:
-    """Answer requests until SIGINT or SIGTERM."""
+    """Serve requests until SIGINT or SIGTERM."""
     _Gunicorn(serving).run()
 
 
 def _leave(_server: Any, worker: Worker) -> None:
-    """End a worker that has answered requests without more ado.
-
-    At the usual end Python would wait for threads that read ahead, or that stayed in the process that forked.
+    """End a worker that has answered its requests immediately. A normal exit of Python would wait for prefetching
+    threads, or for threads that stayed in the process that forked.
     """
     if worker.booted:
         os._exit(0)

@@ -1,6 +1,6 @@
-"""How the dashboard is served: who may ask, health checks, metrics, and headers that keep a page to itself.
+"""Operation of the dashboard: access checks, health checks, metrics, and headers that keep a page to itself.
 
-In: the Dash app. Out: the same with what an operator needs around it. Nothing here writes to the store.
+In: the Dash app. Out: the same with the routes that an operator needs. Nothing here writes to the store.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
 
-#: What Dash itself answers: callbacks of the pages, and the files of its components.
+#: Paths that Dash itself answers: callbacks of the pages, and the files of its components.
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
 
 
-#: Besides looking, a browser may only call back to a page, log in and log out: nothing that writes to a store.
+#: POST is allowed only for callbacks of pages, login and logout: nothing that writes to a store.
 _POSTED_TO = ("/_dash-update-component", LOGIN, LOGOUT)
 _LOOKING = ("GET", "HEAD", "OPTIONS")
-#: OWASP's list of secure headers, beside the policy of pages.
+#: OWASP's list of secure headers, in addition to the policy of pages.
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -74,7 +74,7 @@ def harden(app: Dash, access: Access) -> None:
 
 
 def _refusal(access: Access) -> Response | None:
-    """Why a request is not answered: it would change something, or may not pass."""
+    """Return the rejection of a request that would change something or may not pass; None if it may."""
     request = flask.request
     flask.g.prefix, flask.g.secure = access.prefix, access.secure
     flask.g.client = client_address(request, proxied=access.proxied)
@@ -86,7 +86,7 @@ def _refusal(access: Access) -> Response | None:
 
 
 def _no_api(path: str = "") -> tuple[dict[str, str], int]:
-    """Programs ask the files and metrics; what looks like another interface says so in their language."""
+    """Return a JSON 404: there is no API; programs use /metrics and /download."""
     return {"error": f"no such address: /api/{path:.100}; programs can ask /metrics and /download/TABLE.csv"}, 404
 
 
@@ -105,7 +105,7 @@ def _readyz() -> flask.Response:
 
 
 def _state() -> flask.Response:
-    """What tells one state of the store from the next: pages ask it to notice that there is something new."""
+    """Return the state of the store, which pages poll to notice new data."""
     try:
         return flask.Response(results().state(), mimetype="text/plain")
     except TracekitError as error:
@@ -126,7 +126,7 @@ def _metrics() -> flask.Response:
 
 @lru_cache(maxsize=1)
 def _states(store: Path) -> Callable[[], JobStates]:
-    """What metrics are made of."""
+    """Return the source of the metrics."""
     from tracekit.live.metrics import remembered
     from tracekit.store import Store
 
@@ -134,7 +134,7 @@ def _states(store: Path) -> Callable[[], JobStates]:
 
 
 def _failed(error: Exception) -> flask.Response | HTTPException:
-    """What Dash cannot answer was not asked by a page: one line for who asked and one for the log.
+    """Answer a request that Dash cannot handle, and so no page sent, with one line to the client and one in the log.
 
     Errors of the pages themselves are shown on them (components.guarded, callbacks.say_failure).
     """

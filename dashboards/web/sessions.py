@@ -1,4 +1,4 @@
-"""Who has logged in: a secret for each session, of which only the hash is kept, in memory.
+"""Login sessions: a secret for each, of which only the hash is kept, in memory.
 
 In: users who have given their password. Out: secrets for a cookie, and the users behind them until they expire, log
 out, or lose or change their password.
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-#: A session ends so long after the login, and so long after the last request.
+#: Longest age of a session, and longest time without a request.
 LONGEST_S, IDLE_S = 12 * 3600.0, 3600.0
 #: Sessions kept; the one unused for longest goes first.
 SESSIONS_KEPT = 10_000
@@ -28,7 +28,7 @@ class _Session:
 
 
 class Sessions:
-    """Sessions of users. `clock`: seconds that only go forward."""
+    """Sessions of users. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class Sessions:
         self._open: OrderedDict[bytes, _Session] = OrderedDict()
 
     def begin(self, user: str, hashed: str, secret: str | None = None) -> str:
-        """A session of a user with that password hash: its secret, a new one unless it is given."""
+        """Begin a session of a user with that password hash; return its secret, a new one unless given."""
         secret = secret or secrets.token_urlsafe(32)
         with self._lock:
             now = self._clock()
@@ -46,7 +46,7 @@ class Sessions:
         return secret
 
     def user(self, secret: str, hashes: Mapping[str, str]) -> str | None:
-        """Whose session the secret is of; None where it is of none, has expired, or the user's hash is another now."""
+        """Return the user of a secret; None if it is unknown or expired, or if the user's hash has changed."""
         with self._lock:
             now, key = self._clock(), _key(secret)
             found = self._open.get(key)
@@ -68,5 +68,5 @@ class Sessions:
 
 
 def _key(secret: str) -> bytes:
-    """What is kept of a secret: enough to know it again, nothing to log in with."""
+    """Return the hash of a secret: identifies it, but cannot be used to log in."""
     return hashlib.sha256(secret.encode()).digest()

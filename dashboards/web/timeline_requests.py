@@ -1,8 +1,8 @@
-"""What the timeline in the browser asks for: spans as binary columns, one op in words, the slowest as a table, a file.
+"""Data for the timeline in the browser: spans as binary columns, one op in words, the slowest as a table, a file.
 
 In: requests under /timeline/ with the parameters of the page. Out: answers made from `StepOps`; a status and one line
-for what cannot be answered. A binary answer is a uint32 length, that many bytes of JSON, then the arrays that it lists,
-each [type, offset from the end of the JSON, items], little-endian and aligned to 8 bytes.
+for errors. A binary answer is a uint32 length, that many bytes of JSON, then the arrays that it lists, each [type,
+offset from the end of the JSON, items], little-endian and aligned to 8 bytes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from tracekit.report.spans import (
 )
 from tracekit.trace.model import KINDS, Worker
 
-#: Up to this many spans the browser gets all of them at once; above, what its window can show.
+#: Up to this many spans, the browser gets all of them at once; above, only those in its window.
 WHOLE_SPANS = 200_000
 OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
 MOST_COLUMNS, MOST_WORKERS = 16_384, 1_024
 SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
-#: Workers that the words about a critical path name.
+#: Most workers named in the description of a critical path.
 NAMED_ON_PATH = 3
 
 
 class _Shown:
-    """What a request is about: the job, the state it names, and the ops of its step."""
+    """The subject of a request: the job, the state in its parameters, and the ops of its step."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.stored = analysed(texts.get("job", ""))
@@ -70,7 +70,7 @@ class _Shown:
 
 
 def analysed(name: str) -> Stored:
-    """The job of that name. Raises NotStoredError where there is none, or it was stored without an analysis."""
+    """Return the job of that name. Raises NotStoredError if there is none, or it was stored without an analysis."""
     stored = results().stored(name)
     if stored.op_report is not None:
         raise NotStoredError(f"the job {name!r:.100} {OP_TRACE}")
@@ -95,7 +95,7 @@ def serve_timeline(app: Dash) -> None:
 
 
 def _refusing(answer: Callable[[Mapping[str, str]], flask.Response]) -> Callable[[], flask.Response]:
-    """The view of a route: its answer, or one line that says why there is none."""
+    """Wrap a route to answer errors with one line."""
 
     @wraps(answer)
     def view() -> flask.Response:
@@ -111,7 +111,7 @@ def _refusing(answer: Callable[[Mapping[str, str]], flask.Response]) -> Callable
 
 
 def packed(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """A binary answer, as the head of this module describes."""
+    """Encode a binary answer as described in the docstring of this module."""
     places, parts, offset = {}, [], 0
     for name, values in arrays.items():
         data = np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()
@@ -128,14 +128,14 @@ def _binary(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
 
 
 def _check(texts: Mapping[str, str]) -> flask.Response:
-    """What is wrong with the state that a person typed, as an answer and not as a failure; null where nothing is."""
+    """Return the problem with the typed state, as an answer and not as a failure; null if it is valid."""
     name = analysed(texts.get("job", "")).name
     read = read_state(texts, results().table(name, "by_step"), results().table(name, "by_worker"))
     return flask.jsonify({"problem": read.remarks[0] if read.remarks else None})
 
 
 def _layout(texts: Mapping[str, str]) -> flask.Response:
-    """Which tracks there are: workers top to bottom, lines of each, when the view begins and ends, the overview."""
+    """Return the tracks: workers top to bottom, lines of each, begin and end of the view, and the overview."""
     shown = _Shown(texts)
     ops, workers = shown.ops, shown.workers
     facts = _facts(shown)
@@ -187,12 +187,12 @@ def _facts(shown: _Shown) -> pl.DataFrame:
 
 
 def _started_at(shown: _Shown) -> float | None:
-    """When the step began, seconds since the epoch, where known."""
+    """Return the start of the step in seconds since the epoch, if known."""
     return results().job(shown.stored.name).trace.step_starts.get(shown.state.step)
 
 
 def _spans(texts: Mapping[str, str]) -> flask.Response:
-    """The spans of the workers `first` to `last` (positions in the layout), or of all where they are few."""
+    """Return the spans of the workers `first` to `last` (positions in the layout), or of all if they are few."""
     shown = _Shown(texts)
     if count(shown.ops, shown.workers, shown.lines) <= WHOLE_SPANS:
         found, first, workers, window = None, 0, shown.workers, None
@@ -216,7 +216,7 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _path(texts: Mapping[str, str]) -> flask.Response:
-    """The critical path of the first replay shown: where its ops are among the workers and lines of the view."""
+    """Return the critical path of the first replay shown, with the positions of its ops in the view."""
     shown = _Shown(texts)
     ops, replay = shown.ops, shown.lines[0].replay
     path = path_spans(results().replay(shown.stored.name), ops, replay)
@@ -231,7 +231,7 @@ def _path(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
-    """Of whom the step consists."""
+    """Describe the critical path: time share by worker, then launch delays."""
     spent = np.bincount(path.worker, weights=path.duration, minlength=shown.ops.workers)
     whole = max(shown.ops.end(replay), 1e-12)
     first = [at for at in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[at] > 0]
@@ -243,14 +243,14 @@ def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
 
 
 def _worker_name(shown: _Shown, at: int) -> str:
-    """A worker by its rank where the trace tells, else by its coordinates."""
+    """Name a worker by its rank if the trace has it, else by its coordinates."""
     worker = Worker(int(shown.ops.dp_rank[at]), int(shown.ops.pp_rank[at]))
     rank, _ = _facts_of(shown, worker)
     return worker.coordinates if rank == "-" else f"rank {rank}"
 
 
 def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
-    """A whole number of that range, or a SelectionError."""
+    """Parse an integer of that range. Raises SelectionError if it is none."""
     text = texts.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
@@ -258,7 +258,7 @@ def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
 
 
 def _op(texts: Mapping[str, str]) -> flask.Response:
-    """Everything about the op that `op` names, in words."""
+    """Describe the op that `op` names, in words."""
     shown = _Shown(texts)
     name = shown.state.op
     found = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
@@ -268,7 +268,7 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
-    """The rows of the side panel: what, and its value."""
+    """Return the rows of the side panel: label and value."""
     ops, at = shown.ops, np.array([op])
     facts = _facts_of(shown, name.worker)
     ratio = float(ops.ratios(at, Replay.RECORDED)[0])
@@ -304,7 +304,7 @@ def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
 
 
 def said_ratio(ratio: float) -> str:
-    """A ratio to the peers in words."""
+    """Describe the ratio to the peers in words."""
     if np.isinf(ratio):
         return "no peers"
     return f"{ratio:.2f} x" if ratio < 1000 else "over 1,000 x"
@@ -348,7 +348,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
-    """The same with all digits, as a file."""
+    """The slowest ops with all digits, as a file."""
     table = _slowest_table(_Shown(texts), SLOWEST_IN_CSV)
     response = flask.Response(safe_csv(table), mimetype="text/csv")
     response.headers["Content-Disposition"] = 'attachment; filename="slowest-ops.csv"'

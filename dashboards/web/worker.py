@@ -1,9 +1,9 @@
-"""The process that answers requests: waitress as a worker of gunicorn, which starts it again where it dies.
+"""The process that answers requests: waitress as a worker of gunicorn, which restarts it if it dies.
 
 In: sockets that listen, and the application. Out: answers. One loop reads requests and writes answers of all
 connections; a thread gets a request once it is complete, and leaves the answer to the loop. So a client that sends or
-reads slowly, or not at all, holds a connection but no thread, and that not for long: a connection that waits for its
-client too long is closed, and so is the one that has waited longest where there are too many.
+reads slowly, or not at all, holds a connection but no thread, and only briefly: a connection that waits for its client
+too long is closed; with too many connections, the one that has waited longest is closed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from waitress.task import ThreadedTaskDispatcher, WSGITask
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, WithoutPrefix
 from tracekit.dashboards.web.attempts import network_of
 
-#: A client may keep its connection waiting this long, and longer for what it sends or takes at SLOWEST_BYTES_PER_S.
+#: A connection waits this long for its client, plus the time of its bytes at SLOWEST_BYTES_PER_S.
 PATIENCE_S, SLOWEST_BYTES_PER_S = 30.0, 10_000
 #: Open connections, of one address (for IPv6, one /64 network) and in all. A browser opens six.
 MOST_OF_ADDRESS, MOST_IN_ALL = 100, 500
 #: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
 LONGEST_HEAD = 32 * 1024
-#: Bytes of answers that a client has not taken before it gets no more of what it asked on the same connection.
+#: Unread bytes of answers above which a connection gets no further answers.
 MOST_NOT_TAKEN = 1024 * 1024
 
 
 class _Task(WSGITask):  # type: ignore[misc]  # waitress has no types
     def service(self) -> None:
-        """Answer a request. From then on the connection waits for its client."""
+        """Answer a request. Afterwards the connection waits for its client."""
         try:
             super().service()
         finally:
@@ -46,7 +46,7 @@ class _Task(WSGITask):  # type: ignore[misc]  # waitress has no types
 
 
 class _Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
-    """A connection with a client. It waits for the client unless a request of it is being answered."""
+    """A connection with a client. It waits for the client unless one of its requests is being answered."""
 
     task_class = _Task
 
@@ -57,7 +57,7 @@ class _Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         server.make_room(self)
 
     def received(self, data: bytes) -> bool:
-        """Take what the client sent; closes the connection of one whose numbers Python does not read."""
+        """Receive data from the client; close the connection if Python cannot parse its numbers."""
         try:
             return bool(super().received(data))
         except ValueError:
@@ -65,29 +65,29 @@ class _Connection(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             return False
 
     def wait(self) -> None:
-        """Note that from now on the client is waited for."""
+        """Record that the connection waits for its client from now on."""
         self.waiting_since = monotonic()
         self.moved = 0
 
     def recv(self, size: int) -> bytes:
-        """Bytes from the client."""
+        """Return bytes from the client."""
         data: bytes = super().recv(size)
         self.moved += len(data)
         return data
 
     def send(self, data: bytes, do_close: bool = True) -> int:
-        """How many bytes the client's system has taken."""
+        """Send data; return the number of bytes that the client's system accepted."""
         sent: int = super().send(data, do_close)
         self.moved += sent
         return sent
 
     def is_overdue(self, now: float) -> bool:
-        """Whether the client is slower than it may be."""
+        """True if the client is slower than allowed."""
         return not self.requests and now > self.waiting_since + PATIENCE_S + self.moved / SLOWEST_BYTES_PER_S
 
 
 class _Limits(BaseWSGIServer):  # type: ignore[misc]  # waitress has no types
-    """A server that keeps few connections, and none for long."""
+    """A server with limits on the number and the idle time of connections."""
 
     channel_class = _Connection
     active_channels: dict[int, _Connection]
@@ -95,7 +95,7 @@ class _Limits(BaseWSGIServer):  # type: ignore[misc]  # waitress has no types
     def maintenance(self, _now: float) -> None:
         """Close the connections of slow clients.
 
-        waitress would only mark them, and close them once they can be written to: never where nobody reads.
+        waitress would only mark them and close them once they become writable: never, if the client does not read.
         """
         now = monotonic()
         for connection in list(self.active_channels.values()):
@@ -103,7 +103,7 @@ class _Limits(BaseWSGIServer):  # type: ignore[misc]  # waitress has no types
                 connection.handle_close()
 
     def make_room(self, new: _Connection) -> None:
-        """Where there are too many connections, of this client or in all, close the one that has waited longest."""
+        """If there are too many connections, of this client or in total, close the one that has waited longest."""
         everybody = list(self.active_channels.values())
         own = [one for one in everybody if one.network == new.network]
         for those, most in ((own, MOST_OF_ADDRESS), (everybody, _most_in_all())):
@@ -111,7 +111,7 @@ class _Limits(BaseWSGIServer):  # type: ignore[misc]  # waitress has no types
                 min((one for one in those if not one.requests), key=lambda one: one.waiting_since).handle_close()
 
     def add_task(self, connection: _Connection) -> None:
-        """Have the first request of a connection answered, unless its client leaves earlier answers untaken."""
+        """Queue the first request of a connection, unless its client has not read earlier answers."""
         if connection.total_outbufs_len > MOST_NOT_TAKEN:
             connection.requests.clear()
             connection.close_when_flushed = True
@@ -145,15 +145,15 @@ class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no
 
 
 def make_server(listening: socket.socket, application: Any, threads: int, loop: dict[int, Any]) -> _Limits:
-    """A server for a socket that listens, in `loop`, of which wasyncore takes turns; it answers with `threads`."""
+    """A server for a listening socket, driven by wasyncore in `loop`; `threads` answer its requests."""
     kind = _Unix if listening.family == socket.AF_UNIX else _Tcp
     settings = Adjustments(
         max_request_header_size=LONGEST_HEAD,
         max_request_body_size=MOST_BYTES_ASKED + 1,
-        # A thread never waits for a client to take an answer; what is not taken at once goes to a file.
+        # A thread never waits for a client to read an answer; unread parts go to a file.
         outbuf_high_watermark=2**62,
         connection_limit=2**31,
-        clear_untrusted_proxy_headers=False,  # access.py knows whom to believe
+        clear_untrusted_proxy_headers=False,  # access.py decides which proxy to trust
         ident=None,
     )
     kept = (listening.family, listening.type, listening.proto, listening.getsockname())
@@ -175,13 +175,13 @@ def _prefix_of(application: Any) -> str:
 
 
 class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
-    """Answers requests until gunicorn ends it: at SIGTERM once it has answered those it has, at SIGINT at once."""
+    """Serves requests until gunicorn ends it: on SIGTERM after the requests in progress, on SIGINT at once."""
 
     _servers: tuple[_Limits, ...] = ()
 
     def run(self) -> None:
         """Serve; gunicorn calls this in a process of its own."""
-        logging.getLogger("waitress").setLevel(logging.ERROR)  # a queue of requests is no news
+        logging.getLogger("waitress").setLevel(logging.ERROR)  # queued requests need no warning
         self._loop: dict[int, Any] = {}
         self._servers = tuple(make_server(one.sock, self.wsgi, self.cfg.threads, self._loop) for one in self.sockets)
         while self.alive and self.ppid == os.getppid():
@@ -191,11 +191,11 @@ class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
     def _turn(self) -> None:
         self.notify()
         wasyncore.loop(timeout=1.0, use_poll=True, map=self._loop, count=1)
-        for server in self._servers:  # waitress does so by a clock that can be set
+        for server in self._servers:  # waitress uses a clock that can be set
             server.maintenance(0.0)
 
     def _finish(self) -> None:
-        """Answer what has been asked, and nothing else."""
+        """Answer the requests in progress and accept no more."""
         for server in self._servers:
             server.accepting = False
         end = monotonic() + self.cfg.graceful_timeout
@@ -211,10 +211,10 @@ class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn has no types
             server.pull_trigger()
 
     def handle_quit(self, _sig: int, _frame: FrameType | None) -> NoReturn:
-        """SIGINT, in the main thread between any two of its instructions: end at once, as all of it only reads."""
+        """SIGINT, in the main thread between any two of its instructions: exit at once, as the server only reads."""
         os._exit(0)
 
 
 def _most_in_all() -> int:
-    """Connections in all: half of the files that the process may open, as answers can take one each."""
+    """Most connections in total: half of the files that the process may open, as each answer can take one."""
     return min(MOST_IN_ALL, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)

@@ -14,8 +14,8 @@ from tests.handmade import run
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
 from tracekit.base.errors import StoreError
-from tracekit.live.delivery_log import Told
-from tracekit.live.incident_changes import News, StoreNews
+from tracekit.live.delivery_log import DeliveryLog
+from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.notify import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.watch import Watch, serving_metrics
@@ -46,8 +46,8 @@ def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: P
     store.append(window(0, "old", analysed=True))
     store.end_watch("old")
     store.append(window(0, analysed=True))
-    news = StoreNews(store)
-    assert news.look() == News()
+    news = StoreChanges(store)
+    assert news.look() == Changes()
     store.append(window(0, "new", analysed=True))
     store.end_watch("new")
     found = news.look()
@@ -61,7 +61,7 @@ def test_news_of_incidents_are_asked_for_and_not_all_there_ever_were(tmp_path: P
     with store.reading() as catalogue:
         asked = catalogue.live.incidents(after=2, known={2})
     assert [one.incident_id for one in asked] == [3, 2]
-    assert news.look() == News()
+    assert news.look() == Changes()
 
 
 def test_a_store_that_cannot_be_read_for_a_while_is_one_line(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_store_that_cannot_be_read_for_a_while_is_one_line(tmp_path: Path) -> 
     store, said = Store(tmp_path / "jobs.store"), list[str]()
     store.append(window(0))
     run_of_nothing = LiveRun(LiveOptions(tmp_path / "run", store.path, "job", WindowSize(steps=5)), said.append)
-    watching, news = Watch(store, run_of_nothing, None, said.append), StoreNews(store)
+    watching, news = Watch(store, run_of_nothing, None, said.append), StoreChanges(store)
     catalogue = store.path / "catalog.duckdb"
     whole = catalogue.read_bytes()
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_a_store_that_cannot_be_read_for_a_while_is_one_line(tmp_path: Path) -> 
     assert all(line.startswith(str(store.path)) for line in said)
     catalogue.write_bytes(b"no catalogue")
     with pytest.raises(StoreError):
-        Watch(store, None, None, said.append)._tell(StoreNews(store))
+        Watch(store, None, None, said.append)._tell(StoreChanges(store))
 
 
 def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def look_once(store: Store, url: str) -> None:
     """A watch that tells `url` what it has to, and ends."""
     stop = threading.Event()
     stop.set()
-    told = Told(store, url)
+    told = DeliveryLog(store, url)
     Watch(store, None, None, print, Notifier(url, arrived=told.note), told).until_ended(stop)
 
 
@@ -201,14 +201,14 @@ def test_an_incident_that_came_and_went_while_nobody_watched_is_told_once_as_pas
 
 def test_where_a_receiver_begins_is_noted_once_the_store_is_there(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
-    told = Told(store, "http://host/hook")
-    watching, news = Watch(store, None, None, print, None, told), StoreNews(store)
+    told = DeliveryLog(store, "http://host/hook")
+    watching, news = Watch(store, None, None, print, None, told), StoreChanges(store)
     assert told.left(None) == ([], [])
     watching._tell(news)
     store.append(window(0, analysed=True))
     watching._tell(news)
     store.end_watch("live")
-    assert [one.job for one in Told(store, "http://host/hook").left(None)[1]] == ["live"]
+    assert [one.job for one in DeliveryLog(store, "http://host/hook").left(None)[1]] == ["live"]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The commands of `tracekit`, one file each: thin layers over the library. `options` is what several share."""
+"""The commands of `tracekit`, one file each: thin layers over the library. `options` has their shared options."""

@@ -1,6 +1,6 @@
 """`tracekit attach`: record a few steps of a running job and report on them.
 
-In: a job that `tracekit collect` launched. Out: the report that `whatif` prints, and what recording cost.
+In: a job that `tracekit collect` launched. Out: the report that `whatif` prints, and the cost of recording.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tracekit compare`: what changed between two runs.
+"""`tracekit compare`: changes between two runs.
 
 In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def compare_command(
     before: str, after: str, layout: Path | None, unit: str | None, store: Path | None, as_json: bool
 ) -> None:
-    """What changed from run A to run B: faster or slower, by how much, how sure, and which causes came and went?
+    """Compare run A with run B: faster or slower, by how much, how certain, and which causes came and went.
 
     A and B are traces or, with --store, names of jobs.
     """

@@ -1,4 +1,4 @@
-"""What the shell completes after Tab: names of jobs in a store.
+"""Shell completion: names of jobs in a store.
 
 In: the arguments typed so far. Out: names, or nothing: a completion prints no error. The catalogue is read with DuckDB
 alone, which loads in half the time of what commands need.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import click
     from click.shell_completion import CompletionItem
 
-#: More names are no help on a terminal.
+#: Most names to complete: more are no help on a terminal.
 _MOST_NAMES = 200
 #: As `tracekit.store.folder` names it, whose import takes longer than all of this.
 _CATALOGUE = "catalog.duckdb"
@@ -31,7 +31,7 @@ def job_names(context: click.Context, _: click.Parameter, typed: str) -> list[Co
     # Before an option without its value, click has parsed the options, but not the arguments: `hang STORE --job`.
     given = context.params.get("store") or next(filter(_is_store, _words()), None)
     store = Path(given or os.environ.get("TRACEKIT_STORE") or "tracekit.store")
-    # What cannot be printed cannot be typed either.
+    # Unprintable names cannot be typed either.
     names = [name for name in _stored(store, typed) if name.strip() and name == printable(name)]
     return [CompletionItem(_quoted(name)) for name in names]
 
@@ -57,7 +57,7 @@ def _is_store(path: str | Path) -> bool:
 
 
 def _stored(store: Path, typed: str) -> list[str]:
-    """The newest jobs of a store in a folder; none of anything else."""
+    """The newest jobs of a store in a folder; empty for anything else."""
     if not _is_store(store):
         return []
     import duckdb
@@ -65,11 +65,11 @@ def _stored(store: Path, typed: str) -> list[str]:
     try:
         with duckdb.connect(str(store / _CATALOGUE), read_only=True) as connection:
             rows = connection.execute(_NEWEST_FIRST, {"typed": typed, "most": _MOST_NAMES}).fetchall()
-    except (duckdb.Error, OSError):  # damaged, or of another version: the command itself says so
+    except (duckdb.Error, OSError):  # damaged, or of another version: the command itself reports it
         return []
     return [name for (name,) in rows]
 
 
 def _quoted(name: str) -> str:
-    """The name as the shell takes it: bash inserts words as they are, zsh and fish quote them."""
+    """The name quoted for the shell: bash inserts words as they are, zsh and fish quote them."""
     return shlex.quote(name) if os.environ.get("_TRACEKIT_COMPLETE", "").startswith("bash") else name

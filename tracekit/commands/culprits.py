@@ -28,7 +28,7 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True)
 class _Found:
-    """Who is to blame. `culprits`: rows of the JSON; `trust`: why to believe it or, if not `trusted`, why not.
+    """The culprits of a job. `culprits`: rows of the JSON; `trust`: the reason why the report is `trusted` or not.
 
     `whatif`: the command that prints the whole report.
     """
@@ -121,7 +121,7 @@ def _check_parts(parts: Sequence[str]) -> None:
 
 
 def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
-    """stdout: the answer in the chosen form, with these nodes for a script. stderr: why it is empty or incomplete."""
+    """Print the answer in the chosen form, with these nodes for a script; to stderr, why it is empty or incomplete."""
     if form == "json":
         content = {
             "job": found.job,
@@ -144,7 +144,7 @@ def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
 
 
 def _doubt(found: _Found, form: str, nodes: Sequence[str]) -> str | None:
-    """Why not to act on the names, None if there is no reason."""
+    """The reason not to act on the names, None if there is none."""
     name = short(found.job)
     if not found.culprits:
         return f"{name}: no rank is to blame; `{found.whatif}` says where the time goes"

@@ -49,7 +49,7 @@ def _fill(store: Path, tell: Callable[[str], None]) -> None:
 
 
 def _serve(store: Path, port: int, *, browser: bool) -> int:
-    """Serve the store in a process of its own until that ends; its exit code."""
+    """Serve the store in a separate process until that ends; return its exit code."""
     command = [sys.executable, "-P", "-m", "tracekit", "dashboard", str(store), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603 - tracekit itself
         assert server.stdout is not None

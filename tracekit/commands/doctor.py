@@ -1,4 +1,4 @@
-"""`tracekit doctor`: whether collecting will work here.
+"""`tracekit doctor`: check if collecting will work here.
 
 In: the training's Python interpreter. Out: a line for each dependency. Exits with 3 if any check fails.
 """

@@ -1,6 +1,6 @@
-"""`tracekit PATH`: the command that answers what a person wants to know of PATH, whatever it is.
+"""`tracekit PATH`: choose the command that shows PATH, for any kind of path.
 
-In: a path. Out: the arguments of a command, or an error that names what may have been meant.
+In: a path. Out: the arguments of a command, or an error with a suggestion.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tracekit.base.text import short
 from tracekit.commands.options import PATH
 from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
 
-#: How alike two names must be for one to be meant by the other, from 0 to 1.
+#: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
 
 
 def looks_like_path(word: str) -> bool:
-    """Whether the first word of a command line is a path rather than a misspelt command."""
+    """True if the first word of a command line is a path rather than a misspelt command."""
     return word.startswith(S3) or os.path.lexists(word) or os.sep in word or bool(Path(word).suffix)
 
 
@@ -45,7 +45,7 @@ def arguments_for(word: str) -> list[str]:
 
 
 def nearest_command(word: str, names: Iterable[str]) -> str:
-    """What to say of a word that is neither a command nor a path."""
+    """Error text for a word that is neither a command nor a path."""
     files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
     found = difflib.get_close_matches(word, [*names, *files], n=1, cutoff=_ALIKE)
     meant = f"; did you mean `{command(found[0])}`?" if found else ""

@@ -159,7 +159,7 @@ def _commonest(reasons: Counter[str]) -> str:
 
 
 def _left_out(out: Path, said: Counter[str]) -> list[str]:
-    """A line for each rule that leaves jobs of the study out, except for those already in `said`."""
+    """Yield a line for each rule that leaves out jobs of the study, except for those already in `said`."""
     import polars as pl
 
     from tracekit.fleet.study import Study
@@ -208,7 +208,7 @@ _RATE = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_RATE
 def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
-    """How many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
+    """Report how many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
     memory.return_later()
     from tracekit.fleet.culprits import recurring_culprits
     from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
@@ -243,7 +243,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
 @click.option("--csv", type=OUT, help="Write all columns as CSV, for a ticket system.")
 @_RATE
 def culprits(study: Path, csv: Path | None, rate: float) -> None:
-    """Which hosts and GPUs hold up one job of STUDY after another, more often than chance explains?"""
+    """List hosts and GPUs that hold up one job of STUDY after another, more often than chance explains."""
     memory.return_later()
     from tracekit.base.atomic_write import check_writable, replacing
     from tracekit.base.safe_csv import safe_csv
@@ -270,7 +270,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--fail-on-worse", is_flag=True, help="Exit with 3 if a figure is worse.")
 def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
-    """What became worse from study BEFORE to study AFTER, in all, by cause and by team?"""
+    """List what became worse from study BEFORE to study AFTER, in all, by cause and by team."""
     memory.return_later()
     from tracekit.fleet.comparison import Direction, compare_studies
 

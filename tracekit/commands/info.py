@@ -24,7 +24,7 @@ def info_command(
     job: str | None,
     window: int | None,
 ) -> None:
-    """Say what a trace holds, or list the jobs of a folder or a store."""
+    """Show the content of a trace, or list the jobs of a folder or a store."""
     from tracekit.commands.recognise import jobs_in
     from tracekit.show.terminal.info import print_folder, print_jobs, print_trace
     from tracekit.trace.op import OpTrace

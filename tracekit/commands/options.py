@@ -42,7 +42,7 @@ class _Out(click.Path):
         return super().convert(value, param, ctx)
 
 
-#: The option says where to write.
+#: An option for an output path.
 OUT = _Out(path_type=Path)
 
 
@@ -132,7 +132,7 @@ def as_arguments(
 
 
 def console() -> Console:
-    """The terminal, or whatever stdout is instead. If its reader closes it, the command ends with BrokenPipeError."""
+    """A console for stdout, be it a terminal or not. If its reader closes it, the command ends with BrokenPipeError."""
     from rich.console import Console
 
     class Terminal(Console):

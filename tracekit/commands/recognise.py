@@ -1,4 +1,4 @@
-"""What a file is if it is not what a command reads, and which command to use for it.
+"""Recognise a file that a command cannot read, and name the command that can.
 
 In: a path that a command cannot use. Out: one sentence, None if nothing is known about the file.
 """
@@ -18,7 +18,7 @@ from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
 from tracekit.base.text import printable
 
-#: How many bytes of a file, and how many files of a folder, to look at.
+#: Most bytes of a file, and most files of a folder, to inspect.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
 #: Words near the beginning of flight-recorder dumps, pickled or as JSON.
 _DUMP_WORDS = (b"pg_config", b"entries")
@@ -31,7 +31,7 @@ _OF_ONE_JOB = ("culprits", "export", "whatif")
 
 
 class Wanted(StrEnum):
-    """What a command reads."""
+    """The kind of input that a command reads."""
 
     TRACE = "a trace"
     DUMPS = "a folder of dumps"
@@ -41,7 +41,7 @@ class Wanted(StrEnum):
 
 @contextmanager
 def explained(path: Path, wanted: Wanted = Wanted.TRACE) -> Iterator[None]:
-    """If reading `path` fails because it is something else, report what it is instead. Raises FormatError."""
+    """If reading `path` fails because it is of another kind, report the kind instead. Raises FormatError."""
     try:
         yield
     except (FormatError, StudyError):
@@ -80,7 +80,7 @@ def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
 
 
 def _with_store(path: Path, wanted: Wanted) -> str:
-    """How the command at hand, or `whatif`, reads a store."""
+    """Return how the current command, or `whatif`, reads a store."""
     context = click.get_current_context(silent=True)
     name = None if context is None else context.info_name
     if name == "compare":
@@ -92,7 +92,7 @@ def _with_store(path: Path, wanted: Wanted) -> str:
 
 
 def _for_trace(kind: str, path: Path, wanted: Wanted) -> str:
-    """What to do with a trace, or what may be one."""
+    """Return the commands for a trace, or a possible one."""
     if kind == _PERHAPS:
         return ""
     many = f", or study many with `{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}`"
@@ -100,7 +100,7 @@ def _for_trace(kind: str, path: Path, wanted: Wanted) -> str:
 
 
 def _nearest(path: Path) -> str | None:
-    """The existing path that is spelt like one that does not exist; None for one that is not on this machine."""
+    """Return the existing path with a similar name; None if there is none on this machine."""
     if path.parts[:1] == ("s3:",):
         return None
     folder = path.parent
@@ -111,7 +111,7 @@ def _nearest(path: Path) -> str | None:
 
 
 def jobs_in(path: Path) -> list[Path]:
-    """The jobs in a folder. Several folders of torch.profiler count as one, because their reader tells them apart."""
+    """Return the jobs in a folder. Several folders of torch.profiler count as one; their reader separates them."""
     from tracekit.fleet.sources import find_sources
     from tracekit.job.load import are_gpu_traces
 
@@ -137,7 +137,7 @@ def only_job(path: Path) -> Path:
 
 
 def is_dumps(path: Path) -> bool:
-    """Whether a path is a folder of flight-recorder dumps, or one dump."""
+    """True if a path is a folder of flight-recorder dumps, or one dump."""
     try:
         files = [path] if path.is_file() else sorted(path.iterdir())[:_MOST_FILES] if path.is_dir() else []
         return any(_is_dump(file) for file in files if file.is_file())
@@ -146,7 +146,7 @@ def is_dumps(path: Path) -> bool:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a path is a store."""
+    """True if a path is a store."""
     from tracekit.store import Store
 
     try:
@@ -156,7 +156,7 @@ def is_store(path: Path) -> bool:
 
 
 def _kind_of_trace(path: Path) -> str | None:
-    """What kind of trace a file or folder is, None if it is none."""
+    """Return the kind of trace of a file or folder, None if it is none."""
     from tracekit.collectors.importers.registry import is_known
     from tracekit.job.load import are_gpu_traces
     from tracekit.trace.canonical import read_header

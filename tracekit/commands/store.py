@@ -156,7 +156,7 @@ def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
 
 
 def _echo(lines: Sequence[str]) -> int:
-    """Print lines; how many there were."""
+    """Print lines; return their number."""
     for line in lines:
         click.echo(printable(line))
     return len(lines)

@@ -45,7 +45,7 @@ def watch_command(
     consume: bool,
     **watching: Any,
 ) -> None:
-    """Analyse a running job window by window, and say which incidents open and close.
+    """Analyse a running job window by window, and report the incidents that open and close.
 
     DIR is the folder that ranks write to (`tracekit collect --segments DIR`), on this machine or on a shared disk; it
     need not exist yet. The watch ends with the job. With a STORE to which others add windows, it reports until Ctrl-C.
@@ -54,7 +54,7 @@ def watch_command(
 
     from tracekit.collectors.merge.placement import LayoutOptions
     from tracekit.collectors.run_directory.segments import is_run_directory
-    from tracekit.live.delivery_log import Told
+    from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
     from tracekit.live.run import LiveOptions, LiveRun
     from tracekit.live.watch import Watch, serving_metrics, stopped_by_signals
@@ -84,11 +84,11 @@ def watch_command(
         watched, run = Store(options.store), LiveRun(options, _tell)
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
-        told = None if asked.notify is None else Told(watched, asked.notify)
+        deliveries = None if asked.notify is None else DeliveryLog(watched, asked.notify)
         notifier = None
-        if asked.notify is not None and told is not None:
-            notifier = Notifier(asked.notify, asked.dashboard_url, arrived=told.note)
-        watch = Watch(watched, run, name, _tell, notifier, told)
+        if asked.notify is not None and deliveries is not None:
+            notifier = Notifier(asked.notify, asked.dashboard_url, arrived=deliveries.note)
+        watch = Watch(watched, run, name, _tell, notifier, deliveries)
         scrapes = None
         if asked.metrics_port is not None:
             serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)

@@ -1,4 +1,4 @@
-"""How much a figure of a study would differ with other jobs: the bootstrap over jobs.
+"""Uncertainty of a study's figures: the bootstrap over jobs.
 
 In: columns of jobs, weighted or not. Out: intervals of sums and of ratios of sums. Jobs are drawn with replacement, as
 many as there are; all figures use the same draws, which are the same every time.

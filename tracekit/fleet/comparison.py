@@ -1,4 +1,4 @@
-"""What got worse from one study to the next, by cause and by team.
+"""Changes from one study to the next, by cause and by team.
 
 In: two studies, such as last week's and this week's. Out: a row for each figure with its change, and the interval of
 the change by the bootstrap over the jobs of both. A change is worse or better if that interval excludes zero.
@@ -21,7 +21,7 @@ from tracekit.report.plain_data import without_nan
 
 
 class Direction(StrEnum):
-    """How a figure changed."""
+    """The direction of a change."""
 
     WORSE = "worse"
     BETTER = "better"
@@ -40,7 +40,7 @@ class Change:
 
     @property
     def direction(self) -> Direction:
-        """More is worse; unclear if the interval includes zero."""
+        """The direction of the change: more is worse; unclear if the interval includes zero."""
         if self.change.low > 0:
             return Direction.WORSE
         return Direction.BETTER if self.change.high < 0 else Direction.UNCLEAR
@@ -90,7 +90,7 @@ class _Side:
 
 
 def compare_studies(before: Study, after: Study) -> FleetComparison:
-    """What changed. Raises StudyError."""
+    """Compare two studies. Raises StudyError."""
     sides = _side(before, seed=1), _side(after, seed=2)
     figures = sorted({*sides[0].sums, *sides[1].sums}, key=lambda figure: (_ORDER.index(figure[0]), figure[1]))
     return FleetComparison(sides[0].jobs, sides[1].jobs, tuple(_changes(figures, *sides)))

@@ -1,4 +1,4 @@
-"""Why a job does not count, or counts only in part: the rules by which a study leaves jobs out.
+"""Rules by which a study leaves out jobs, entirely or in part.
 
 In: a row of `jobs`, or the error of reading or analysing a trace. Out: a rule, its scope and the reason. The rules are
 those of the paper (docs/fleet.md): traces that cannot be analysed, too few steps, many restarts, a replay that misses
@@ -23,7 +23,7 @@ EARLIEST_START_S, LATEST_START_S = 946_684_800.0, 4_102_444_800.0
 
 
 class Rule(StrEnum):
-    """Why a job is left out. A job counts under the first rule that applies, in this order.
+    """Reasons for leaving out a job. A job counts under the first rule that applies, in this order.
 
     The first four may be temporary: nothing lasting is known about such a source, and the next run tries it again.
     """
@@ -48,14 +48,14 @@ EVERYWHERE, BY_TIME = "everywhere", "by-time"
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Why one job is left out. `reason`: with the figure, and what was expected."""
+    """The reason why one job is left out. `reason`: with the figure, and the expected value."""
 
     rule: Rule
     reason: str
 
     @property
     def scope(self) -> str:
-        """What the job is left out of."""
+        """The figures that the job is left out of."""
         return BY_TIME if self.rule is Rule.CLOCK else EVERYWHERE
 
 

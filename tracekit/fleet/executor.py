@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended. `digest`: of the content, None if it could not be read.
+    """The outcome of a task. `digest`: of the content, None if it could not be read.
 
     `rule`, `reason`: why there is no lasting result, None if there is one. `died`: the process ended while working on
     it. `stamp`: of the source as it was read, "" if other content could have the same. `reused`: the result existed
@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Runs tasks. Yields an outcome for each task, whatever happens to the process that runs it."""
+    """Runs tasks. Yields an outcome for each task, even if its process dies."""
 
     def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[Outcome]:
         """The outcomes, as tasks end. `alone`: one task at a time, each in a process of its own."""

@@ -27,7 +27,7 @@ _SETTLED_S = 2.0
 class Fetched:
     """A trace as a file or folder. `layout`: the YAML file that it needs, None if it needs none.
 
-    `stamp`: of the source before it was read. `settled`: whether the same stamp implies the same content.
+    `stamp`: of the source before it was read. `settled`: the same stamp implies the same content.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Fetched:
     settled: bool
 
     def changed(self, source: Source) -> bool:
-        """Whether the source has changed since. Raises OSError if it is gone."""
+        """True if the source has changed since. Raises OSError if it is gone."""
         return not source.remote and stamp_of(self.path) != self.stamp
 
 
@@ -79,7 +79,7 @@ def _is_fresh(path: Path) -> bool:
 
 
 def _has_header(path: Path) -> bool:
-    """Whether a Parquet file contains its layout; True for other files, which take no layout."""
+    """True if a Parquet file contains its layout; also for other files, which take no layout."""
     from tracekit.base.errors import FormatError
     from tracekit.trace.canonical import read_header
 

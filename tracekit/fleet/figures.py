@@ -34,7 +34,7 @@ SMALLEST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """How many jobs a rule leaves out: all to which it applies, and those that no earlier rule has left out."""
+    """Number of jobs that a rule leaves out: all to which it applies, and those that no earlier rule has left out."""
 
     rule: Rule
     scope: str
@@ -235,7 +235,7 @@ def _groups(study: Study, jobs: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def _hosts(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
-    """GPU-hours by host: what the costliest cause of each job that concerns a machine costs."""
+    """GPU-hours by host: the cost of the costliest cause of each job, if the cause concerns a machine."""
     hit = study.table("machines").filter((pl.col("kind") == "host") & pl.col("part").is_not_null())
     return (
         hit.select("job", "machine", "cost_s")

@@ -1,7 +1,7 @@
 """Results that are not yet in the tables of a study: a file for each trace, written completely or not at all.
 
 In: the rows of a job. Out: the same, read back. The name contains the digest of the content and the version of the
-analysis, so that a later run knows what need not be done again.
+analysis, so that a later run can skip finished work.
 """
 
 from __future__ import annotations

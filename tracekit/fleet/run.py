@@ -38,7 +38,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a run did. `unchanged`: sources that were as in the study. `outcomes`: of all others."""
+    """The outcome of a run. `unchanged`: sources that were as in the study. `outcomes`: of all others."""
 
     sources: int
     unchanged: int

@@ -1,7 +1,7 @@
-"""Where the traces of a study are: files, folders, globs, stores, prefixes of S3.
+"""Find the traces of a study: files, folders, globs, stores, prefixes of S3.
 
-In: what the user named. Out: a `Source` for each job found there. Reads only names, sizes and times, and the first
-bytes of files whose names do not identify them.
+In: the names that the user gave. Out: a `Source` for each job found there. Reads only names, sizes and times, and the
+first bytes of files whose names do not identify them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Source:
 
     @property
     def remote(self) -> bool:
-        """Whether it is in S3."""
+        """True if it is in S3."""
         return self.url.startswith(S3)
 
 
 def find_sources(named: Iterable[str]) -> list[Source]:
-    """All jobs in the named places, once each, by url. Raises SelectionError for a name that leads nowhere."""
+    """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any."""
     found: dict[str, Source] = {}
     for text in named:
         there = list(_expand(text))
@@ -75,7 +75,7 @@ def folder_files(path: Path) -> list[Path]:
 
 
 def is_endless(path: Path) -> bool:
-    """Whether it is a pipe, a socket or a device, which might block forever."""
+    """True for a pipe, a socket or a device, which might block forever."""
     try:
         mode = path.stat().st_mode
     except OSError:  # reading will report what is wrong
@@ -183,7 +183,7 @@ def _ops_of(store: Path, place: Path) -> Iterator[Path]:
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder is a study, whose tables are not traces."""
+    """True if a folder is a study, whose tables are not traces."""
     return (folder / MARK).is_file()
 
 
@@ -192,7 +192,7 @@ MARK, STORE_MARK = "tracekit-study", "tracekit-store"
 
 
 def _is_one_job(folder: Path, files: list[Path]) -> bool:
-    """Whether an importer reads the folder as one job: a recording, or the files of a profiler."""
+    """True if an importer reads the folder as one job: a recording, or the files of a profiler."""
     from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
     from tracekit.collectors.importers.registry import is_known
 
@@ -200,7 +200,7 @@ def _is_one_job(folder: Path, files: list[Path]) -> bool:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether an importer recognises its first bytes; also True if it cannot be read, so that reading reports why."""
+    """True if an importer recognises its first bytes, or if it cannot be read, so that reading reports why."""
     from tracekit.collectors.importers.registry import is_known
 
     return not os.access(path, os.R_OK) or is_known(path)

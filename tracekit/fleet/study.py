@@ -1,4 +1,4 @@
-"""The folder of a study: Parquet tables, and what a run needs to go on where the last one ended.
+"""The folder of a study: Parquet tables, and the state that a run needs to continue the last one.
 
     STUDY/tracekit-study           says that this folder is a study
     STUDY/<table>/part-?.parquet   the tables (`tables`) in 16 parts, by the first digit of a job's digest
@@ -6,9 +6,9 @@
     STUDY/.run/results/            rows of jobs that are not in the tables yet (`results`)
     STUDY/.run/lock                locked while a run is under way
 
-Every file is replaced whole. Tables are made of results and of the tables before, so whatever is killed between can be
-done again; results go only when the tables have them. The same sources make the same bytes, in whatever order, by
-however many processes and however often interrupted.
+Every file is replaced whole. Tables are made of results and of the previous tables, so an interrupted step can be
+repeated; results are removed only once they are in the tables. The same sources make the same bytes, regardless of
+order, number of processes and interruptions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Study:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run left results that are not in the tables, or is under way."""
+        """True if a run left results that are not in the tables, or is under way."""
         return self.results.is_dir() and any(self.results.iterdir())
 
     def check(self) -> None:
@@ -105,7 +105,7 @@ class Study:
             ) from None
 
     def has(self, digest: str, analysis: str) -> bool:
-        """Whether a content has been analysed, in the tables or not."""
+        """True if a content has been analysed, in the tables or not."""
         if result_path(self.results, digest, analysis).exists():
             return True
         mine = (pl.col("job") == digest) & (pl.col("analysis") == analysis)

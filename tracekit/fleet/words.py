@@ -37,7 +37,7 @@ class Table:
     note: str = ""
 
     def figures(self) -> list[bool]:
-        """Which columns contain figures; the first column is the row's subject."""
+        """Flags of the columns that contain figures; the first column is the row's subject."""
         columns = list(zip(*self.rows, strict=True))
         return [at > 0 and all(map(_is_figure, column)) for at, column in enumerate(columns)]
 
@@ -214,7 +214,7 @@ def culprits_table(found: pl.DataFrame, rate: float) -> Table:
 
 
 def culprits_note(rate: float) -> str:
-    """What the false-discovery rate means."""
+    """Explain the false-discovery rate."""
     return f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
 
 

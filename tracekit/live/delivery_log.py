@@ -1,9 +1,9 @@
-"""Which incidents a receiver has been told of. This is kept in the store, so that the next watch reports the others.
+"""Incidents already sent to a receiver, kept in the store so that the next watch sends only the others.
 
-    STORE/told/<receiver>     `after N`: the receiver is told of incidents after N; then, for each message that arrived,
+    STORE/told/<receiver>     `after N`: only incidents after N are sent; then, for each message that arrived,
                               the number of the incident, and opened or closed
 
-In: a store in a folder, and the receiver's address; its digest names the file. Out: incidents not yet reported to it.
+In: a store in a folder, and the receiver's address; its digest names the file. Out: incidents not yet sent to it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tracekit.store import Incident, Store
 FOLDER = "told"
 
 
-class Told:
-    """What the receiver at `url` has been told of the incidents in a store."""
+class DeliveryLog:
+    """Incidents of a store already sent to the receiver at `url`."""
 
     def __init__(self, store: Store, url: str) -> None:
         self._store = store
@@ -29,26 +29,26 @@ class Told:
         self._file: Path | None = None if s3_url(store.path) is not None else store.path / FOLDER / digest
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
-        """Note delivered messages: number of the incident, and "opened" or "closed". A read-only store forgets them."""
+        """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""
         self._add(f"{incident} {status}\n" for incident, status in messages)
 
     def left(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
-        """Open and closed incidents that the receiver has not been told of as such. Raises StoreError.
+        """Return the open and the closed incidents not yet sent as such. Raises StoreError.
 
-        A new receiver is not told of incidents that had already closed.
+        Incidents that had closed before the receiver was first used are not sent.
         """
-        told, after = self._noted()
+        sent, after = self._noted()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
         if after is None:
             after = max((one.incident_id for one in incidents), default=0)
             self._add([f"after {after}\n"])
-        opened = [one for one in incidents if one.closed_at is None and (one.incident_id, "opened") not in told]
+        opened = [one for one in incidents if one.closed_at is None and (one.incident_id, "opened") not in sent]
         closed = [
             one
             for one in incidents
             if one.closed_at is not None
-            and (one.incident_id > after or (one.incident_id, "opened") in told)
-            and (one.incident_id, "closed") not in told
+            and (one.incident_id > after or (one.incident_id, "opened") in sent)
+            and (one.incident_id, "closed") not in sent
         ]
         return opened[::-1], closed[::-1]
 
@@ -63,15 +63,15 @@ class Told:
             self._unwritten = ""
 
     def _noted(self) -> tuple[set[tuple[int, str]], int | None]:
-        """What the receiver has been told, and the incident after which that began, None for a new receiver."""
+        """Incidents already sent, and the last one before the first delivery, None for a new receiver."""
         try:
             text = "" if self._file is None else self._file.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return set(), None
-        told, after = set[tuple[int, str]](), None
+        sent, after = set[tuple[int, str]](), None
         for words in map(str.split, text.splitlines()):
             if len(words) == 2 and words[0].isdecimal():
-                told.add((int(words[0]), words[1]))
+                sent.add((int(words[0]), words[1]))
             elif len(words) == 2 and words[0] == "after" and words[1].isdecimal():
                 after = int(words[1])
-        return told, after
+        return sent, after

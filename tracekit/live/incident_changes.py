@@ -1,7 +1,7 @@
-"""What is new in a store since the last look: windows, and incidents that opened or closed.
+"""Changes of a store since the last look: new windows, and incidents that opened or closed.
 
-In: a store that any process writes. Out: `News`. So the process that adds windows and the one that reports them need
-not know of each other or run on the same machine.
+In: a store that any process writes. Out: `Changes`. So the process that adds windows and the one that reports them are
+independent and can run on different machines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tracekit.store import Incident, Store
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Changes:
     """`windows`: job -> rows of `LiveTables.history`, oldest first."""
 
     windows: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -22,8 +22,8 @@ class News:
     closed: tuple[Incident, ...] = ()
 
 
-class StoreNews:
-    """The news of one job, or of all. What the store holds at the first look is not news."""
+class StoreChanges:
+    """The changes of one job, or of all. The contents of the store at the first look are not news."""
 
     def __init__(self, store: Store, job: str | None = None) -> None:
         self._store, self._job = store, job
@@ -33,14 +33,14 @@ class StoreNews:
         self._last = 0
         self._begun = False
 
-    def look(self) -> News:
-        """What is new since the last look. Raises StoreError."""
+    def look(self) -> Changes:
+        """Return the changes since the last look. Raises StoreError."""
         if not self._store.is_store():
             self._begun = True  # everything added to it from now on is news
-            return News()
+            return Changes()
         state = self._store.state()
         if state == self._state:
-            return News()
+            return Changes()
         with self._store.reading() as catalogue:
             rows = catalogue.live.live_jobs().select("name", "number").rows()
             newest = {name: number for name, number in rows if self._job in (None, name)}
@@ -54,8 +54,8 @@ class StoreNews:
         new = [one for one in incidents if one.incident_id > self._last]
         known = self._open | {one.incident_id for one in new}
         closed = [one for one in incidents if one.closed_at is not None and one.incident_id in known]
-        news = News(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else News()
+        found = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
         self._state, self._newest, self._begun = state, newest, True
         self._open = {one.incident_id for one in incidents if one.closed_at is None}
         self._last = max([self._last, *(one.incident_id for one in incidents)])
-        return news
+        return found

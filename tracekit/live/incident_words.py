@@ -1,4 +1,4 @@
-"""What terminal and dashboard say about an incident besides its sentences.
+"""Text about an incident, besides its sentences, for terminal and dashboard.
 
 In: an incident. Out: words.
 """
@@ -12,7 +12,7 @@ from tracekit.store import Incident
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
-    """Who, what to do first and what it saves, where else to look; leaves out what is unknown."""
+    """Yield title and text: the culprit, the first action with its saving, further checks; omit unknown ones."""
     cause = incident.cause
     for title, text in (("Who", cause.who), ("Do", cause.fix), ("More to check", cause.check)):
         if text:
@@ -20,7 +20,7 @@ def advice(incident: Incident) -> Iterator[tuple[str, str]]:
 
 
 def lasted(incident: Incident) -> str:
-    """How long an incident lasted or, if it is open, has lasted until now."""
+    """Format the duration of an incident; if it is open, until now."""
     ended = incident.closed_at.timestamp() if incident.closed_at is not None else time.time()
     minutes, seconds = divmod(max(0, int(ended - incident.opened_at.timestamp())), 60)
     hours, minutes = divmod(minutes, 60)

@@ -77,7 +77,7 @@ class StoreMetrics(Collector):
         self._states, self._page = states, page.rstrip("/")
 
     def collect(self) -> Iterator[Metric]:
-        """One family per figure; if the store cannot be read, only the family that says so."""
+        """Yield one family per figure; if the store cannot be read, only `tracekit_store_readable`."""
         readable = GaugeMetricFamily("tracekit_store_readable", "1 if the store could be read, else 0")
         try:
             states = self._states()
@@ -123,7 +123,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         values = [*identity, cause.kind, cause.part or cause.kind]
         lost.add_metric(values, cause.share)
         windows.add_metric(values, incident.windows)
-        info.add_metric(identity, {name: _label(text) for name, text in told(incident, page).items()})
+        info.add_metric(identity, {name: _label(text) for name, text in incident_texts(incident, page).items()})
     left_out = GaugeMetricFamily(
         "tracekit_incidents_left_out",
         "Open incidents without series, because others cost more",
@@ -133,7 +133,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
 
 
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
-    """The incidents that get series: the costliest of every job first, then the second of every job, and so on."""
+    """Return the incidents that get series: the costliest of every job first, then the second of every job, etc."""
     ranked: list[tuple[int, Incident]] = []
     of_job: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda one: -one.cause.share):
@@ -144,8 +144,8 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     return [incident for _, incident in ranked[:MOST_INCIDENTS_IN_ALL]]
 
 
-def told(incident: Incident, page: str) -> dict[str, str]:
-    """What to tell a person about an incident: the sentences of its analysis, and where to look.
+def incident_texts(incident: Incident, page: str) -> dict[str, str]:
+    """Annotations of an incident for alerts: the sentences of its analysis, and links.
 
     `page`: as for `StoreMetrics`.
     """
@@ -176,7 +176,7 @@ def _label(text: str) -> str:
 
 
 def remembered(store: Store) -> Callable[[], JobStates]:
-    """A function that returns the state of a store, and reads it again only if it has changed."""
+    """Return a function that returns the state of a store, and rereads it only if it has changed."""
     kept: list[tuple[str, JobStates]] = []
 
     def states() -> JobStates:
@@ -188,4 +188,4 @@ def remembered(store: Store) -> Callable[[], JobStates]:
     return states
 
 
-__all__ = ["JobStates", "StoreMetrics", "page_of", "remembered", "told"]
+__all__ = ["JobStates", "StoreMetrics", "incident_texts", "page_of", "remembered"]

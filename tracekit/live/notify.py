@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
 from tracekit.live.incident_words import lasted
-from tracekit.live.metrics import told
+from tracekit.live.metrics import incident_texts
 from tracekit.store import Incident
 
 #: Limit of waiting messages; beyond it, the oldest is dropped.
@@ -45,7 +45,7 @@ Keys = Sequence[tuple[int, str]]
 
 @dataclass(slots=True)
 class Sent:
-    """How many messages were sent, failed, or were dropped."""
+    """Counts of sent, failed and dropped messages."""
 
     sent: int = 0
     failed: int = 0
@@ -53,10 +53,10 @@ class Sent:
 
 
 class Notifier:
-    """Posts messages to `url`. `slack`: whether in Slack's format, by default if the URL is Slack's.
+    """Posts messages to `url`. `slack`: use Slack's format; by default if the URL is Slack's.
 
     `arrived` is called from another thread with the content of each delivered message. `counts` counts messages by
-    outcome; `problem` says why the last attempt failed, None if it succeeded.
+    outcome; `problem`: the reason why the last attempt failed, None if it succeeded.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Notifier:
         self.counts.dropped += sum(body is not None for body in list(self._waiting.queue)) + self._on_its_way
 
     def changes(self) -> Iterator[str]:
-        """A line if messages began to fail since the last call, or arrive again. To be called by one thread only."""
+        """Return a line if messages began to fail since the last call, or arrive again. For one thread only."""
         problem = self.problem
         if problem is not None and self._told is None:
             yield (
@@ -168,7 +168,7 @@ class Notifier:
 
 
 def _retry_after_s(header: str | None) -> float:
-    """How long an overloaded receiver asks to wait, seconds; at most the longest delay between attempts."""
+    """Return the delay that an overloaded receiver requests, seconds; at most the longest delay between attempts."""
     return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
 
 
@@ -213,7 +213,7 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
                 "share": incident.cause.share,
                 "confidence": incident.cause.confidence,
                 "saved_gpu_hours_per_day": incident.cause.saved_gpu_hours_per_day,
-                **told(incident, page),
+                **incident_texts(incident, page),
             }
             for status, incidents in (("opened", opened), ("closed", closed))
             for incident in incidents
@@ -232,7 +232,7 @@ def slack_message(
 
 
 def _slack_lines(incident: Incident, status: str, page: str) -> str:
-    said = {name: _escaped(text) for name, text in told(incident, page).items()}
+    texts = {name: _escaped(text) for name, text in incident_texts(incident, page).items()}
     if status == "opened":
         mark = ":red_circle:"
     else:
@@ -240,11 +240,11 @@ def _slack_lines(incident: Incident, status: str, page: str) -> str:
     state = status
     if incident.closed_because is not None:
         state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
-    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {said['what']}"]
+    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {texts['what']}"]
     if status == "opened":
-        lines += [f"*{title}*: {said[key]}" for title, key in _TITLES if said[key]]
-    if said["page"]:
-        lines.append(f"<{said['page']}|the page of this window>")
+        lines += [f"*{title}*: {texts[key]}" for title, key in _TITLES if texts[key]]
+    if texts["page"]:
+        lines.append(f"<{texts['page']}|the page of this window>")
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
 """Cut a running recording into windows, analyse them and store them.
 
-In: a run directory of `tracekit collect`, read again and again. Out: windows of one job in a store. The windows of an
-elastic attempt follow those of the one before. If something cannot be read, analysed or stored, a line says so and the
-rest goes on.
+In: a run directory of `tracekit collect`, read repeatedly. Out: windows of one job in a store. The windows of an
+elastic attempt follow those of the previous one. Failures to read, analyse or store something are reported in a line,
+and the rest continues.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MOST_UNSTORED = 8
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 #: A run whose launchers were killed counts as ended once its ranks have written nothing for this long, seconds.
 QUIET_S = 300.0
-#: Delays between attempts to store what is left at the end of a job, seconds.
+#: Delays between attempts to store the remaining windows at the end of a job, seconds.
 END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 #: Limit of lines about ranks per look.
 MOST_NOTICES = 8
@@ -60,7 +60,7 @@ CLOCK_SAMPLES = 64
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How a run is cut and where its windows go.
+    """Options for cutting a run into windows and storing them.
 
     `late_after_s`: how long a window waits for ranks that are behind. `consume`: remove segments of stored steps.
     """
@@ -76,7 +76,7 @@ class LiveOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What has gone wrong since the watch began: windows that could not be merged (`failed`) or stored (`lost`) or are
+    """Counts of failures since the watch began: windows that could not be merged (`failed`) or stored (`lost`) or are
     stored without findings (`unanalysed`), ranks that were left out, records that came late.
     """
 
@@ -148,8 +148,8 @@ class LiveRun:
             raise FormatError(f"{what}, for {READ_RETRY_S:.0f} s; watch it again once it can be read")
 
     def ended(self) -> bool:
-        """Whether the run has ended: every launcher says so, or none is alive and no rank has written anything for
-        `QUIET_S`.
+        """True if the run has ended: every launcher has announced its end, or none is alive and no rank has written
+        anything for `QUIET_S`.
         """
         if not (running := running_launchers(self.options.directory)):
             return have_ended(self.options.directory)
@@ -164,7 +164,7 @@ class LiveRun:
         return True
 
     def _ending(self) -> Ending | None:
-        """How the job ended; None if its launchers have not said so."""
+        """The end of the job; None if its launchers have not announced it."""
         ending = how_ended(self.options.directory)
         if running_launchers(self.options.directory) and (ending is None or not ending.failed):
             return Ending("ended: its launcher died", failed=True)
@@ -216,7 +216,7 @@ class LiveRun:
     # ---- following
 
     def _begin(self) -> bool:
-        """Whether the run has begun; when it does, its job is noted in the store."""
+        """True once the run has begun; its job is then noted in the store."""
         if self._run is not None:
             return True
         if not is_run_directory(self.options.directory):
@@ -299,10 +299,11 @@ class LiveRun:
             if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
                 self._tell(
-                    f"{title}: cannot be analysed: {said(error)}{where_traceback_is(self.options.store, title, error)}"
+                    f"{title}: cannot be analysed: {one_line(error)}"
+                    f"{where_traceback_is(self.options.store, title, error)}"
                 )
                 return
-            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {said(error)}"))
+            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {one_line(error)}"))
         assert self._run is not None
         findings = self._findings(trace, title)
         self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
@@ -330,14 +331,14 @@ class LiveRun:
         return suspects[0]
 
     def _findings(self, trace: Trace, title: str) -> Findings | Unanalysed:
-        """What the analysis finds. A bug in it costs the findings of this window only."""
+        """Return the findings of the analysis. A bug in it costs the findings of this window only."""
         try:
             findings = PipelineJob(trace).stored()
             if isinstance(findings, Findings):
                 findings.verdict()
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
-            why = f"the analysis failed, which is a bug of tracekit ({said(error)})"
+            why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
             self._tell(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
                 f" `tracekit export`{where_traceback_is(self.options.store, title, error)}"
@@ -366,7 +367,7 @@ class LiveRun:
             return error
 
     def _read_clocks(self) -> None:
-        """Read the clocks of the hosts; if that fails, keep those read before and say so once."""
+        """Read the clocks of the hosts; if that fails, keep the previous ones and report it once."""
         try:
             self._clocks = read_clocks(self.options.directory, CLOCK_SAMPLES)
         except (OSError, FormatError) as error:

@@ -1,7 +1,7 @@
 """Keep a watch alive until its last metrics have been scraped.
 
-Unless Prometheus scrapes that the job has ended, it cannot tell this end of the watch from a kill. In: the address and
-the time of each scrape. Out: when every regular client has scraped once more.
+Unless Prometheus scrapes the end of the job, it cannot distinguish the end of the watch from a kill. In: the address
+and the time of each scrape. Out: when every regular client has scraped once more.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ class Scrapes:
                 self._asked.wait(min(left, 0.5))  # a signal sets `stop` without notifying the condition
 
     def _patience(self, since: float, now: float) -> float:
-        """How long clients that have not scraped since `since` may still take, seconds; 0 if there are none."""
+        """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""
         due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)

@@ -1,6 +1,6 @@
 """Report errors that the watch survives, and keep their tracebacks for debugging.
 
-In: an error. Out: words; the traceback, appended to `STORE/watch-errors.log`, which is started anew when it is large.
+In: an error. Out: words; the traceback, appended to `STORE/watch-errors.log`, which is restarted when it is large.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tracekit.base.errors import TracekitError
 from tracekit.base.text import encodable
 
 FILE = "watch-errors.log"
-#: Size from which on the file is started anew, bytes.
+#: Size at which the file is restarted, bytes.
 MOST_BYTES = 1_000_000
 
 
-def said(error: Exception) -> str:
-    """The message of an error in one line, with its type unless it is one of tracekit's own or of the system."""
+def one_line(error: Exception) -> str:
+    """Format an error in one line, with its type unless it is one of tracekit's own or of the system."""
     text = encodable(" ".join(str(error).split()))
     return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
 
 
 def where_traceback_is(store: Path, title: str, error: Exception) -> str:
-    """Keep the traceback of an unexpected error in the folder `store`; returns the end of a line that says where."""
+    """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
     if isinstance(error, TracekitError):
         return ""
     path = store / FILE

@@ -1,7 +1,7 @@
 """`tracekit watch`: watch a run, or a store that others write, until it ends.
 
-In: what to watch and whom to tell. Out: a line per window and incident, metrics, notifications. All of these come from
-what is in the store, never from what is still to be stored.
+In: a run or store, and receivers of notifications. Out: a line per window and incident, metrics, notifications. All of
+these report stored results only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIServer
 
 from tracekit.base.errors import SelectionError, StoreBusyError, StoreError
 from tracekit.base.text import printable, short
-from tracekit.live.incident_changes import News, StoreNews
+from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.incident_words import advice, lasted
 from tracekit.live.run import LiveRun
 from tracekit.store import Store
@@ -25,7 +25,7 @@ from tracekit.store import Store
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from tracekit.live.delivery_log import Told
+    from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
     from tracekit.live.scrapes import Scrapes
 
@@ -37,27 +37,27 @@ CLOSE_TIMEOUT_S = 20.0
 
 @dataclass(slots=True)
 class Watch:
-    """`run`: what adds windows to the store, None if others do. `job`: the only one to report, None for all."""
+    """`run`: adds windows to the store; None if another process does. `job`: the only one to report, None for all."""
 
     store: Store
     run: LiveRun | None
     job: str | None
     tell: Callable[[str], None]
     notifier: Notifier | None = None
-    told: Told | None = None
+    deliveries: DeliveryLog | None = None
     _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
         """Watch until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
-        news = StoreNews(self.store, self.job)
-        self._tell(news)  # before the first window of the run, which is news
+        changes = StoreChanges(self.store, self.job)
+        self._tell(changes)  # before the first window of the run, whose incidents are reported
         self._tell_what_is_left()
         ended = False
         while not ended and not stop.is_set():
             if self.run is not None:
                 ended = self.run.ended()  # before the last read, so that nothing can be written after it
                 self.run.poll()
-            self._tell(news)
+            self._tell(changes)
             self._tell_of_notifier()
             if not ended:
                 stop.wait(POLL_S)
@@ -67,7 +67,7 @@ class Watch:
                 self.run.finish(stop.wait)
             except StoreError as error:
                 unstored = error
-            self._tell(news)
+            self._tell(changes)
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
             self._tell_of_notifier()
@@ -77,18 +77,18 @@ class Watch:
             raise unstored
 
     def _tell_what_is_left(self) -> None:
-        """Tell the receiver what an earlier watch was killed before telling."""
-        if self.notifier is not None and self.told is not None:
+        """Send what an earlier watch was killed before sending."""
+        if self.notifier is not None and self.deliveries is not None:
             with suppress(StoreError):  # the first look has reported it
-                self.notifier.tell(*self.told.left(self.job))
+                self.notifier.tell(*self.deliveries.left(self.job))
 
     def _tell_of_notifier(self) -> None:
         for line in () if self.notifier is None else self.notifier.changes():
             self.tell(line)
 
-    def _tell(self, news: StoreNews) -> None:
+    def _tell(self, changes: StoreChanges) -> None:
         try:
-            found = news.look()
+            found = changes.look()
         except StoreBusyError:
             return
         except StoreError as error:
@@ -103,19 +103,19 @@ class Watch:
             self.tell(line)
         if self.notifier is not None:
             self.notifier.tell(found.opened, found.closed)
-        if self.told is not None and found.windows:
-            self.told.note(())  # the store is there now
+        if self.deliveries is not None and found.windows:
+            self.deliveries.note(())  # the store is there now
 
 
-def lines(news: News) -> Iterator[str]:
+def lines(changes: Changes) -> Iterator[str]:
     """One line per window, and one or more per incident."""
-    for job, windows in news.windows.items():
+    for job, windows in changes.windows.items():
         for window in windows:
             yield f"{short(job)}, {window_line(window)}"
-    for incident in news.opened:
+    for incident in changes.opened:
         yield f"INCIDENT {incident.incident_id} of {short(incident.job)} opened: {incident.cause.what}"
         yield from (f"    {title}: {text}" for title, text in advice(incident))
-    for incident in news.closed:
+    for incident in changes.closed:
         yield (
             f"incident {incident.incident_id} of {short(incident.job)} closed after {lasted(incident)},"
             f" {printable(incident.closed_because or '')}:"

@@ -1,4 +1,4 @@
-"""Metrics of the watch itself: what it could not do.
+"""Metrics of the watch itself: its failures.
 
 In: the watched run and the notifier. Out: metric families, counted since the process began.
 """
@@ -43,9 +43,9 @@ class WatchMetrics(Collector):
             yield late
         if self._notifier is not None:
             sent = self._notifier.counts
-            told = CounterMetricFamily(
+            delivered = CounterMetricFamily(
                 "tracekit_watch_notifications", "Messages to --notify, by what became of them", labels=["outcome"]
             )
             for outcome, count in (("sent", sent.sent), ("failed", sent.failed), ("dropped", sent.dropped)):
-                told.add_metric([outcome], count)
-            yield told
+                delivered.add_metric([outcome], count)
+            yield delivered

@@ -1,7 +1,7 @@
-"""When a window of a running job is over: after a number of steps or seconds, and once its ranks have finished it.
+"""Decide when a window of a running job is over: after a number of steps or seconds, once its ranks have finished it.
 
-In: which steps each rank has finished, and the time. Out: the last step of a window that is ready, or nothing yet. This
-module reads no clock and no file.
+In: the steps that each rank has finished, and the time. Out: the last step of a window that is ready, or nothing yet.
+This module reads no clock and no file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True)
 class RanksState:
-    """How far ranks are. `steps`: the finished steps of each rank that belong to no window yet. `newest`: the newest
-    finished step of each rank, in a window or not. `ranks`: all ranks that the job should have.
+    """Progress of the ranks. `steps`: the finished steps of each rank that belong to no window yet. `newest`: the
+    newest finished step of each rank, in a window or not. `ranks`: all ranks that the job should have.
     """
 
     steps: Mapping[int, Collection[int]]
@@ -83,7 +83,7 @@ class WindowCutter:
         return self._end(self._due, behind, now_s)
 
     def rest(self, state: RanksState, now_s: float) -> ReadyWindow | None:
-        """The window of what is left at the end of the job; None if nothing is."""
+        """Return the window of the remaining steps at the end of the job; None if there are none."""
         if not state.finished:
             return None
         return self._end(state.finished[-1], state.behind(state.finished[-1]), now_s)

@@ -1,7 +1,7 @@
 """Traces with known stragglers: `synthesize(SynthSpec(...))`.
 
-`schedules` defines the order of ops, `causes` and `network` what goes wrong (`job`: what they share), and `simulate`
-runs the job op by op. `population` draws the jobs of a whole fleet.
+`schedules` defines the order of ops, `causes` and `network` the injected faults (`job`: their shared parts), and
+`simulate` runs the job op by op. `population` draws the jobs of a whole fleet.
 """
 
 from tracekit.synth.causes import (

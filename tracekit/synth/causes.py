@@ -3,7 +3,7 @@
 In: a cause (a frozen dataclass, or its text form `slow-worker:dp=5,pp=2,factor=1.5`) and the sizes of the job. Out: the
 same cause with a fixed location, its label as plain data, and its `Effect` on the cost of each op. The random draws of
 a cause depend only on the seed, its name and its position among causes of that name: removing one cause from a job
-leaves everything else as it was.
+changes nothing else.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def packed_squares(rng: np.random.Generator, microbatches: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _PerMicrobatch(Effect):
-    """`factor`: [microbatches, lanes]."""
+    """Cost `factor` per microbatch, [microbatches, lanes]."""
 
     factor: Floats
 
@@ -185,7 +185,7 @@ class PythonGc(InjectedCause):
 
 @dataclass(frozen=True, slots=True)
 class _Paused(Effect):
-    """`at`: seq of the forward that pauses, -1 for none, [stages, lanes]; `pause_s`: [lanes]."""
+    """Pauses of forwards. `at`: seq of the forward that pauses, -1 for none, [stages, lanes]; `pause_s`: [lanes]."""
 
     order = 1
     at: npt.NDArray[np.int64]
@@ -222,7 +222,7 @@ class LateDataLoading(InjectedCause):
 
 @dataclass(frozen=True, slots=True)
 class _Late(Effect):
-    """`delay_s`: [lanes]."""
+    """Delay of the first forward, seconds: `delay_s`, [lanes]."""
 
     delay_s: Floats
 
@@ -313,7 +313,7 @@ _SHORT = {"dp": "dp_rank", "pp": "pp_rank"}
 
 
 def parse_cause(text: str) -> InjectedCause:
-    """A cause from `name` or `name:field=value,field=value`, e.g. `slow-worker:dp=5,pp=2,factor=1.5`.
+    """Parse `name` or `name:field=value,field=value`, e.g. `slow-worker:dp=5,pp=2,factor=1.5`.
 
     Raises SelectionError, which lists the known causes.
     """

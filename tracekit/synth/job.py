@@ -70,9 +70,9 @@ class Seeded:
 
 
 class Effect:
-    """What a cause does to an op in all lanes; by default nothing.
+    """Effect of a cause on an op in all lanes; none by default.
 
-    `order`: effects that add seconds (1) come after those that multiply (0), in whatever order the causes are listed.
+    `order`: effects that add seconds (1) come after those that multiply (0), regardless of the order of the causes.
     """
 
     order: ClassVar[int] = 0

@@ -112,7 +112,7 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class JobTruth:
-    """The ground truth about a job: `slowdown` is S by the simulator, `cause` what was injected, "" for nothing.
+    """The ground truth about a job: `slowdown` is S by the simulator, `cause`: the injected one, "" for none.
 
     `bad_host`: the host of its slow worker, if that is one of the bad ones, else "".
     """
@@ -133,7 +133,7 @@ class JobTruth:
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """What is assigned to a job before it is drawn."""
+    """Properties assigned to a job before it is drawn."""
 
     layout: tuple[int, int, int]
     straggling: bool
@@ -145,7 +145,7 @@ class _Role:
 
 
 def job_of_population(population: Population, number: int) -> tuple[Trace, JobTruth]:
-    """Job number `number`, 0 to `jobs` - 1, with its ground truth. Always the same, whichever jobs come before."""
+    """Return job number `number`, 0 to `jobs` - 1, with its ground truth, independent of earlier calls."""
     role = _roles(population)[number]
     rng = np.random.default_rng([population.seed, number])
     dp, pp, tp = role.layout

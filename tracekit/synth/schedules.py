@@ -1,4 +1,4 @@
-"""Pipeline schedules: which ops one model-parallel group runs in a step, and what each waits for.
+"""Pipeline schedules: the ops of one model-parallel group in a step, and their dependencies.
 
 In: the sizes of a job and a schedule. Out: a `LanePlan`, the ops of one lane (one DP rank, all its stages) in an order
 in which they can run. Written independently of the analysis, so that a simulated trace is an independent check of the
@@ -183,7 +183,7 @@ class _Planner:
         return position
 
     def add_gathers(self, stage: int) -> list[tuple[int, ...]]:
-        """One params-all-gather per chunk, in turn; returns, per chunk, what its first forward waits for."""
+        """One params-all-gather per chunk, in turn; returns, per chunk, the ops that its first forward waits for."""
         if not self.layout.has_dp_collectives:
             return [()] * self.layout.vpp
         gathers: list[tuple[int, ...]] = []
@@ -238,7 +238,7 @@ class _Planner:
             self.sends.setdefault((stage, way.send), []).extend(way.last_send)
 
     def _crosses(self, stage: int, compute: Compute, *, inbound: bool) -> bool:
-        """Whether the compute's input (or output) comes from (or goes to) another stage."""
+        """True if the compute's input (or output) comes from (or goes to) another stage."""
         if self.layout.pp == 1:
             return False
         at_front = inbound == compute.forward

@@ -157,7 +157,7 @@ def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[InjectedCause, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When each op ran, seconds from the step's start, [ops of the plan, lanes]; `step_s`: the mean step."""
+    """Times of each op: seconds from the step's start, [ops of the plan, lanes]; `step_s`: the mean step."""
 
     start: Floats
     duration: Floats
@@ -288,7 +288,7 @@ def simulated_slowdown(spec: SynthSpec) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Undelayed:
-    """No launch delays, and ops of some kinds all take the same time: `usual`."""
+    """Draws without launch delays, in which all ops of some kinds take the same time: `usual`."""
 
     draws: _Draws
     usual: Mapping[OpKind, float]
@@ -346,7 +346,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
 def _without_missing(
     ops: pl.DataFrame, shape: JobShape, step_numbers: Sequence[int], causes: Sequence[InjectedCause]
 ) -> pl.DataFrame:
-    """Leave out what was not recorded."""
+    """Drop the ops that were not recorded."""
     pp = shape.layout.pp
     worker = pl.col("dp_rank").cast(pl.Int64) * pp + pl.col("pp_rank")
     for cause in causes:

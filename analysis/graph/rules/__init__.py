@@ -1,1 +1,1 @@
-"""Dependency rules, one module for each family of jobs: which op waits for which."""
+"""Dependency rules, one module for each family of jobs."""

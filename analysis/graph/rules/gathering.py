@@ -1,9 +1,9 @@
-"""When parameters are gathered: each chunk's before its first forward, or those of all chunks before the first compute.
+"""Order of parameter gathering: each chunk's before its first forward, or those of all chunks before the first compute.
 
-In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: whether the
-job gathers first, and structures with the matching edges. In the published method, gathering a chunk precedes the
-chunk's first forward. An optimizer that does not overlap gathering with the forwards waits for all of it. With virtual
-stages, a slow gathering of a later chunk then holds up the first forward, which is not a launch delay.
+In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the order that
+the job follows, and structures with the matching edges. In the published method, gathering a chunk precedes the chunk's
+first forward. An optimizer that does not overlap gathering with the forwards waits for all of it. With virtual stages,
+a slow gathering of a later chunk then holds up the first forward, which is not a launch delay.
 
 As for posted receives (`posting`), the decisive ops vote: those that could have begun before all was gathered.
 """
@@ -22,12 +22,12 @@ from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.trace.model import OpKind
 
-#: What a worker's host does, in the order of its computes.
+#: Work of a worker's host, in the order of its computes.
 HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
 
 
 def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
-    """Whether the first compute of each stage waits for the parameters of all chunks."""
+    """True if the first compute of each stage waits for the parameters of all chunks."""
     obeyed = telling = 0
     for lanes in jobs_lanes:
         waits_for, after = lanes.structure.before, lanes.structure.after

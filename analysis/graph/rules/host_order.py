@@ -1,13 +1,13 @@
 """The order in which the host of each stage worked and waited, if it was recorded.
 
 In: structures made by the rules of the published method, and recorded times of some of their lanes, including when the
-host asked for each transfer and when it continued after it. Out: structures in which a transfer waits for what the host
-did before it asked, and whatever the host did next waits for the transfers that it had waited for. `posting` has to
-infer this order from the times of the transfers.
+host requested each transfer and when it continued after it. Out: structures in which a transfer waits for the host's
+previous work, and the host's next work waits for the transfers that it had waited for. `posting` has to infer this
+order from the times of the transfers.
 
-A host does one thing at a time. Its computes and other work are in order anyway. It asks for a transfer between two of
+A host does one thing at a time. Its computes and other work are in order anyway. It requests a transfer between two of
 them, and waits for it between two of them, at the same places in every step. A send that ended before its receive was
-asked for was buffered: nobody waited for the receiver.
+requested was buffered: its sender did not wait for the receiver.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
 
 
 def _inferred(structure: Structure) -> np.ndarray:
-    """Edges that say when the host asks for a transfer, [edges]: those from computes, except from the compute whose
+    """Edges that place the host's request for a transfer, [edges]: those from computes, except from the compute whose
     result is sent.
     """
     before, after = structure.kind[structure.before], structure.kind[structure.after]
@@ -83,7 +83,7 @@ def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
     for one, row in enumerate(transfers.tolist()):
         if asked_at[one] > 0:
             yield int(host[asked_at[one] - 1]), row
-        # After the same work of the host, and waited for before it asked for this one.
+        # After the same work of the host, and waited for before it requested this one.
         before = (resumed_at == asked_at[one]) & (np.median(posted[one] - resumed, axis=1) >= 0) & waited
         for other in transfers[before].tolist():
             yield other, row
@@ -92,7 +92,7 @@ def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
 
 
 def _host(lanes: RecordedLanes, stage: int) -> Ints:
-    """What the host of a stage does, in order: the rows of its stream, and the first op after them."""
+    """Work of a stage's host, in order: the rows of its stream, and the first op after them."""
     structure = lanes.structure
     here = structure.pp_rank == stage
     rows = [np.flatnonzero(here & (structure.kind == code)) for code in _STREAM]
@@ -102,7 +102,7 @@ def _host(lanes: RecordedLanes, stage: int) -> Ints:
 
 
 def _place(lanes: RecordedLanes, host: Ints, times: Floats) -> Ints:
-    """How many rows of `host` were done at each of `times` [transfers, lanes] in most lanes, [transfers].
+    """Number of rows of `host` that were done at each of `times` [transfers, lanes] in most lanes, [transfers].
 
     A row counts from its middle on, because rounding can move its begin or end to the other side of such a time.
     """
@@ -113,7 +113,7 @@ def _place(lanes: RecordedLanes, host: Ints, times: Floats) -> Ints:
 
 
 def _buffered(lanes: RecordedLanes, row: int) -> bool:
-    """Whether a send ended in some lanes before its receive was asked for."""
+    """True if a send ended in some lanes before its receive was requested."""
     assert lanes.posted is not None, "checked by the caller"
     assert lanes.resumed is not None, "checked by the caller"
     structure = lanes.structure

@@ -1,8 +1,8 @@
-"""The dependency rules of GPU recordings: which op waits for which, on streams and host threads and between them.
+"""The dependency rules of GPU recordings: dependencies on streams and host threads, and between them.
 
 In: the ops of a GPU recording (`analysis/gpu/op_trace.py`). Out: edges. Three dependencies are certain: the order of a
 stream, the order of a host thread, and that a launched op waits for its launch. Events between streams are recorded
-only if the profiler was asked to. Otherwise they are inferred from what frameworks do, and their edges say so:
+only if the profiler was configured to. Otherwise they are inferred from what frameworks do, and their edges say so:
 
 - A collective, or another op on a stream that mostly communicates, waits for the last op that its thread launched on
   another stream before it. In a CUDA graph, whose ops share one launch, it waits for the last op that had ended before
@@ -232,7 +232,7 @@ class _Rules:
         return found[waits], late[waits]
 
     def _follows_in_graph(self) -> npt.NDArray[np.bool_]:
-        """Which ops come after another op of the same launch, [ops]."""
+        """Mask of ops that come after another op of the same launch, [ops]."""
         launched = self.gpu[self.launcher[self.gpu] >= 0]
         order = launched[np.lexsort((self.start[launched], self.launcher[launched]))]
         follows = np.zeros(len(self.start), np.bool_)
@@ -261,7 +261,9 @@ class _Rules:
         return np.where((at >= 0) & (self.rank[found] == self.rank[rows]), found, -1)
 
     def synchronised(self) -> tuple[Ints, Ints]:
-        """What each synchronising call waits for: its own copy, the last op of its thread, or that of every stream."""
+        """The ops that synchronising calls wait for: their own copy, or the last op of their thread or of all
+        streams.
+        """
         calls = np.flatnonzero(self.role["synchronise"])
         copied = self.ops["copied"].fill_null(-1).to_numpy().astype(np.int64)
         copies = calls[copied[calls] >= 0]

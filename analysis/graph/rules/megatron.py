@@ -1,4 +1,4 @@
-"""The dependency rules of pipeline jobs such as Megatron's: which op of one lane waits for which.
+"""The dependency rules of pipeline jobs such as Megatron's, among the ops of one lane.
 
 In: the ops of one lane (one model-parallel group in one step) as columns in row order, that is, by (pp_rank, kind,
 seq). Out: a `Structure`, the edges and groups among those rows. Lanes with the same structure share it, so this runs
@@ -52,12 +52,12 @@ class Direction(Struct, frozen=True):
     stride: int
 
     def edge_stage(self, stages: int, *, receiving: bool) -> int:
-        """The stage that has nobody to receive from (or send to) in its edge chunk."""
+        """The stage without a peer to receive from (or send to) in its edge chunk."""
         at_front = receiving == (self.stride > 0)
         return 0 if at_front else stages - 1
 
     def edge_chunk(self, chunks: int, *, receiving: bool) -> int:
-        """The chunk at the model's end that receives from (or sends to) nobody on the edge stage."""
+        """The chunk at the model's end that has no peer to receive from (or send to) on the edge stage."""
         return 0 if receiving == (self.stride > 0) else chunks - 1
 
 
@@ -102,7 +102,7 @@ def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
 
 
 def is_held(send_start: Floats, reduction_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
-    """Whether a send was recorded after a reduction, not before or during it; times in seconds."""
+    """True if a send was recorded after a reduction, not before or during it; times in seconds."""
     slack = np.minimum(HELD_SLACK_S, (reduction_end - reduction_start) / 2)
     held: npt.NDArray[np.bool_] = send_start > reduction_end - slack
     return held
@@ -237,7 +237,7 @@ class _Builder:
         raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
 
     def _idle(self, direction: Direction, stage: int, *, receiving: bool) -> list[int]:
-        """How many transfers of a stage may never have run, most likely number first.
+        """Numbers of transfers of a stage that may never have run, most likely first.
 
         With virtual stages, some recorders add a send before the first compute and a recv after the last one. The
         stages that transfer something for each compute show how many: those they have beyond their computes.
@@ -254,7 +254,7 @@ class _Builder:
         return [idle for idle in likely if idle == 0 or (idle > 0 and not self._ran(computes, rows, idle, receiving))]
 
     def _ran(self, computes: Ints, rows: Ints, idle: int, receiving: bool) -> bool:
-        """Whether a compute in between shows that the last `idle` recvs (first sends) ran."""
+        """True if a compute in between shows that the last `idle` recvs (first sends) ran."""
         if idle > len(rows):
             return True
         if receiving:
@@ -262,7 +262,7 @@ class _Builder:
         return bool(self.ops.start[rows[idle - 1]] > self.ops.end[computes[0]])
 
     def _inner(self, direction: Direction, stage: int, *, receiving: bool) -> npt.NDArray[np.bool_]:
-        """Which computes have a peer on another stage, [computes]: all except those at the model's end."""
+        """Mask of computes with a peer on another stage, [computes]: all except those at the model's end."""
         computes = self.rows(stage, direction.compute)
         if self.ops.stages == 1:
             return np.zeros(len(computes), np.bool_)

@@ -1,4 +1,4 @@
-"""When sends and receives are posted: which earlier op bounds their start, inferred from the recording.
+"""Posting of sends and receives: the earlier op that bounds their start, inferred from the recording.
 
 In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the
 `PostingRule` that the recording obeys, and structures with its edges. The published method posts a receive after the
@@ -52,12 +52,12 @@ _SENDS = (FORWARD.send.code, BACKWARD.send.code)
 
 
 class Posting(StrEnum):
-    """What bounds the start of a receive, from the loosest rule to the tightest.
+    """Bounds of the start of a receive, from the loosest rule to the tightest.
 
     EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
     ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it. Transfers
     posted together are one call; the next compute, and host work recorded after the call, waits for the whole call.
-    RECORDED: what the host did before it asked, as recorded (`host_order`).
+    RECORDED: the host's work before its request, as recorded (`host_order`).
     """
 
     EARLY = "early"
@@ -77,7 +77,7 @@ class PostingRule(Struct, frozen=True):
 
 #: The assumption of the published method.
 PUBLISHED = PostingRule(Posting.SAME_DIRECTION, 1.0, 0)
-#: No assumption: the trace says when the host asked for each transfer and what it waited for.
+#: No assumption: the trace has the time of each request by the host, and its waits.
 RECORDED = PostingRule(Posting.RECORDED, 1.0, 0)
 
 
@@ -116,7 +116,7 @@ class RecordedLanes(Struct, frozen=True, eq=False):
         )
 
     def is_behind(self, first: int, second: int) -> bool:
-        """Whether row `second` began after row `first` wherever it could have begun before."""
+        """True if row `second` began after row `first` wherever it could have begun before."""
         waits_for, after = self.structure.before, self.structure.after
         begin = self.start[self.structure.pp_rank == self.structure.pp_rank[second]].min(axis=0)
         begin = np.maximum(begin, self.end[waits_for[after == second]].max(axis=0, initial=-np.inf))
@@ -185,7 +185,7 @@ def _stages(lanes: RecordedLanes) -> Iterator[_Stage]:
 
 
 class _Stage:
-    """What one stage computes, receives and sends: the rows in order, and their recorded times."""
+    """Computes, receives and sends of one stage: the rows in order, and their recorded times."""
 
     def __init__(self, lanes: RecordedLanes, pp_rank: int, recvs: Ints, computes: Ints, sends: Ints) -> None:
         self.lanes, self.start, self.end, self.structure = lanes, lanes.start, lanes.end, lanes.structure
@@ -257,7 +257,7 @@ class _Stage:
         return count
 
     def posting_edges(self) -> Iterator[tuple[Ints, Ints]]:
-        """Each receive after the previous compute."""
+        """Yield an edge from the previous compute to each receive."""
         known = self.previous_any >= 0
         yield self.previous_any[known], self.recvs[known]
 
@@ -271,14 +271,14 @@ class _Stage:
         yield np.repeat(before, len(tail)), np.tile(tail, len(before))
 
     def _tail(self) -> Ints:
-        """What the host launches after the last call: rows that wait for the last compute and are not reductions."""
+        """Ops launched after the last call: rows that wait for the last compute and are not reductions."""
         structure = self.structure
         here = structure.pp_rank[structure.after] == structure.pp_rank[self.stream[0]]
         tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], _TAIL)])
         return tail[:1]
 
     def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
-        """What the host does between two computes, after the last call there that it waited for."""
+        """Yield an edge from the last awaited call between two computes to each op of host work there."""
         for work, place in self._host_work():
             waited_for = [ops for after, ops in self.calls if after == place and self._is_behind_any(ops, work)]
             if waited_for:

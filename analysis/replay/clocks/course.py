@@ -1,6 +1,6 @@
-"""How clocks behaved over the trace: steady, drifting, or stepped once.
+"""The course of clocks over the trace: steady, drifting, or stepped once.
 
-In: how far each clock was ahead in each run of steps. Out: the simplest course that explains it, and whether any does.
+In: the offset of each clock in each run of steps. Out: the simplest course that explains it, and the rest.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ STEADY, LINE, JUMP = 1, 2, 3
 class Courses(Struct, frozen=True, eq=False):
     """The courses of clocks, [clocks] each.
 
-    `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds per second. `jump_s`, `jump_run`: how far a
-    clock was stepped ahead, seconds, and the first run after that, -1 if it was not. `error_s`: standard error of the
-    level, seconds. `irregular_s`: movement beyond the scatter that follows none of the courses, seconds on average.
+    `ahead_s`: seconds ahead in each run, [runs, clocks]. `drift`: seconds per second. `jump_s`, `jump_run`: the step of
+    a clock, seconds ahead, and the first run after that, -1 if it was not. `error_s`: standard error of the level,
+    seconds. `irregular_s`: movement beyond the scatter that follows none of the courses, seconds on average.
     """
 
     ahead_s: Floats
@@ -52,7 +52,7 @@ def fit_courses(samples: Floats, times: Floats, scatter_s: Floats, floor_s: floa
     steady = np.broadcast_to(level, samples.shape)
     slope, line = _line(samples, times)
     jump_s, jump_run, jumped = _jump(samples)
-    # Differences much smaller than what matters do not decide.
+    # Negligible differences do not decide.
     least = np.maximum(spread / 2, floor_s / 10)
 
     def score(fitted: Floats, free: int) -> Floats:
@@ -99,7 +99,7 @@ def _scatter(samples: Floats) -> Floats:
 
 
 def _changes(samples: Floats) -> Floats:
-    """How much samples change from run to run, beyond a drift, [runs - 1, ...]."""
+    """Changes of samples from run to run, beyond a drift, [runs - 1, ...]."""
     changes = np.diff(samples, axis=0)
     return np.abs(changes - median(changes, (0,)))
 

@@ -54,7 +54,7 @@ class _Term:
 
 
 def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
-    """How far each clock is ahead, seconds, [runs, stages, dp_ranks]. `finest_s`: precision of the result, seconds."""
+    """Offset of each clock, seconds ahead, [runs, stages, dp_ranks]. `finest_s`: precision of the result, seconds."""
     zero = np.zeros(ties.shape)
     prior = _Term(PRIOR, zero, zero)
     terms = [
@@ -141,7 +141,7 @@ class _System:
         return [*apart, self._steps(offsets), offsets[:, 0] - offsets[:, -1], offsets]
 
     def _steps(self, offsets: Floats) -> Floats:
-        """How much further ahead the clock of the next stage is, including from the last stage to the first."""
+        """Offset of the next stage's clock from each one, including from the last stage to the first."""
         return np.asarray(offsets[:, self._after] - offsets)
 
     def _conjugate_gradients(self, right: Floats) -> Floats:
@@ -209,7 +209,7 @@ class _Matrix:
 class _Members:
     """Means over the members of groups. `present`: [stages, dp_ranks]. `axes`: the axes that a group spans.
 
-    `complete`: whether every worker is a member.
+    `complete`: every worker is a member.
     """
 
     def __init__(self, present: np.ndarray, axes: tuple[int, ...]) -> None:

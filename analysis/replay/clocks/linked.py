@@ -1,4 +1,4 @@
-"""Which workers' clocks can be compared.
+"""Groups of workers whose clocks can be compared.
 
 In: `Ties`. Out: a number per worker, the same for workers that are tied directly or through others.
 """
@@ -34,5 +34,5 @@ def linked_workers(ties: Ties) -> Ints:
 
 
 def _seen(values: Floats) -> np.ndarray:
-    """Whether any run has a value."""
+    """True where any run has a value."""
     return np.asarray(np.isfinite(values).any(axis=0))

@@ -60,15 +60,15 @@ MOST_NAMED = 3
 
 
 class Clocks(Struct, frozen=True, eq=False):
-    """How far the clocks of the workers were off. Arrays are [stages, dp_ranks].
+    """Offsets of the workers' clocks. Arrays are [stages, dp_ranks].
 
     `offset_s`: seconds that a clock is ahead of most others, the mean over the trace; 0 if it does not stand out.
-    `drift`: seconds that the offset grows per second. `jump_s`, `jump_step`: how far a clock was stepped ahead during
-    the trace, seconds, and the first step number after that, -1 if it was not. `error_s`: standard error of the offset,
-    nan for a worker that no op ties to another, or if nothing is suspicious. `linked`: workers whose clocks can be
-    compared share a number. `doubts`: why the offsets may be wrong. `steps`, `ahead_s`: the offsets in each step,
-    [steps] and [steps, stages, dp_ranks]. `early_s`: how long before zero steps would then begin if most clocks are
-    off; subtracted too.
+    `drift`: seconds that the offset grows per second. `jump_s`, `jump_step`: the step of a clock during the trace,
+    seconds ahead, and the first step number after that, -1 if it was not. `error_s`: standard error of the offset, nan
+    for a worker that no op ties to another, or if nothing is suspicious. `linked`: workers whose clocks can be compared
+    share a number. `doubts`: reasons why the offsets may be wrong. `steps`, `ahead_s`: the offsets in each step,
+    [steps] and [steps, stages, dp_ranks]. `early_s`: time before zero at which steps would then begin if most clocks
+    are off; subtracted too.
     """
 
     offset_s: Floats
@@ -94,7 +94,7 @@ class Clocks(Struct, frozen=True, eq=False):
 
     @property
     def off(self) -> np.ndarray:
-        """Which clocks are off, [stages, dp_ranks]."""
+        """Mask of the clocks that are off, [stages, dp_ranks]."""
         off: np.ndarray = (self.ahead_s != 0).any(axis=0)
         return off
 
@@ -129,7 +129,7 @@ class Clocks(Struct, frozen=True, eq=False):
 
 
 def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Clocks:
-    """Compare the clocks of all workers. `step_starts`: seconds at which each step began, as far as known."""
+    """Compare the clocks of all workers. `step_starts`: start of each step, seconds, as far as known."""
     workers = graph.layout.pp * len(graph.dp_ranks)
     if workers < 2:
         return Clocks.right(graph)
@@ -199,7 +199,7 @@ class _Measurement:
         )
 
     def _early_s(self, ahead: Floats) -> float:
-        """How long before zero steps would begin: even the clocks taken as correct need not be."""
+        """Time before zero at which steps would begin: even the clocks taken as correct may be off."""
         begins = float(np.nanmedian(np.nanmin(self._firsts - ahead, axis=1)))
         return max(-begins, 0.0) if -begins > self.floor_s else 0.0
 
@@ -211,7 +211,7 @@ class _Measurement:
         return wide
 
     def _in_step(self, offsets: Floats, linked: Ints) -> np.ndarray:
-        """Which clocks are taken as correct: the most common time among those that can be compared, [workers]."""
+        """Mask of clocks taken as correct: the most common time among those that can be compared, [workers]."""
         runs = len(offsets)
         flat = offsets.reshape(runs, -1)
         parts = np.stack([np.median(flat[part], axis=0) for part in _runs(np.arange(runs), min(3, runs))])
@@ -232,13 +232,13 @@ class _Measurement:
         return chosen
 
     def _begins_s(self, usual: Floats, members: Ints, right: int) -> float:
-        """How far from zero steps begin if the clock `right` is correct, seconds."""
+        """Distance from zero at which steps begin if the clock `right` is correct, seconds."""
         firsts = self._firsts[:, members] - usual[members] + usual[right]
         return abs(float(np.nanmedian(np.nanmin(firsts, axis=1))))
 
     @cached_property
     def _firsts(self) -> Floats:
-        """When each worker's first op of each step starts, seconds, [steps, compared workers]; nan if it has none."""
+        """Start of each worker's first op of each step, seconds, [steps, compared workers]; nan if it has none."""
         graph = self.graph
         dp_ranks = np.array(graph.dp_ranks)
         first = np.full((self.steps, graph.layout.pp, len(dp_ranks)), np.nan)
@@ -271,14 +271,14 @@ class _Measurement:
         return first
 
     def _by_step(self, runs: list[Ints], courses: Courses, off: np.ndarray, first: Ints) -> Floats:
-        """How far each clock is ahead in each step, seconds, [steps, workers]; 0 if it is not off."""
+        """Offset of each clock in each step, seconds ahead, [steps, workers]; 0 if it is not off."""
         since = self.times - self.times[runs[0]].mean()
         ahead = courses.ahead_s[0] + courses.drift * since[:, None]
         jumped = (first >= 0) & (np.arange(self.steps)[:, None] >= first)
         return np.where(off, np.where(jumped, courses.ahead_s[-1], ahead), 0.0)
 
     def _doubts(self, courses: Courses, off: np.ndarray, heard: Witnesses) -> tuple[str, ...]:
-        """Why the measured clocks may be wrong."""
+        """Reasons why the measured clocks may be wrong."""
         limit_s = max(LARGEST_UNKNOWN * self.step_s, RESOLUTION_S)
         size = np.abs(courses.ahead_s).max(axis=0)
         matters = off & (size > limit_s)
@@ -323,7 +323,7 @@ def _suspects(ties: Ties, floor_s: float) -> np.ndarray:
 
 
 def _off_zero(value: Floats, floor_s: float) -> np.ndarray:
-    """Where values of ties, [runs, ..., dp_ranks], differ significantly from zero, over the trace or in a run."""
+    """Mask of ties whose values, [runs, ..., dp_ranks], differ significantly from zero, over the trace or in a run."""
     axes = tuple(range(value.ndim - 1))
     size = np.nan_to_num(np.abs(value))
     if len(value) < FEWEST_FOR_SCATTER or size.max() <= floor_s:
@@ -353,7 +353,7 @@ def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
 
 
 def step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Floats:
-    """When each step began, seconds: as recorded, else as if all steps of the job had the length of these."""
+    """Start of each step, seconds: as recorded, else as if all steps of the job had the length of these."""
     known = [step_starts.get(int(step)) for step in graph.steps]
     starts = np.array([np.nan if start is None else start for start in known])
     if np.isfinite(starts).all() and (np.diff(starts) > 0).all():

@@ -1,7 +1,7 @@
-"""What ties the clocks of workers together: ops that end for several of them at the same time.
+"""Ties between the clocks of workers: ops that end for several of them at the same time.
 
-In: a `DependencyGraph` as recorded. Out: `Ties` per run of steps: when each worker left the collectives that it shares
-with others, and how far apart the two ends of a link can be.
+In: a `DependencyGraph` as recorded. Out: `Ties` per run of steps: the time at which each worker left the collectives
+that it shares with others, and bounds of the offset between the two ends of a link.
 
 A collective ends for all of its members at nearly the same moment, so a member that leaves late has a clock that is
 ahead, or a slow network card. A transfer ends on its receiver no earlier than on its sender. So the two directions of a
@@ -51,9 +51,9 @@ class Group(Struct, frozen=True, eq=False):
 class Ties(Struct, frozen=True, eq=False):
     """All ties of a job.
 
-    `low`, `high`: bounds of how far stage s + 1 is ahead of stage s, seconds, [runs, stages, dp_ranks], infinite if
-    unbounded; the first stage follows the last. `ends`: how far the first stage is ahead of the last, seconds, [runs,
-    dp_ranks], nan if nothing ties them. `link_took_s`: duration of a transfer between stages, seconds.
+    `low`, `high`: bounds of the offset of stage s + 1 from stage s, seconds ahead, [runs, stages, dp_ranks], infinite
+    if unbounded; the first stage follows the last. `ends`: offset of the first stage from the last, seconds ahead,
+    [runs, dp_ranks], nan if nothing ties them. `link_took_s`: duration of a transfer between stages, seconds.
     """
 
     groups: tuple[Group, ...]
@@ -89,7 +89,7 @@ class _Tied(Struct, frozen=True, eq=False):
             return None
         duration = grid.gather([block.duration for block in graph.blocks])
         ends = grid.gather([block.start for block in graph.blocks]) + duration
-        # The last to arrive waited for nobody: its duration is the shortest, which no clock changes.
+        # The last to arrive did not wait: its duration is the shortest, which no clock changes.
         quickest = np.fmin.reduce(duration, axis=axes[-1])
         return cls(ends - np.expand_dims(median(ends, axes), axes), float(np.nanmedian(quickest)))
 
@@ -134,7 +134,7 @@ class TieSource:
 
 
 def _ends(graph: DependencyGraph, grid: OpGrid) -> Floats:
-    """When the ops of a grid ended, seconds, in the grid's shape."""
+    """Ends of the ops of a grid, seconds, in the grid's shape."""
     starts = grid.gather([block.start for block in graph.blocks])
     return starts + grid.gather([block.duration for block in graph.blocks])
 

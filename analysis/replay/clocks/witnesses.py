@@ -1,4 +1,4 @@
-"""How well the ties of each worker agree on its clock.
+"""Agreement of the ties of each worker on its clock.
 
 In: `Ties` and the offsets estimated from them. Out: `Witnesses`: the evidence for and against each offset.
 """
@@ -25,7 +25,7 @@ class Witnesses(Struct, frozen=True, eq=False):
     """The evidence of each worker's ties about its offset, [stages, dp_ranks] each.
 
     `for_it`, `against`: weight of the ties that the offset satisfies but a correct clock would not, and of those that
-    it does not satisfy. `kinds`: number of ties. `scatter_s`: how much the best agreeing tie scatters from run to run,
+    it does not satisfy. `kinds`: number of ties. `scatter_s`: scatter of the best agreeing tie from run to run,
     seconds; infinite if none agrees.
     """
 
@@ -82,7 +82,7 @@ def _misfits(ties: Ties, offsets: Floats) -> Iterator[_Misfit]:
 
 
 def _outside(value: Floats, low: Floats, high: Floats) -> Floats:
-    """How far a value lies outside its bounds; nan if there are none."""
+    """Distance of a value from its bounds, 0 inside; nan if there are none."""
     known = np.isfinite(low) | np.isfinite(high)
     return np.where(
         known, value - np.clip(value, np.nan_to_num(low, nan=-np.inf), np.nan_to_num(high, nan=np.inf)), np.nan

@@ -27,7 +27,7 @@ _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 
 
 def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str) -> GpuRecording:
-    """The recording. Raises FormatError if no file has GPU ops, or files contradict each other."""
+    """Combine the files. Raises FormatError if no file has GPU ops, or files contradict each other."""
     left_out = _left_out(files)
     files = [one for one in files if len(one.gpu["start"])]
     _check_steps(files)
@@ -70,7 +70,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
 
 
 def _left_out(files: Sequence[RankColumns]) -> dict[int, str]:
-    """Why ranks have no GPU ops. Raises FormatError if none has, or a file without does not state its rank."""
+    """Map ranks without GPU ops to the reason. Raises FormatError if none has any, or if such a file lacks its rank."""
     found = {}
     empty = [one for one in files if not len(one.gpu["start"])]
     for one in empty:
@@ -81,7 +81,7 @@ def _left_out(files: Sequence[RankColumns]) -> dict[int, str]:
 
 
 def _why_empty(one: RankColumns) -> str:
-    """Why a file has no GPU ops."""
+    """Return the reason why a file has no GPU ops."""
     if one.cut:
         return f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
     if one.notes:
@@ -98,7 +98,7 @@ def _why_empty(one: RankColumns) -> str:
 
 
 def _check_steps(files: Sequence[RankColumns]) -> None:
-    """Raise FormatError for two files that both mark steps, but none in common: recordings of different times."""
+    """Raise FormatError if two files both mark steps but share none: they are recordings of different times."""
     marked = [(one, steps) for one in files if (steps := set(one.step_spans["step"].tolist()))]
     for one, steps in marked[1:]:
         first, others = marked[0]
@@ -111,7 +111,7 @@ def _check_steps(files: Sequence[RankColumns]) -> None:
 
 
 def _origins_ns(files: Sequence[RankColumns]) -> list[int]:
-    """What the times of each file count from, nanoseconds; newer files state times relative to a base.
+    """Return the origin of each file's times, nanoseconds; newer files state times relative to a base.
 
     A base that puts a file a day away from most others is damaged: the file then begins when most others do.
     """
@@ -128,7 +128,7 @@ def _first_us(one: RankColumns) -> float:
 
 
 def _on_axis(frame: pl.DataFrame, rank: int, late_us: float, schema: pl.Schema) -> pl.DataFrame:
-    """The columns of `schema`, null where the frame lacks them, with times in seconds of the recording."""
+    """Return the columns of `schema`, null where the frame lacks them, with times in seconds of the recording."""
     times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
     there = frame.with_columns(
         *((pl.col(name) + late_us) * 1e-6 for name in times),
@@ -140,12 +140,12 @@ def _on_axis(frame: pl.DataFrame, rank: int, late_us: float, schema: pl.Schema) 
 
 
 def _texts(values: Sequence[str], codes: np.ndarray) -> pl.Series:
-    """What codes stand for, null for -1."""
+    """Decode codes as text; -1 becomes null."""
     return pl.Series([*values, None], dtype=pl.String)[np.where(codes < 0, len(values), codes)]
 
 
 def _or_null(values: np.ndarray) -> pl.Series:
-    """Numbers, null for those below 0."""
+    """Replace numbers below 0 by null."""
     return pl.Series(values).set(pl.Series(values < 0), None)
 
 

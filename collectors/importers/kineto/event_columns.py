@@ -1,8 +1,8 @@
 """The events of a file as columns.
 
-In: batches of events. Out: `FileColumns`: what the analysis needs, and nothing of the rest. Events that came as rows of
-numbers stay columns all the way. Of nested operators only the outermost are kept, batch by batch, for a file has many
-times as many.
+In: batches of events. Out: `FileColumns`, with only the data that the analysis needs. Events that came as rows of
+numbers stay columns all the way. Only the outermost of nested operators are kept, batch by batch, because a file has
+many times as many.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _SYNCHRONISES = re.compile(
 )
 _STREAM_WAITS = re.compile(r"StreamWaitEvent")
 _RECORDS = re.compile(r"EventRecord")
-#: Numbers of what a call is for; -1 for one that only counts where it launched something.
+#: Numbers of the roles of calls; -1 for a call that only counts if it launched something.
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
 
 
 def outermost(begin: npt.NDArray[np.float64], duration: npt.NDArray[np.float64]) -> Ints:
-    """Positions of the spans that lie in no other one, in order of begin."""
+    """Return the positions of spans that lie in no other span, in order of begin."""
     order = np.lexsort((-duration, begin))
     end = (begin + duration)[order]
     before = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
@@ -81,7 +81,7 @@ class ColumnBuilder:
         }
         self._base_us: int | None = None
         self._negative = self._absurd = self._nameless = self._host_events = 0
-        self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs, of hosts
+        self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs and of hosts
         self._says_more: list[bool] = []
         self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
@@ -93,7 +93,7 @@ class ColumnBuilder:
         }  # fmt: skip
 
     def add(self, batch: Batch) -> None:
-        """Keep what matters of a batch."""
+        """Keep the relevant data of a batch."""
         of_table = np.where(batch.rows[Column.ODD] == 0, TABLE_OF[batch.rows[Column.CATEGORY]], -1)
         for number, table in enumerate(SCHEMAS):
             chosen = np.flatnonzero(of_table == number)
@@ -108,7 +108,7 @@ class ColumnBuilder:
                 self._add_events(name, events)
 
     def _add_rows(self, table: str, text: bytes, rows: Rows, times: npt.NDArray[np.float64]) -> None:
-        """Of one table."""
+        """Add the rows of one table."""
         if table == "syncs":  # they are few, and have arguments of their own
             pieces = rows[[Column.BEGIN, Column.END]].T.tolist()
             self._add_events("cuda_sync", [event for begin, end in pieces if (event := decoded(text[begin:end]))])
@@ -120,7 +120,7 @@ class ColumnBuilder:
             self._keep(table, times, rows[Column.PID], self._columns_by[table](text, rows))
 
     def _add_events(self, category: str, events: list[Event]) -> None:
-        """Of one category."""
+        """Add the events of one category."""
         table = TABLES[category]
         times = np.array([[event.ts for event in events], [event.dur for event in events]], np.float64)
         whole = self._whole(table, times, np.array([event.name is not None for event in events]))
@@ -134,7 +134,7 @@ class ColumnBuilder:
         self._keep(table, times[:, whole], pid, columns)
 
     def _whole(self, table: str, times: npt.NDArray[np.float64], named: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Which events have a name and can have been."""
+        """Return a mask of the events with a name and possible times; count the others."""
         possible = np.isfinite(times[0]) & (np.abs(times[1]) <= LONGEST_US)
         if self._base_us is None and possible.any():
             starts = times[0, possible]
@@ -164,7 +164,7 @@ class ColumnBuilder:
             self._parts[table][name].append(values)
 
     def _outer_operators(self, found: Table) -> Ints:
-        """Positions of operators that no other one of their thread contains, or whose name says more than that."""
+        """Return the positions of operators that are outermost on their thread, or whose name matters anyway."""
         strings = list(self._strings)
         self._says_more += [says_more(name) for name in strings[len(self._says_more) :]]
         kept = np.array(self._says_more, np.bool_)[found["name"]]
@@ -175,10 +175,10 @@ class ColumnBuilder:
         return np.flatnonzero(kept)
 
     def columns(self) -> FileColumns:
-        """All that was kept."""
+        """Return all collected columns."""
         tables: dict[str, Table] = {}
         for table, schema in SCHEMAS.items():
-            # Two copies of everything at once would be the most that reading a file takes.
+            # Two copies of everything at once would be the peak memory of reading a file.
             parts = self._parts.pop(table)
             tables[table] = {
                 name: np.concatenate(parts.pop(name)) if parts[name] else np.empty(0, kind)
@@ -200,7 +200,7 @@ class ColumnBuilder:
         )
 
     def _drop_impossible(self, tables: dict[str, Table]) -> None:
-        """Leave out the few events that begin far away from all others, or last longer than a recording can."""
+        """Drop the few events that begin far away from all others, or last longer than a recording can."""
         starts = np.concatenate([tables[table]["ts"] for table in ("gpu", "calls")])
         if not len(starts):
             return
@@ -247,7 +247,7 @@ class ColumnBuilder:
         }
 
     def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
-        """A number for the text of each row that `read` finds, told apart by the hash in the column `of`."""
+        """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
         hashes, first, inverse = np.unique(rows[of], return_index=True, return_inverse=True)
         known = self._code_of_hash
         for number, at in zip(hashes.tolist(), first.tolist(), strict=True):
@@ -292,7 +292,7 @@ class ColumnBuilder:
         }
 
     def _host(self, events: list[Event]) -> dict[str, Any]:
-        """The thread and the name of events of the host."""
+        """Return the thread and the name of events of the host."""
         threads = self._threads
         tids = [event.tid for event in events]
         for tid in set(tids) - threads.keys():
@@ -300,14 +300,14 @@ class ColumnBuilder:
         return {"thread": [threads[tid] for tid in tids], "name": self._codes([event.name or "" for event in events])}
 
     def _codes(self, texts: list[str]) -> list[int]:
-        """A number for each text."""
+        """Return a code for each text."""
         strings = self._strings
         for text in set(texts) - strings.keys():
             strings[text] = len(strings)
         return [strings[text] for text in texts]
 
     def _collective(self, args: Args) -> int:
-        """The position of a collective's arguments."""
+        """Return the position of a collective's arguments."""
         if args.collective is None and args.group_name is None:
             return NO_ID
         key = CollectiveArgs(
@@ -319,18 +319,18 @@ class ColumnBuilder:
 
 
 def _parts(pid: Ints) -> Ints:
-    """The rank of each process in a fused file; 0 for numbers that no rank can have."""
+    """Return the rank of each process in a fused file; 0 for numbers that no rank can have."""
     part = np.maximum(pid, 0) // FUSED_PID
     return np.where(part < LARGEST_SIZE, part, 0)
 
 
 def _of_host(table: str) -> int:
-    """1 for a table of host events, 0 for one of the GPU."""
+    """Return 1 for a table of host events, 0 for one of the GPU."""
     return int(table not in {"gpu", "syncs"})
 
 
 def _integers(values: Sequence[int | str | None], otherwise: Sequence[int | str | None] = ()) -> npt.NDArray[np.int64]:
-    """Ids as numbers of 64 bits, NO_ID where there is none; `otherwise`: what to take there."""
+    """Return ids as 64-bit integers; a missing one is replaced by its value in `otherwise`, else NO_ID."""
     try:
         return np.array(values, np.int64)
     except (OverflowError, TypeError, ValueError):
@@ -339,7 +339,7 @@ def _integers(values: Sequence[int | str | None], otherwise: Sequence[int | str 
 
 
 def _integer(value: int | str | None, otherwise: int | str | None = None) -> int:
-    """An id as a number of 64 bits; NO_ID where there is none."""
+    """Return an id as a 64-bit integer; NO_ID if there is none."""
     for candidate in (value, otherwise):
         if type(candidate) is int:
             return candidate if -_INT64 <= candidate <= _INT64 else candidate & _INT64
@@ -366,7 +366,7 @@ def _shape_of(text: bytes, row: list[int]) -> str:
 
 
 def _list_at(text: bytes, begin: int, end: int) -> Any:
-    """The value of an argument, None for none."""
+    """Return the value of an argument; None if it is missing."""
     if begin < 0:
         return None
     try:

@@ -1,7 +1,6 @@
 """The tables that the events of a file are kept in.
 
-In: nothing. Out: the columns of each table, the categories of events that go into it, and `FileColumns`, all tables of
-a file.
+Out: the columns of each table, the categories of events that go into it, and `FileColumns`, all tables of a file.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream
 
 @dataclass(frozen=True, slots=True)
 class CollectiveArgs:
-    """What a collective's arguments say; None if they do not."""
+    """The arguments of a collective; None where they are missing."""
 
     collective: str | None
     elements_in: int | None
@@ -72,11 +71,11 @@ class CollectiveArgs:
 class FileColumns:
     """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
 
-    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0.
-    `operators`: those inside no other one of their thread, and what says more than that.
-    `host_events`: of operators and annotations, all. `negative`: durations below 0 (taken as 0). Left out: `absurd`,
-    events of more than a day or without times, or a day away from the others; `nameless`, without a name. `damaged`:
-    the share of all of these among the events of GPUs or hosts, whichever is larger.
+    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0. `operators`: the
+    outermost of their thread, and nested ones whose name matters. `host_events`: of operators and annotations, all.
+    `negative`: durations below 0 (taken as 0). Left out: `absurd`, events of more than a day or without times, or a day
+    away from the others; `nameless`, without a name. `damaged`: the share of all of these among the events of GPUs or
+    hosts, whichever is larger.
     """
 
     base_us: int
@@ -95,7 +94,7 @@ class FileColumns:
 
 
 def rows_of(table: Table, rows: Ints) -> Table:
-    """Some rows of a table."""
+    """Return some rows of a table."""
     return {name: values[rows] for name, values in table.items()}
 
 
@@ -106,7 +105,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "annotations": _HOST_TYPES,
     "syncs": _SYNC_TYPES,
 }
-#: Which table the events of a category are for.
+#: Category of events -> table that they go into.
 TABLES = {
     **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
     **dict.fromkeys(_CALL_CATEGORIES, "calls"),

@@ -1,4 +1,4 @@
-"""What names of operators and annotations say about the calls inside them.
+"""Classify calls by the names of the operators and annotations around them.
 
 In: names. Out: steps, phases of a step, pauses, collectives.
 """
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 COLLECTIVE_OPERATOR = "record_param_comms"
 STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")
-#: Names that say what phase of a step their calls belong to, the first match counts.
+#: Names that mark the phase of a step; the first match counts.
 _PHASE_PATTERNS = (
     ("optimizer", re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer", re.IGNORECASE)),
     ("backward", re.compile(r"^autograd::engine::evaluate_function|^#*\s*backward|^PP:\d+[BW]", re.IGNORECASE)),
 )
-#: Phases by number; the first is where no name says any.
+#: Phases by number; the first is the default.
 PHASES = ("forward", *(phase for phase, _ in _PHASE_PATTERNS))
-#: Names of annotations during which a host thread is kept from calling.
+#: Names of annotations during which a host thread cannot launch.
 _PAUSE_PATTERNS = (
     ("input", re.compile(r"^enumerate\(DataLoader\)|DataLoader\w*\.__next__|^#*\s*data[ _-]?load", re.IGNORECASE)),
     ("gc", re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)),
@@ -29,15 +29,15 @@ NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 
 def says_more(name: str) -> bool:
-    """Whether an operator matters though it lies within another one."""
+    """True if an operator matters although it lies within another one."""
     return name == COLLECTIVE_OPERATOR or any(pattern.search(name) for _, pattern in _PHASE_PATTERNS)
 
 
 def codes_of_phases(names: Sequence[str]) -> list[list[int]]:
-    """For each of PHASES but the first, the positions of the names that say it."""
+    """Return, for each of PHASES but the first, the positions of the names that mark it."""
     return [[code for code, name in enumerate(names) if pattern.search(name)] for _, pattern in _PHASE_PATTERNS]
 
 
 def pause_of(name: str) -> int:
-    """The position in PAUSES of what an annotation is, -1 for none."""
+    """Return the position in PAUSES of an annotation's kind, -1 for none."""
     return next((number for number, (_, pattern) in enumerate(_PAUSE_PATTERNS) if pattern.search(name)), -1)

@@ -1,9 +1,9 @@
 """The events of a Chrome-format JSON file, streamed: a file of any size is read in blocks of a few megabytes.
 
-In: a path, gzipped or not, and the categories that matter. Out: batches of events, then what stood around them. Most
-events become rows of numbers (`events.c`); the few whose arguments say more, and those that are out of the ordinary,
-`Event`s. Writers of such files make mistakes (unescaped quotes, `inf`, a file cut off). An event that cannot be decoded
-is repaired or counted as lost, without losing the others.
+In: a path, gzipped or not, and the wanted categories. Out: batches of events, then the header around them. Most events
+become rows of numbers (`events.c`); the few with further arguments, and unusual ones, become `Event`s. Writers of such
+files make mistakes (unescaped quotes, `inf`, a file cut off). An event that cannot be decoded is repaired or counted as
+lost, without losing the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tracekit.collectors.importers.kineto._events import scan_events
 from tracekit.collectors.importers.kineto.other_recordings import what_it_is
 
 BLOCK_BYTES = 2 << 20
-#: The events begin within the first this many bytes: what stands before them describes the job and its devices.
+#: The events begin within this many bytes, after a description of the job and its devices.
 LARGEST_HEAD_BYTES = 64 << 20
 #: No event is longer, bytes: beyond this, the file is damaged.
 LARGEST_EVENT_BYTES = 16 << 20
@@ -45,7 +45,7 @@ _BARE_QUOTE = re.compile(rb'(?<!\\)"')
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is read of an event's arguments."""
+    """The arguments read of an event."""
 
     correlation: int | str | None = None
     device: int | str | None = None
@@ -70,7 +70,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of an event; `ts` and `dur` in microseconds."""
+    """The fields read of an event; `ts` and `dur` in microseconds."""
 
     ph: str = ""
     cat: str | None = None
@@ -86,10 +86,10 @@ _EVENT = msgspec.json.Decoder(Event, strict=False)
 
 
 class Column(IntEnum):
-    """Of the rows of `Batch`. Texts have a hash and a place; what is not there is -1 throughout."""
+    """Columns of the rows of `Batch`. Texts have a hash and a position; missing values are -1."""
 
-    CATEGORY = 0  #: its number among those asked for
-    ODD = 1  #: 1 where it takes an `Event` to tell
+    CATEGORY = 0  #: its position in the wanted categories
+    ODD = 1  #: 1 if the row must be decoded as an `Event`
     PID = 2
     TID = 3
     NAME = 4
@@ -108,7 +108,7 @@ class Column(IntEnum):
 
 
 class _Stop(IntEnum):
-    """Why `scan_events` stopped."""
+    """The reasons why `scan_events` stops."""
 
     INCOMPLETE = 0
     AT_END = 1
@@ -120,8 +120,8 @@ class _Stop(IntEnum):
 class Batch:
     """Complete events of the wanted categories: `rows`, [Column, events], and `times`, [start and duration, events].
 
-    Times are microseconds, positions in rows those in `text`. `events`: those whose row is odd. Rows and times are
-    overwritten by the next batch.
+    Times are microseconds, positions in rows are offsets in `text`. `events`: the events of rows marked ODD. Rows and
+    times are overwritten by the next batch.
     """
 
     text: bytes
@@ -132,11 +132,9 @@ class Batch:
 
 @dataclass(slots=True)
 class EventStream:
-    """Batches of the events of one file, by iteration; afterwards `header` and what could not be read.
-
-    `categories`: those that matter, in small letters.
-    `lost`: events that could not be decoded. `cut`: why the file ends too early, None if it is whole. `bytes_read`:
-    of JSON, unpacked.
+    """Iterates over batches of the events of one file; sets `header` and the losses afterwards. `categories`: the
+    wanted ones, in small letters. `lost`: events that could not be decoded. `cut`: why the file ends too early, None
+    if it is whole. `bytes_read`: unpacked bytes of JSON.
     """
 
     path: Path
@@ -150,7 +148,7 @@ class EventStream:
     _times: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((2, _ROWS)))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Raises FormatError if the file cannot be read or holds no events."""
+        """Yield the batches. Raises FormatError if the file cannot be read or holds no events."""
         try:
             with self.path.open("rb") as raw:
                 yield from self._batches(raw)
@@ -159,7 +157,7 @@ class EventStream:
             raise FormatError(f"{self.path}: cannot be read: {reason}; check path and permissions") from None
 
     def header(self) -> dict[str, Any]:
-        """What the file says around its events; empty if that is damaged."""
+        """Return the header around the events; empty if it is damaged."""
         inside = self._tail if self._tail.strip() else b"}"
         for text in (self._head + b"]" + inside, self._head + b"]}"):
             try:
@@ -170,7 +168,7 @@ class EventStream:
         return {}
 
     def _blocks(self, raw: IO[bytes]) -> Iterator[bytes]:
-        """The file in pieces, unpacked; all that can be unpacked of one that is cut off or damaged."""
+        """Yield the file in unpacked pieces; as much as can be unpacked if it is cut off or damaged."""
         packed = raw.read(len(_GZIP)) == _GZIP
         raw.seek(0)
         try:
@@ -194,7 +192,7 @@ class EventStream:
                 self.cut = "the JSON is cut off"
 
     def _scan(self, text: bytes, *, last: bool) -> Generator[Batch, None, bytes]:
-        """The whole events of `text`; returns the rest of it, which goes on in the next block."""
+        """Scan the whole events of `text`; return the rest of it, which continues in the next block."""
         wanted = "".join(f"{name}\n" for name in self.categories).encode()
         at = 0
         while not self._tail:
@@ -226,7 +224,7 @@ class EventStream:
         return Batch(text, rows, times, events)
 
     def _repair(self, text: bytes, begin: int, end: int) -> list[Event]:
-        """What can be made of a piece that is no event; it may be the last one, with what stands behind all events."""
+        """Recover an event from a damaged piece, which may be the last one and include the text after all events."""
         piece = text[begin:end]
         event = decoded(piece.rstrip().rstrip(b",]")) or decoded(_repaired(piece))
         if event is not None:
@@ -240,7 +238,7 @@ class EventStream:
         return []
 
     def _find_events(self, blocks: Iterator[bytes]) -> bytes:
-        """Read up to where the events begin; what of them was read with it."""
+        """Read up to the first event; return the part of the events that was read with it."""
         head = b""
         for block in blocks:
             head += block
@@ -263,7 +261,7 @@ class _CutError(Exception):
 
 
 def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
-    """A gzip file of any number of members, unpacked piece by piece. Raises _CutError behind what is whole."""
+    """Yield a gzip file of any number of members, unpacked piece by piece. Raises _CutError after the whole pieces."""
     stream, packed, began = isal_zlib.decompressobj(wbits=_GZIP_BITS), b"", False
     while True:
         packed = packed or raw.read(_PACKED_BYTES)
@@ -285,7 +283,7 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_event(text: bytes, at: int) -> tuple[int, int]:
-    """Where the event at `at` ends and the next one begins, seen from the latter's first key; -1 where none does."""
+    """Return the end of the event at `at` and the begin of the next one's first key; (-1, -1) if there is none."""
     for found in _BOUNDARY.finditer(text, at):
         if _STARTS_EVENT.match(text, found.end()):
             return found.start() + 1, found.end()
@@ -293,7 +291,7 @@ def _next_event(text: bytes, at: int) -> tuple[int, int]:
 
 
 def decoded(text: bytes) -> Event | None:
-    """An event, None if the text is none."""
+    """Decode an event; None if the text is none."""
     try:
         return _EVENT.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -301,7 +299,7 @@ def decoded(text: bytes) -> Event | None:
 
 
 def _repaired(text: bytes) -> bytes:
-    """`text` without what writers of such files get wrong: infinities, unescaped quotes, bytes that are no text."""
+    """Correct common errors of such files in `text`: infinities, unescaped quotes, invalid bytes."""
     text = _without_infinities(text.decode("utf-8", "replace").encode())
     return _STRING_VALUE.sub(lambda found: found[1] + _BARE_QUOTE.sub(rb"\\" + b'"', found[2]) + found[3], text)
 
@@ -311,7 +309,7 @@ def _without_infinities(text: bytes) -> bytes:
 
 
 def _instead(head: bytes) -> str:
-    """What a file that is no trace looks like."""
+    """Describe a file that is not a trace."""
     if not head.strip():
         return "empty; expected a trace of torch.profiler"
     return what_it_is(head) or "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"

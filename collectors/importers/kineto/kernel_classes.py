@@ -1,7 +1,7 @@
-"""Which class a GPU op belongs to, by the name of its kernel.
+"""Classify GPU ops by the name of their kernel.
 
-In: names. Out: classes. One table of patterns decides, the first match counts; a user's own patterns come before it.
-Libraries rename their kernels with every release: what no pattern matches is `other`, listed by time in the report.
+In: names. Out: classes. One table of patterns decides, and the first match counts; a user's own patterns come before
+it. Libraries rename their kernels with every release: a name without a match is `other`, listed by time in the report.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _CLASSES = ", ".join(sorted({str(known) for known in KernelClass} - {str(KernelC
 
 @dataclass(frozen=True)
 class KernelClasses:
-    """Patterns of names. `own`: a user's, before the table."""
+    """Patterns of names. `own`: those of the user, which come before the table."""
 
     own: tuple[tuple[KernelClass, re.Pattern[str]], ...] = ()
 
     def of(self, name: str) -> KernelClass:
-        """The class of a kernel."""
+        """Return the class of a kernel."""
         lower = name.lower()
         for kernel_class, pattern in self.own:
             if pattern.search(name):
@@ -59,7 +59,7 @@ class KernelClasses:
 
 
 def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
-    """A user's patterns, each `class=regular expression` or the path of a YAML file of them.
+    """Parse a user's patterns, each `class=regular expression` or the path of a YAML file of them.
 
     The file maps classes to a pattern or a list of patterns. Raises SelectionError or FormatError for anything else.
     """

@@ -1,7 +1,7 @@
-"""Where ranks are on the job's mesh, where names of process groups say so.
+"""Find the place of ranks on the job's mesh from the names of process groups.
 
 In: `RankColumns` of all files. Out: axes and the coordinate of each rank. A group named after an axis holds the ranks
-that differ along it, in their order. Where names say nothing, there are no axes.
+that differ along it, in their order. If names do not tell, there are no axes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from math import prod
 from tracekit.collectors.importers.kineto.placement import info, members, pg_config, rank_list
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 
-#: What frameworks call axes where they name groups after nothing else.
+#: Names of axes that frameworks use as names of groups.
 _KNOWN = {"dp", "dp_replicate", "dp_shard", "ddp", "fsdp", "hsdp", "tp", "sp", "pp", "cp", "ep", "etp"}
-#: DeviceMesh names the group of an axis so, and of one without a name after its number.
+#: DeviceMesh's name of the group of an axis; an axis without a name has its number instead.
 _OF_DEVICE_MESH = re.compile(r"mesh_(?!dim_\d+$)([a-z]\w*)")
 #: Megatron's names, such as TENSOR_MODEL_PARALLEL_GROUP.
 _OF_MEGATRON = re.compile(r"(data|tensor|pipeline|context|expert)(?:_model)?_parallel_group")
@@ -25,14 +25,14 @@ _INITIALS = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "e
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
-    """`coordinates`: label such as tp_rank -> rank -> coordinate. `axes`: labels that depend on none of the others."""
+    """`coordinates`: label such as tp_rank -> rank -> coordinate. `axes`: labels that are independent of the others."""
 
     coordinates: Mapping[str, Mapping[int, int]]
     axes: tuple[str, ...]
 
 
 def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
-    """The axes of which every one of these ranks has one coordinate."""
+    """Return the axes along which every one of these ranks has one coordinate."""
     groups: dict[str, set[tuple[int, ...]]] = {}
     for one in files:
         for description, listed in _described(one):
@@ -52,7 +52,7 @@ def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
 
 
 def axis_of(description: str) -> str | None:
-    """The axis that a group is named after, None for none."""
+    """Return the axis that a group is named after, None for none."""
     name = description.lower()
     if found := _OF_DEVICE_MESH.fullmatch(name):
         return found[1]
@@ -62,7 +62,7 @@ def axis_of(description: str) -> str | None:
 
 
 def _described(one: RankColumns) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Groups that a file names, by what it says they are."""
+    """Yield the groups named in a file, each with its description."""
     listed = info(one).get("pg_config")
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, dict):
@@ -73,7 +73,7 @@ def _described(one: RankColumns) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _places(groups: Iterable[tuple[int, ...]]) -> dict[int, int]:
-    """The place of each rank in its group; none if groups overlap or differ in size."""
+    """Return the place of each rank in its group; empty if groups overlap or differ in size."""
     some = list(groups)
     places = {rank: place for group in some for place, rank in enumerate(group)}
     if len({len(group) for group in some}) != 1 or len(places) != sum(map(len, some)):

@@ -1,4 +1,4 @@
-"""Other recordings of torch that people mistake for a trace.
+"""Recognise other recordings of torch that are mistaken for a trace.
 
 In: a path, or the first bytes of a file. Out: what it is and what to do instead, None for anything else.
 """
@@ -22,12 +22,12 @@ _GRAPH_IS = (
     "an execution trace of torch.profiler.ExecutionTraceObserver, which has no GPU times; give the trace that"
     " export_chrome_trace writes"
 )
-#: Files of a folder that are looked into.
+#: Most files of a folder to inspect.
 _MOST_FILES = 1000
 
 
 def other_recording(path: Path) -> str | None:
-    """What a file, or some file in a folder, is instead of a trace; None if it cannot be read."""
+    """Return what a file, or a file in a folder, is instead of a trace; None if unknown or unreadable."""
     try:
         found = ((file, what_it_is(first_bytes(file))) for file in (_files(path) if path.is_dir() else [path]))
         return next((what if file == path else f"{file.name} is {what}" for file, what in found if what), None)
@@ -36,7 +36,7 @@ def other_recording(path: Path) -> str | None:
 
 
 def what_it_is(head: bytes) -> str | None:
-    """What begins with these bytes, unpacked, instead of a trace."""
+    """Return the kind of recording, other than a trace, that begins with these unpacked bytes; None if unknown."""
     start = head.lstrip()[:4096]
     if start.startswith(_PICKLE) and any(key in start for key in _SNAPSHOT):
         return _SNAPSHOT_IS

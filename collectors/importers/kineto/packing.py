@@ -1,6 +1,6 @@
-"""The ranks of a file as bytes, which the process that read it hands to the one that asked.
+"""Serialise the ranks of a file, to pass them from the reading process to its parent.
 
-In: `RankColumns`, or why there are none. Out: bytes, and the same again. Arrays travel as they lie in memory.
+In: `RankColumns`, or an error. Out: bytes, and the same again. Arrays are copied as they lie in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Packed(msgspec.Struct):
 
 
 def packed(found: list[RankColumns] | FormatError) -> bytes:
-    """What `unpacked` reads."""
+    """Serialise ranks or an error for `unpacked`."""
     if isinstance(found, FormatError):
         content = _Packed([], problem=str(found))
     else:
@@ -36,7 +36,7 @@ def packed(found: list[RankColumns] | FormatError) -> bytes:
 
 
 def unpacked(content: bytes) -> list[RankColumns]:
-    """What was packed. Raises the FormatError that was packed."""
+    """Deserialise the output of `packed`. Raises the FormatError in it, if any."""
     found = msgspec.msgpack.decode(content, type=_Packed, dec_hook=_bytes_to_array)
     if found.problem is not None:
         raise FormatError(found.problem)

@@ -1,6 +1,6 @@
-"""Which rank wrote which file, and which ranks a process group has.
+"""Find the rank of each file, and the ranks of each process group.
 
-In: `RankColumns` of all files. Out: their ranks and groups. Sources, the earlier ones first: `distributedInfo`, its
+In: `RankColumns` of all files. Out: their ranks and groups. Sources in order of precedence: `distributedInfo`, its
 `pg_config`, the arguments of collectives, names of files. Sources that contradict each other are an error.
 """
 
@@ -26,7 +26,7 @@ _OWN_RANK = re.compile(r"_?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`ranks`: of each `RankColumns`, in their order. `notes`: what had to be guessed."""
+    """Ranks of the files. `ranks`: of each `RankColumns`, in their order. `notes`: the guesses that were made."""
 
     ranks: tuple[int, ...]
     world_size: int | None
@@ -34,7 +34,7 @@ class Placement:
 
 
 def place(files: Sequence[RankColumns]) -> Placement:
-    """The rank of each file. Raises FormatError if sources contradict each other or two files have one rank."""
+    """Find the rank of each file. Raises FormatError if sources contradict each other or two files have one rank."""
     stated = [rank_of(one) for one in files]
     notes: list[str] = []
     if len(files) > 1 and all(rank is None for rank in stated):
@@ -74,7 +74,7 @@ def place(files: Sequence[RankColumns]) -> Placement:
 
 
 def rank_of(one: RankColumns) -> int | None:
-    """The rank that wrote a file, None if nothing says it. Raises FormatError if sources contradict each other."""
+    """Return the rank that wrote a file, None if unknown. Raises FormatError if sources contradict each other."""
     found: list[tuple[str, int]] = []
     if one.fused:
         return one.part
@@ -97,7 +97,7 @@ def rank_of(one: RankColumns) -> int | None:
 
 
 def _ranks_of_collectives(one: RankColumns) -> set[int]:
-    """The ranks that the arguments of collectives give, of groups that are listed in full."""
+    """Return the ranks in the arguments of collectives, for groups that are listed in full."""
     groups = pg_config(one)
     seen = set()
     for args in one.ranks_in_groups:
@@ -113,13 +113,13 @@ def _world_size(one: RankColumns) -> int | None:
 
 
 def info(one: RankColumns) -> Mapping[str, Any]:
-    """What the head of the file says of the job; empty if it says nothing."""
+    """Return what the head of the file states about the job; empty if nothing."""
     stated = one.header.get("distributedInfo")
     return stated if isinstance(stated, dict) else {}
 
 
 def pg_config(one: RankColumns) -> dict[str, tuple[int, ...]]:
-    """The groups that the head of the file lists, as far as it lists all of their ranks."""
+    """Return the groups in the head of the file whose ranks are listed in full."""
     found = {}
     listed = info(one).get("pg_config")
     for entry in listed if isinstance(listed, list) else ():
@@ -135,7 +135,7 @@ def pg_config(one: RankColumns) -> dict[str, tuple[int, ...]]:
 
 
 def rank_list(value: object) -> tuple[int, ...]:
-    """Ranks as a list or as text such as "[0, 1]"; none if the list was cut short."""
+    """Parse ranks from a list or text such as "[0, 1]"; empty if the list was cut short."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value.encode())
@@ -147,7 +147,7 @@ def rank_list(value: object) -> tuple[int, ...]:
 
 
 def members(args: CollectiveArgs, groups: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks of a collective's group in the order of the group, none if they are not known."""
+    """Return the ranks of a collective's group in the order of the group; empty if unknown."""
     listed = groups.get(args.group_name or "") or rank_list(args.group_ranks)
     if args.group_size is not None and len(listed) != args.group_size:
         return ()
@@ -156,19 +156,19 @@ def members(args: CollectiveArgs, groups: Mapping[str, tuple[int, ...]]) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """`name_of`: for each file, the name of the group of each of its `collectives`, None if it is not known."""
+    """The process groups. `name_of`: for each file, the group name of each of its `collectives`, None if unknown."""
 
     groups: tuple[ProcessGroup, ...]
     name_of: tuple[tuple[str | None, ...], ...]
 
 
 def groups_of(files: Sequence[RankColumns], ranks: Sequence[int], world_size: int | None) -> Groups:
-    """The process groups of a job, joined over files by their ranks, for their names may differ from rank to rank."""
+    """Return the process groups of a job, joined over files by their ranks, because names may differ between ranks."""
     keys: list[list[tuple[tuple[int, ...], str] | None]] = []
     for one in files:
         config = pg_config(one)
         keys.append([_key(args, config, world_size) for args in one.collectives])
-    # The same ranks can have several communicators: a name tells them apart where all members know it.
+    # The same ranks can have several communicators: the name distinguishes them if all members have it.
     knows: dict[tuple[tuple[int, ...], str], set[int]] = {}
     for of_file, rank in zip(keys, ranks, strict=True):
         for key in of_file:
@@ -201,7 +201,7 @@ def _key(
 
 
 def _unused(name: str, used: set[str], ranks: tuple[int, ...]) -> str:
-    """`name`, followed by the ranks if another group already has it."""
+    """Return `name`, followed by the ranks if another group already has it."""
     if name not in used:
         return name
     longer = f"{name} [{', '.join(map(str, ranks[:4]))}{' ...' if len(ranks) > 4 else ''}]"

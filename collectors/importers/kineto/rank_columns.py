@@ -1,9 +1,8 @@
 """A file's events as the GPU ops and calls of its ranks.
 
-In: `FileColumns`. Out: `RankColumns`, which is all that leaves the process that read the file. Launches are found by
-correlation, what a thread was doing by time: the operator, phase and step around a call, and since when it was busy.
-Arrays and nothing else: importing a library of data frames takes a fifth of the time, and a third of the memory, that
-reading a file does.
+In: `FileColumns`. Out: `RankColumns`, the only data that leaves the reading process. Launches are found by correlation;
+the operator, phase and step around a call, and since when its thread was busy, by time. It uses arrays only: importing
+a library of data frames would add a fifth of the time, and a third of the memory, of reading a file.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class RankColumns:
-    """One rank of one file, which is `part` where several are `fused`. Times: microseconds from `base_us`.
+    """One rank of one file; its number is `part` if several are `fused`. Times: microseconds from `base_us`.
 
     Names are positions in `strings`, -1 for none. `gpu`: start, duration, name, activity (position in Activity),
     device, stream, shape, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
     (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream, waits_for_stream
     (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `pauses`: thread, start,
-    duration, kind (position in PAUSES). `host_events`: of the whole file. `unlinked`: the share of GPU ops and
-    launches whose other half is missing. `cut`: whether the end of the file is missing, `damaged`: the share of its
-    events that were left out or repaired.
+    duration, kind (position in PAUSES). `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches
+    whose other half is missing. `cut`: the end of the file is missing; `damaged`: the share of its events that were
+    left out or repaired.
     """
 
     file: str
@@ -71,7 +70,7 @@ class RankColumns:
 def ranks_of(
     columns: FileColumns, file: str, header: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Iterator[RankColumns]:
-    """Each rank that the file holds; one without events where it holds none."""
+    """Yield each rank of the file; one without events if it has none."""
     tables = (columns.gpu, columns.calls, columns.operators, columns.annotations, columns.syncs)
     parts = sorted({part for table in tables for part in np.unique(table["part"]).tolist()}) or [0]
     for part in parts:
@@ -135,7 +134,7 @@ def _rank(
 
 
 def _without_copies(table: Table) -> Table:
-    """Events in order of start without those that equal another one: nothing happens twice at the same moment."""
+    """Return events in order of start, without duplicates."""
     same = np.flatnonzero((table["ts"][1:] == table["ts"][:-1]) & (table["dur"][1:] > 0))
     if not len(same):
         return table
@@ -148,7 +147,7 @@ def _without_copies(table: Table) -> Table:
 
 
 def _not_too_early(gpu: Table, launch: Ints, calls: Table) -> Ints:
-    """The rows of GPU ops without those that begin long before their launch, by the clocks of nearly all others."""
+    """Drop GPU ops that begin long before their launch, judged by the clock offset of nearly all others."""
     delay = gpu["ts"] - np.append(calls["ts"], np.nan)[launch]
     known = delay[np.isfinite(delay)]
     place = min(max(1, len(known) // 100), len(known) - 1)
@@ -157,10 +156,10 @@ def _not_too_early(gpu: Table, launch: Ints, calls: Table) -> Ints:
 
 
 def _unlinked(gpu: Table, launch: Ints, calls: Table, all_calls: Table, names: Sequence[str]) -> float:
-    """The share of GPU ops and of calls that launch some whose other half is missing.
+    """Return the share of GPU ops and of launching calls whose counterpart is missing.
 
-    A GPU op that was launched before the recording comes before all others of its stream, and one that had not run when
-    the recording ended was launched after all others.
+    Ops launched before the recording come first in their stream, and ops that had not run at its end were launched
+    last; these do not count.
     """
     device, stream = (np.unique(gpu[name], return_inverse=True)[1] for name in ("device", "stream"))
     stream = device * (int(stream.max(initial=0)) + 1) + stream
@@ -174,20 +173,20 @@ def _unlinked(gpu: Table, launch: Ints, calls: Table, all_calls: Table, names: S
 
 
 def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
-    """Which events have this name."""
+    """Return a mask of the events with this name."""
     code = names.index(wanted) if wanted in names else -1
     return np.asarray(table["name"] == code)
 
 
 def _kept_calls(calls: Table, gpu: Table) -> Table:
-    """The calls that launched something recorded, synchronise or order streams; `role` says which."""
+    """Return the calls that launched a recorded op, synchronise or order streams; `role` distinguishes them."""
     launches = np.isin(calls["correlation"], np.unique(gpu["correlation"])) & (calls["correlation"] != NO_ID)
     kept = np.flatnonzero(launches | ((calls["role"] >= 0) & (calls["role"] < RECORD_EVENT)))
     return {**rows_of(calls, kept), "role": np.where(launches, 0, calls["role"])[kept].astype(np.int8)}
 
 
 def _looked_up(wanted: Ints, keys: Ints) -> Ints:
-    """The first place at which each wanted number is in `keys`, -1 for none."""
+    """Return the first position of each wanted number in `keys`, -1 for none."""
     there, first = np.unique(keys, return_index=True)
     if not len(there):
         return np.full(len(wanted), -1)
@@ -196,14 +195,14 @@ def _looked_up(wanted: Ints, keys: Ints) -> Ints:
 
 
 def _launches(gpu: Table, calls: Table) -> Ints:
-    """The row of the call that launched each GPU op, -1 where it was not recorded. A graph launches many."""
+    """Return the row of the call that launched each GPU op, -1 if it was not recorded. A graph launches many ops."""
     launching = np.flatnonzero(calls["role"] == 0)
     found = _looked_up(gpu["correlation"], calls["correlation"][launching])
     return np.where(gpu["correlation"] == NO_ID, -1, np.append(launching, -1)[found])
 
 
 def _steps(annotations: Table, names: Sequence[str]) -> Table:
-    """The marked steps, by start."""
+    """Return the marked steps, by start."""
     numbers = np.array([int(found[1]) if (found := STEP.match(name)) else -1 for name in [*names, ""]], np.int64)
     step = numbers[annotations["name"]]
     marked = np.flatnonzero((step >= 0) & (annotations["dur"] > 0))
@@ -211,14 +210,14 @@ def _steps(annotations: Table, names: Sequence[str]) -> Table:
 
 
 def _pauses(annotations: Table, names: Sequence[str]) -> Table:
-    """What kept host threads from calling."""
+    """Return the pauses in which host threads could not launch."""
     kind = np.array([pause_of(name) for name in [*names, ""]], np.int8)[annotations["name"]]
     found = rows_of(annotations, np.flatnonzero(kind >= 0))
     return {"thread": found["thread"], "start": found["ts"], "duration": found["dur"], "kind": kind[kind >= 0]}
 
 
 def _step_at(steps: Table, times: Floats) -> Ints:
-    """The step that each time lies in, -1 for none."""
+    """Return the step that contains each time, -1 for none."""
     begin = steps["start"]
     at = np.searchsorted(begin, times, side="right") - 1
     ends = np.append(begin + steps["duration"], -np.inf)
@@ -227,7 +226,7 @@ def _step_at(steps: Table, times: Floats) -> Ints:
 
 
 class _Threads:
-    """What the host threads of a rank were doing when they called."""
+    """The activity of a rank's host threads around each call."""
 
     def __init__(self, calls: Table, operators: Table, annotations: Table, names: Sequence[str]) -> None:
         self._calls, self._names = calls, names
@@ -235,7 +234,7 @@ class _Threads:
         self._operator_around = self.containing(operators)
 
     def containing(self, spans: Table) -> Ints:
-        """The row of the outermost of `spans` around the start of each call, on its thread; -1 for none."""
+        """Return the row of the outermost of `spans` around the start of each call, on its thread; -1 for none."""
         thread, started = self._calls["thread"], self._calls["ts"]
         found = np.full(len(thread), -1, np.int64)
         begin, end = spans["ts"], spans["ts"] + spans["dur"]
@@ -250,16 +249,16 @@ class _Threads:
         return found
 
     def busy_since(self) -> Floats:
-        """When the operator around each call began; its own start outside any."""
+        """Return the start of the operator around each call; outside any operator, the call's own start."""
         begun = np.append(self._operators["ts"], np.inf)[self._operator_around]
         return np.asarray(np.minimum(begun, self._calls["ts"]))
 
     def operators(self) -> npt.NDArray[np.int32]:
-        """The name of the outermost operator around each call."""
+        """Return the name of the outermost operator around each call."""
         return np.append(self._operators["name"], np.int32(-1))[self._operator_around].astype(np.int32)
 
     def phases(self) -> npt.NDArray[np.int8]:
-        """What phase of a step each call belongs to."""
+        """Return the phase of a step that each call belongs to."""
         found = np.zeros(len(self._calls["ts"]), np.int8)
         for phase, codes in reversed(list(enumerate(codes_of_phases(self._names), start=1))):
             for spans in (self._operators, self._annotations):
@@ -268,7 +267,7 @@ class _Threads:
         return found
 
     def collective_names(self) -> list[tuple[str, Bools]]:
-        """What annotations such as nccl:all_reduce call collectives, and which calls are inside one of that name."""
+        """Return the collectives named by annotations such as nccl:all_reduce, each with a mask of the calls inside."""
         named = {code: match[1] for code, name in enumerate(self._names) if (match := NCCL_ANNOTATION.match(name))}
         spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], list(named))))
         around = np.append(spans["name"], -1)[self.containing(spans)]
@@ -278,7 +277,7 @@ class _Threads:
 def _named(
     collective: Ints, called: Sequence[tuple[str, Bools]], launch: Ints, args: tuple[CollectiveArgs, ...]
 ) -> tuple[Ints, tuple[CollectiveArgs, ...]]:
-    """Collectives of which only an annotation knows the name get arguments that say it."""
+    """Give collectives that only an annotation names arguments with that name."""
     table, found = list(args), collective.astype(np.int64)
     for name, calls in called:
         unnamed = (collective < 0) & np.append(calls, np.False_)[launch]
@@ -289,7 +288,7 @@ def _named(
 
 
 def _recorded_waits(syncs: Table, calls: Table, all_calls: Table) -> Table:
-    """What recorded synchronisation says about the calls behind it: who waits, for which stream, as of when."""
+    """Return, per call, the recorded synchronisation: the waiting stream, the awaited stream, and as of when."""
     if not len(syncs["ts"]):
         return {}
     at = _looked_up(calls["correlation"], syncs["correlation"])

@@ -1,6 +1,6 @@
 """Reads traces of torch.profiler: a folder, or files.
 
-In: paths. Out: a `GpuRecording`. Files are read in processes of their own, two or more at a time; nothing is written.
+In: paths. Out: a `GpuRecording`. Files are read in separate processes, several at a time; nothing is written.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def read_kineto(
     processes: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> GpuRecording:
-    """The recording of one job.
+    """Read the recording of one job.
 
-    `paths`: files, and folders searched with all below them. `classes`: patterns of kernels of one's own
+    `paths`: files, and folders searched with all below them. `classes`: the user's own patterns of kernels
     (`kernel_classes`). `processes`: read that many files at a time [default: one per core].
 
-    Raises FormatError, naming the file, for what is no such trace, for files that contradict each other, and where
-    nothing was recorded on a GPU.
+    Raises FormatError, naming the file, if a file is no such trace, if files contradict each other, or if nothing was
+    recorded on a GPU.
     """
     table = kernel_classes(classes)
     files = list(dict.fromkeys(file for path in paths for file in (traces_in(path) if path.is_dir() else [path])))
@@ -54,7 +54,7 @@ def read_kineto(
 
 
 def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumns]]:
-    """Each file's ranks, as they become ready."""
+    """Yield each file's ranks as they become ready."""
     if (
         processes == 1
         or len(files) == 1
@@ -62,7 +62,7 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     ):
         yield from map(read_file, files)
         return
-    # Neither forked, for the libraries of this process have threads, nor spawned by multiprocessing, which would run a
+    # Not forked, because the libraries of this process have threads; not spawned by multiprocessing, which would run a
     # caller's script again.
     running: set[subprocess.Popen[bytes]] = set()
 
@@ -93,6 +93,6 @@ _READ_ONE = "from tracekit.collectors.importers.kineto.reading import send_file;
 
 
 def _name(path: Path) -> str:
-    """The name of the job: its folder, or the file without suffixes."""
+    """Return the name of the job: its folder, or the file without suffixes."""
     whole = path.absolute()
     return whole.name if path.is_dir() else whole.name.split(".")[0]

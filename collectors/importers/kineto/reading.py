@@ -1,6 +1,6 @@
-"""Reads one file, in a process of its own where there are several.
+"""Reads one file, in a separate process if there are several.
 
-In: a path. Out: `RankColumns`. Imports no library of data frames, so that such a process stays small.
+In: a path. Out: `RankColumns`. Imports no data-frame library, to keep that process small.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks
 
 
 def read_file(path: Path) -> list[RankColumns]:
-    """The ranks of one file, none if it holds no events of torch.profiler. Raises FormatError."""
+    """Read the ranks of one file; empty if it has no events of torch.profiler. Raises FormatError."""
     stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
     with _no_garbage_collection():
         for batch in stream:
@@ -43,12 +43,12 @@ def read_file(path: Path) -> list[RankColumns]:
         lost = max(stream.lost - (stream.cut is not None), 0)  # the event in which a file is cut off is not damaged
         damaged = min(
             columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0
-        )  # what is lost may be GPU ops
+        )  # the lost events may be GPU ops
         return [replace(one, cut=stream.cut is not None, damaged=damaged) for one in found]
 
 
 def send_file() -> None:
-    """In a process of its own: the ranks of the file that the arguments name, or the error, packed, on stdout."""
+    """Entry point of a reading process: write the ranks of the file in argv, or the error, to stdout, packed."""
     try:
         found = packed(read_file(Path(sys.argv[1])))
     except FormatError as error:
@@ -58,7 +58,7 @@ def send_file() -> None:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Millions of small objects without cycles: collecting them over and over takes longer than reading."""
+    """Disable garbage collection: with millions of small objects without cycles, it would take longer than reading."""
     was = gc.isenabled()
     gc.disable()
     try:

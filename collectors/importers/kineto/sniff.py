@@ -1,6 +1,6 @@
-"""Which files are traces of torch.profiler, by their first bytes.
+"""Recognise traces of torch.profiler by their first bytes.
 
-In: a path. Out: whether it is one, or holds some. Imports almost nothing, because every input passes here.
+In: a path. Out: whether it is or contains such a trace. Imports almost nothing, because every input passes here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"base
 
 
 def looks_like_kineto(path: Path) -> bool:
-    """Whether a file, or some file in a folder, looks like a Chrome trace; False for whatever cannot be read."""
+    """True if a file, or a file in a folder, looks like a Chrome trace; False if it cannot be read."""
     try:
         return bool(traces_in(path)) if path.is_dir() else _is_trace(path)
     except OSError:
@@ -24,7 +24,7 @@ def looks_like_kineto(path: Path) -> bool:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces in a folder and all below it, by name: 2.json before 10.json."""
+    """Return the traces in a folder and below it, by name: 2.json before 10.json."""
     found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
     return sorted((path for path in found if _is_trace(path)), key=_by_number)
 
@@ -40,13 +40,13 @@ def _is_trace(path: Path) -> bool:
         return False
     if not any(mark in head for mark in _MARKS):
         return False
-    from tracekit.trace.chrome import MARK  # imports polars, which reading processes do without
+    from tracekit.trace.chrome import MARK  # imports polars, which reading processes avoid
 
     return MARK.encode() not in head
 
 
 def first_bytes(path: Path) -> bytes:
-    """The first bytes of a file, unpacked; none if it is damaged there."""
+    """Return the first bytes of a file, unpacked; empty if it is damaged there."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
