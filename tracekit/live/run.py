@@ -38,7 +38,7 @@ from tracekit.collectors.run_directory.segments import (
 )
 from tracekit.collectors.run_directory.writing import attempts
 from tracekit.job.pipeline import PipelineJob
-from tracekit.live.survived_errors import said, where_traceback_is
+from tracekit.live.survived_errors import one_line, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
