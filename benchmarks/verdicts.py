@@ -72,7 +72,7 @@ def judged_job(seed: int, case: str) -> Judgement:
     simulated, found = simulate(job), tuple(truths(job))
     step_s = float(simulated.step_s.mean())
     try:
-        diagnosis = tracekit.Job(simulated.trace).whatif().to_dict()
+        diagnosis = tracekit.job_of(simulated.trace).whatif().to_dict()
     except TracekitError as error:
         return Judgement(job, step_s, found, problem=str(error), must=must_find(found, step_s))
     return judge(job, found, diagnosis)

@@ -37,7 +37,7 @@ from tests.handmade import (
 )
 from tracekit.base.errors import TracekitError
 from tracekit.cli import commands
-from tracekit.report.tables import PER_STEP_TABLES, TABLES
+from tracekit.report.pipeline import PipelineReport
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 
@@ -164,10 +164,10 @@ def test_steps_that_make_no_sense_are_quoted(steps: str, reason: str, slow: str)
 
 def test_csv_writes_every_table(slow: str, folder: Path) -> None:
     result = done("whatif", slow, "--csv", "deep/tables")
-    assert sorted(path.stem for path in (folder / "deep/tables").iterdir()) == sorted(TABLES + PER_STEP_TABLES)
+    assert sorted(path.stem for path in (folder / "deep/tables").iterdir()) == sorted(PipelineReport.table_names)
     assert "Wrote deep/tables" in result.stderr
     report = tracekit.load(slow).whatif()
-    for name in TABLES + PER_STEP_TABLES:
+    for name in PipelineReport.table_names:
         written = pl.read_csv(folder / "deep/tables" / f"{name}.csv", schema=report.table(name).schema)
         assert written.equals(report.table(name)), name
 

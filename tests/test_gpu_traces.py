@@ -125,7 +125,7 @@ def test_a_gpu_job_can_be_kept_as_an_op_trace(tmp_path):
     """Its rules are named in the file, so that it replays as it did."""
     job = tracekit.load_gpu(SAMPLE)
     job.op_trace.trace.write_parquet(tmp_path / "ops.parquet")
-    again = tracekit.OpJob(read_op_trace(tmp_path / "ops.parquet")).whatif()
+    again = tracekit.job_of(read_op_trace(tmp_path / "ops.parquet")).whatif()
     assert again.slowdown == pytest.approx(job.whatif().replayed.slowdown)
 
 

@@ -116,19 +116,19 @@ def test_streams_need_no_stated_dependencies(tmp_path: Path) -> None:
             "duration": [1.0, 2.0, 1.0, 1.0],
         }
     )
-    job = tracekit.OpJob(OpTrace(ops, "streams", rules=("streams",)))
+    job = tracekit.job_of(OpTrace(ops, "streams", rules=("streams",)))
     assert list(job.graph.ops.to_networkx().edges(data="why")) == [(1, 0, "stream")]
     assert job.whatif().original.tolist() == [3.0]
 
 
 def test_a_rule_that_is_not_known_is_refused() -> None:
     with pytest.raises(TracekitError, match="odd: rule 'magic' is unknown; known: explicit, streams"):
-        tracekit.OpJob(OpTrace(OPS, "odd", rules=("magic",))).whatif()
+        tracekit.job_of(OpTrace(OPS, "odd", rules=("magic",))).whatif()
 
 
 def test_steps_that_take_no_time_are_an_error() -> None:
     with pytest.raises(TracekitError, match="idle: its steps take no time"):
-        tracekit.OpJob(OpTrace(OPS.with_columns(start=0.0, duration=0.0), "idle", groups=DP)).whatif(fix=["rank=1"])
+        tracekit.job_of(OpTrace(OPS.with_columns(start=0.0, duration=0.0), "idle", groups=DP)).whatif(fix=["rank=1"])
 
 
 @pytest.mark.parametrize("option", [["--layers", "1,1"], ["--csv", "tables"], ["--fail-on", "slowdown>2"]])
@@ -157,6 +157,6 @@ def test_any_column_ends_in_a_report_or_in_one_clear_error(name: str, values: li
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         return
     ops = OPS.with_columns(column)
-    job = tracekit.OpJob(OpTrace(ops.drop(dropped) if len(dropped) % 2 else ops, "any", groups=DP))
+    job = tracekit.job_of(OpTrace(ops.drop(dropped) if len(dropped) % 2 else ops, "any", groups=DP))
     with suppress(TracekitError):
         json.loads(job.whatif().to_json())

@@ -23,7 +23,7 @@ def job(
     ops = pl.DataFrame(
         {name: values if isinstance(values, list) else [values] * length for name, values in full.items()}
     )
-    return tracekit.OpJob(OpTrace(ops, "job", axes=axes, groups=groups))
+    return tracekit.job_of(OpTrace(ops, "job", axes=axes, groups=groups))
 
 
 def fixed_s(of: tracekit.OpJob, selection: str) -> float:
@@ -121,7 +121,7 @@ def test_a_column_that_a_rule_needs_is_named(rule: str, lacks: str) -> None:
     columns = {"rank": [0], "name": ["x"], "kind": ["x"], "stream": [1], "start": [0.0], "duration": [1.0]}
     ops = pl.DataFrame(columns).drop(lacks)
     with pytest.raises(TraceError, match=f"column '{lacks}' is missing"):
-        tracekit.OpJob(OpTrace(ops, "job", rules=(rule,))).whatif()
+        tracekit.job_of(OpTrace(ops, "job", rules=(rule,))).whatif()
 
 
 def test_a_cycle_is_named_without_what_waits_for_it() -> None:

@@ -111,14 +111,14 @@ def test_a_trace_is_not_replayed_without_its_rule(code: str, words: str, site_pa
     """It would be replayed as another job."""
     plug(site_packages, "rules", odd=code)
     with pytest.raises(TracekitError, match=f"job: {words}"):
-        tracekit.OpJob(tracekit.OpTrace(OPS, "job", rules=("odd",))).whatif()
+        tracekit.job_of(tracekit.OpTrace(OPS, "job", rules=("odd",))).whatif()
 
 
 def test_no_rule_replaces_one_of_tracekit(site_packages: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`streams` orders the two ops, and a rule that works is used beside the impostor."""
     none = "def it(ops): return ops.clear().select(before='rank', after='rank', why='kind')"
     plug(site_packages, "rules", streams="def it(ops): raise RuntimeError", none=none)
-    job = tracekit.OpJob(tracekit.OpTrace(OPS.with_columns(stream=0), "job", rules=("streams", "none")))
+    job = tracekit.job_of(tracekit.OpTrace(OPS.with_columns(stream=0), "job", rules=("streams", "none")))
     assert job.whatif().original.tolist() == [3.0]
     assert "rule 'streams' of acme 1.2 is left out: its name is that of tracekit's own" in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tracekit.base.errors import TracekitError
     from tracekit.collectors import span, step
     from tracekit.job.job import Job
-    from tracekit.job.load import load, load_from_store, load_gpu, load_ops, load_ops_from_store
+    from tracekit.job.load import job_of, load, load_from_store, load_gpu, load_ops, load_ops_from_store
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
     from tracekit.trace.op import OpTrace
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "TracekitError": "tracekit.base.errors",
     "Job": "tracekit.job.job",
+    "job_of": "tracekit.job.load",
     "load": "tracekit.job.load",
     "load_from_store": "tracekit.job.load",
     "load_gpu": "tracekit.job.load",
@@ -48,6 +49,7 @@ __all__ = [
     "TracekitError",
     "Worker",
     "__version__",
+    "job_of",
     "load",
     "load_from_store",
     "load_gpu",

@@ -25,7 +25,7 @@ def job(*causes: Cause, **changes) -> Job:
 
 
 def report(of: Job) -> PipelineReport:
-    return tracekit.Job(simulate(of).trace).whatif()
+    return tracekit.job_of(simulate(of).trace).whatif()
 
 
 def named(of: Job) -> list:

@@ -90,7 +90,7 @@ class TestPosting:
         cause = SlowLink(0, 1, 12.0, Way.FORWARD)
         slow = job(cause)
         trace = simulate(slow).trace
-        ours, theirs = tracekit.Job(trace).whatif(), tracekit.Job(trace, "published").whatif()
+        ours, theirs = tracekit.job_of(trace).whatif(), tracekit.job_of(trace, "published").whatif()
         truth = mean_step_s(slow) / mean_step_s(without(slow, cause))
         assert ours.slowdown == pytest.approx(truth, abs=0.01)
         assert theirs.slowdown < truth - 0.03
@@ -279,7 +279,7 @@ def test_to_replace_a_worker_takes_evidence_of_its_hardware():
             "Swap host-0001 for a spare, because the GPUs of ranks 8-15 are throttled",
         ),
     ):
-        found = tracekit.Job(trace).whatif().diagnosis
+        found = tracekit.job_of(trace).whatif().diagnosis
         assert [fix.title for fix in found.fixes if fix.kind == "replace-workers"] == [words]
         assert found.answer.action is not None
         assert found.answer.action.startswith(act)
@@ -290,7 +290,7 @@ def test_who_collects_garbage_is_named_only_beyond_chance(worker):
     """All collect at random: one of eight workers does so in 12 of 22 steps, the usual one in 6."""
     drawn = draw_job(9_950_000, "gc")
     slow = replace(drawn, causes=tuple(replace(cause, worker=worker) for cause in drawn.causes))
-    (cause,) = tracekit.Job(simulate(slow).trace).whatif().diagnosis.causes
+    (cause,) = tracekit.job_of(simulate(slow).trace).whatif().diagnosis.causes
     assert (cause.kind, str(cause.where)) == ("python-gc", "worker (1,0)" if worker else "whole job")
 
 

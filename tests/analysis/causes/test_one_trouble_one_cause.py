@@ -190,7 +190,7 @@ class TestSteps:
         """Starts that count from each step do not tell how far steps overlap. How late the worker begins does."""
         cause = SlowWorkers(frozenset({(1, 2)}), 10.0, part=Part.OPTIMIZER)
         slow = job(cause, shape=replace(PIPELINE, steps=8))
-        found = tracekit.Job(without_step_starts(simulate(slow).trace)).whatif().diagnosis
+        found = tracekit.job_of(without_step_starts(simulate(slow).trace)).whatif().diagnosis
         assert {one.kind for one in found.causes if one.change is not None} <= {"slow-optimizer"}
         priced = sum(one.saved_s for one in found.causes)
         assert share(slow, priced) == pytest.approx(share(slow, costs(slow, cause)), abs=LARGEST_PRICE_ERROR)
@@ -201,7 +201,7 @@ class TestSteps:
         slow = job(cause, shape=replace(FLAT, steps=6))
         trace = simulate(slow).trace
         ops = trace.ops.with_columns(start=pl.col("start") - pl.col("start").min().over("step", "rank"))
-        found = tracekit.Job(Trace.from_frame(ops, trace.layout, name="own zero", metadata=trace.metadata)).whatif()
+        found = tracekit.job_of(Trace.from_frame(ops, trace.layout, name="own zero", metadata=trace.metadata)).whatif()
         (fix,) = [fix for fix in found.diagnosis.fixes if fix.cause == "slow-optimizer"]
         assert fix.bound
 
@@ -219,7 +219,7 @@ class TestSteps:
 def test_a_group_of_slow_ranks_needs_no_names_of_hosts():
     slow = job(SlowWorkers(frozenset({(0, 0), (1, 0)}), 1.15), shape=FLAT, noise=Noise(op=0.01, worker=0.002))
     trace = simulate(slow).trace
-    found = tracekit.Job(replace(trace, metadata={})).whatif().diagnosis
+    found = tracekit.job_of(replace(trace, metadata={})).whatif().diagnosis
     assert [(cause.kind, cause.where.dp_ranks) for cause in found.causes] == [("slow-rank-group", (0, 1))]
 
 

@@ -307,5 +307,5 @@ class TestDiagnosis:
 
 def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_first():
     """Of the one cause there are no "other causes" to wait for."""
-    answer = tracekit.Job(simulate(draw_job(9_920_000, "sequences")).trace).whatif().diagnosis.answer
+    answer = tracekit.job_of(simulate(draw_job(9_920_000, "sequences")).trace).whatif().diagnosis.answer
     assert answer.fix.startswith("Run twice as many microbatches of half the size; saves at most ")
