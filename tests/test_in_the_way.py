@@ -20,7 +20,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from benchmarks.hangsim import PipelineJob as Job3D
+from benchmarks.hangsim import Job as Job3D
 from benchmarks.hangsim import dumps, write
 from benchmarks.hangsim import run as run_job
 from tests.handmade import run, run_process, slow_frame, slow_trace

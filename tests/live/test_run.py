@@ -205,7 +205,7 @@ def test_a_bug_in_the_analysis_costs_the_findings_of_one_window(
 ) -> None:
     beside = Beside(tmp_path, clock)
     written.run(range(1, 11))
-    with mock.patch("tracekit.live.run.Job.findings", side_effect=ZeroDivisionError("float division\nby zero")):
+    with mock.patch("tracekit.live.run.PipelineJob.stored", side_effect=ZeroDivisionError("float division\nby zero")):
         beside.look()
     written.run(range(11, 21))
     beside.look()

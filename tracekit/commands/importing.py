@@ -48,8 +48,7 @@ def import_command(
     no_analysis: bool,
 ) -> None:
     """Put traces and their reports into a store: all of them, or none if one is bad."""
-    from tracekit.job.load import are_gpu_traces
-    from tracekit.job.load import load as load_job
+    from tracekit.job.load import are_gpu_traces, load_trace
     from tracekit.store import Incoming, Store, default_store
 
     if importer == _LIST:
@@ -72,7 +71,7 @@ def import_command(
         for path, *more in jobs:
             tell(f"reading {short(path.name)}")
             with explained(path), hushed_panics():
-                job = load_job(path, *more, layout=layout, importer=importer, unit=unit)
+                job = load_trace(path, *more, layout=layout, importer=importer, unit=unit)
             job.validate()
             job_name, source = job.trace.name if name is None else name, printable(str(path))
             incoming.append(Incoming(job.trace, job_name, source, None if no_analysis else _findings(job, tell)))

@@ -91,8 +91,7 @@ def load(
     kernel_classes: Sequence[str] = (),
 ) -> Job:
     """Return the job that the options name; without any, the newest in the default store, with a note that says so."""
-    from tracekit.job.load import load as load_job
-    from tracekit.job.load import load_from_store
+    from tracekit.job.load import load_from_store, load_trace
 
     paths = [trace for trace in traces if trace is not None]
     if paths:
@@ -101,7 +100,7 @@ def load(
         if len(paths) == 1:
             paths = [only_job(paths[0])]
         with explained(paths[0]), hushed_panics():
-            return load_job(*paths, layout=layout, unit=unit, method=method, kernel_classes=kernel_classes)
+            return load_trace(*paths, layout=layout, unit=unit, method=method, kernel_classes=kernel_classes)
     if layout is not None:
         raise SelectionError("--layout belongs to a TRACE; name the trace file too")
     if unit is not None:

@@ -52,12 +52,12 @@ def analyse(task: Task) -> Outcome:
 
 def _analysed(task: Task, there: Fetched, study: Study, outcome: Outcome, began: _Clock) -> Outcome:
     from tracekit.fleet.rows import exclusion_rows, rows_of
-    from tracekit.job.load import load
+    from tracekit.job.load import load_trace
 
     read = analysed = _Clock.now()
     try:
         with hushed_panics(telling=False):
-            job = load(there.path, layout=there.layout)
+            job = load_trace(there.path, layout=there.layout)
         if there.changed(task.source):
             return replace(outcome, digest=None, stamp="", rule=str(Rule.CHANGED),
                            reason="another trace replaced it while it was being read")  # fmt: skip

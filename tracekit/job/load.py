@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.replay.method import Method
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, StoreError
 from tracekit.job.job import Job, PathLike
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.op import OpTrace, is_op_trace, read_op_trace
@@ -39,9 +39,23 @@ def load(
     of the times in a canonical or published trace, one of s, ms, us, ns; by default seconds, which must be plausible.
     `method`: "published" analyses by the published rules only. `kernel_classes`: patterns of kernels in torch.profiler
     traces, each `class=regular expression` or the path of a YAML file with such patterns. Raises FormatError,
-    TraceError or LayoutError, each naming file, place and next step; SelectionError for options of other traces;
-    ValueError for an unknown method.
+    TraceError, LayoutError or StoreError, each naming file, place and next step; SelectionError for options of other
+    traces; ValueError for an unknown method.
     """
+    if len(paths) == 1 and _is_store(Path(os.fsdecode(paths[0]))):
+        return load_from_store(store=paths[0], method=method)
+    return load_trace(*paths, layout=layout, importer=importer, unit=unit, method=method, kernel_classes=kernel_classes)
+
+
+def load_trace(
+    *paths: PathLike,
+    layout: PathLike | None = None,
+    importer: str | None = None,
+    unit: str | None = None,
+    method: Method | str = Method.TRACEKIT,
+    kernel_classes: Sequence[str] = (),
+) -> Job:
+    """Read a job as `load` does, but not from a store."""
     files = [Path(os.fsdecode(path)) for path in paths]
     if not files:
         raise SelectionError("no path given; expected a trace, a folder or a store")
@@ -61,14 +75,20 @@ def load(
         from tracekit.job.graph import GraphJob
 
         return GraphJob(read_op_trace(file))
-    from tracekit.store import Store
-
-    if importer is None and layout is None and Store(file).is_store():
-        return load_from_store(store=file, method=method)
     from tracekit.trace.model import unit_of_time
 
     known = None if unit is None else unit_of_time(unit)
     return PipelineJob(_read(file, layout, importer, known), Method(method))
+
+
+def _is_store(path: Path) -> bool:
+    """True if there is a store at a path, or at an address in S3."""
+    from tracekit.store import Store
+
+    try:
+        return not path.is_file() and Store(path).is_store()
+    except StoreError:
+        return False
 
 
 def _refuse(what: str, file: Path, **options: object) -> None:

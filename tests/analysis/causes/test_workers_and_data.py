@@ -107,4 +107,4 @@ class TestLongSequences:
         slow = job(uneven, shape=Shape(dp=16, pp=1, tp=2, microbatches=12, steps=8))
         judged = judge(slow, tuple(truths(slow)), report(slow).to_dict())
         (fix,) = [fix for fix in judged.fixes if fix.kind == "balance-sequences"]
-        assert abs(fix.promised_s - fix.truth_s) < LARGEST_PRICE_ERROR * mean_step_s(slow)
+        assert abs(fix.priced_s - fix.truth_s) < LARGEST_PRICE_ERROR * mean_step_s(slow)
