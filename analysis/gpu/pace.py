@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.labels import LabelledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.kernel import Costs
+from tracekit.analysis.whatif.interventions import SetOps, step_times_each
+from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.trace.gpu_activity import KernelClass
 
 
@@ -56,7 +56,7 @@ class PaceOfPeers:
     @cached_property
     def _critical(self) -> Ints:
         """The ops on the critical path of the recording."""
-        path = critical_path(self.replay, _At(self.graph, self.cost))
+        path = critical_path(self.replay, RECORDED)
         ops = np.empty(len(path.row), np.int64)
         for at, block in enumerate(self.graph.blocks):
             here = path.block == at
@@ -205,23 +205,10 @@ class PaceOfPeers:
 
     def times(self, costs: Sequence[Floats]) -> Floats:
         """How long the recording takes at each of these costs, with launch delays, seconds, [costs]."""
-        times: Floats = self.replay.step_times_each([_At(self.graph, cost) for cost in costs]).mean(axis=1)
+        times: Floats = step_times_each(self.replay, map(SetOps, costs)).mean(axis=1)
         return times
 
     @cached_property
     def recorded_s(self) -> float:
         """How long the recording takes as it was."""
         return float(self.times([self.cost])[0])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _At:
-    """These costs, [ops], with launch delays."""
-
-    ops: FoldedGraph
-    cost: Floats
-
-    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
-        op: Ints = self.ops.blocks[number].op
-        assert graph is self.ops
-        return Costs.of_matrix(self.cost[op], durations.launch_delay[number])
