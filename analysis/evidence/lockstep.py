@@ -17,13 +17,13 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.changes import CostOverlay
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stops_of, within_computes
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import of_peers, safe
+from tracekit.analysis.whatif.interventions import ScaleParts
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, OpKind, Worker
 from tracekit.trace.schema import LASTED, WAITED
@@ -155,7 +155,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         stopped_s = stops_of(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape)
         return stopped_s > 0, stops_s
 
-    def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:
+    def on_time(self, late: Bools, beyond_s: Floats) -> ScaleParts:
         """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""
         gained = self.held_up_s(late)
         shape = len(self.workers), len(self.graph.steps)
@@ -181,19 +181,19 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         gained = np.maximum(np.where(some, least_of_others, 0.0) - np.where(some, least_of_slow, 0.0), 0.0)
         return np.asarray(np.minimum(gained, self.duration_s))
 
-    def alike(self, workers: Bools) -> LockstepRepair:
+    def alike(self, workers: Bools) -> ScaleParts:
         """The job in which all ranks of these workers, [workers], compute for their average time."""
         gained = np.where(workers[self.worker], self.waited_s.mean(axis=1), 0.0)
         return self._shorter(gained)
 
-    def as_fast_as_peers(self, slow: Bools) -> LockstepRepair:
+    def as_fast_as_peers(self, slow: Bools) -> ScaleParts:
         """The job with these ranks, [workers, ranks, steps], as fast as their peers."""
         return self._shorter(self.held_up_s(slow))
 
-    def _shorter(self, gained: Floats) -> LockstepRepair:
+    def _shorter(self, gained: Floats) -> ScaleParts:
         """The job with ops that are shorter by `gained` seconds, [ops]."""
         left = np.maximum(1 - gained / safe(self.duration_s), 0.0)
-        return LockstepRepair(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
+        return ScaleParts(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
 
     def _parts(self, factor: Floats) -> Iterator[Part]:
         """`factor` [ops] at the rows of the graph's blocks."""
@@ -204,16 +204,6 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             rows = np.flatnonzero((values != 1).any(axis=1))
             if len(rows):
                 yield Part(number, rows, values[rows])
-
-
-class LockstepRepair(Struct, frozen=True, eq=False):
-    """Makes the ops of workers as long as they are when the slow ranks inside are as fast as the others."""
-
-    parts: tuple[Part, ...]
-
-    def make(self, overlay: CostOverlay) -> None:
-        """See `Change.make`."""
-        overlay.scale_costs(self.parts)
 
 
 def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict[OpKind, Floats] | None:

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from tracekit.analysis.graph.fold import FoldedSteps
-from tracekit.analysis.graph.labels import LabelledGraph
+from tracekit.analysis.graph.labels import LabelledGraph, Mask
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.graph.rules.gathering import HOST_KINDS
 from tracekit.analysis.graph.template import Template
@@ -267,6 +267,15 @@ def _after(replay: GraphReplay, interventions: Iterable[Intervention]) -> CostOv
     overlay = CostOverlay.recorded(replay)
     Together(tuple(interventions)).make(overlay)
     return overlay
+
+
+def scaled_ops(masks: Sequence[Mask], factor: float) -> ScaleParts:
+    """Multiply the costs of the selected ops, `masks` [rows, lanes] of each block."""
+    parts = []
+    for number, mask in enumerate(masks):
+        rows = np.flatnonzero(mask.any(axis=1))
+        parts.append(Part(number, rows, np.where(mask[rows], factor, 1.0)))
+    return ScaleParts(tuple(parts))
 
 
 def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:

@@ -8,13 +8,18 @@ In: a line typed by a person. Out: a `Selection`. The grammar, loosest first:
     words   = all | compute | communication | worker=D,P | slowest=P% | LABEL=VALUES | LABEL=~REGEX
     VALUES  = 3 | 3-7 | 3,5,9-12 | name[,name]         the "=" may be a space
 
-A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ...
+A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ... An edit says what
+happens to selections: `stage=3 and compute * 0.9 + worker=1,2` scales the first, and makes the second as fast as its
+peers.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+
+from msgspec import Struct
 
 from tracekit.analysis.graph.labels import LabelledGraph, label_values, shown_values
 from tracekit.analysis.replay.costs import Durations
@@ -28,6 +33,7 @@ _NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
 _MOST_WORDS = 200
+LARGEST_FACTOR = 100.0
 
 
 def parse_selection(text: str) -> Selection:
@@ -51,6 +57,34 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
         listed = "; ".join(f"{name} {values}" for name, values in there.items() if values)
         raise SelectionError(f"selection {text!r:.200} matches no op; the job has {listed}")
     return selection
+
+
+class Term(Struct, frozen=True):
+    """One part of an edit: the selected ops take `factor` times as long; None: as long as their peers."""
+
+    text: str
+    selection: Selection
+    factor: float | None
+
+
+def parse_edit(text: str) -> tuple[Term, ...]:
+    """The parts of an edit, `SELECTION [* FACTOR] {+ SELECTION [* FACTOR]}`. Raises SelectionError."""
+    terms = []
+    for part in re.split(r"(?<!\S)\+(?!\S)", text):
+        chosen, *times = re.split(r"\s\*\s*(?=\S+\s*$)|\s\*\s*$", part)
+        terms.append(Term(chosen.strip(), parse_selection(chosen), read_factor(times[0]) if times else None))
+    return tuple(terms)
+
+
+def read_factor(text: object) -> float:
+    """A factor from 0 to 100. Raises SelectionError."""
+    try:
+        factor = float(str(text).strip())
+    except ValueError:
+        factor = math.nan
+    if not 0 <= factor <= LARGEST_FACTOR:
+        raise SelectionError(f"factor {text!r:.40}; expected a number from 0 to {LARGEST_FACTOR:g}, such as 0.5")
+    return factor
 
 
 class _Parser:
