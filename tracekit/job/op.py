@@ -127,7 +127,7 @@ class OpJob:
         return by_labels(self.replay, *labels)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """What if the selected ops were ideal? With `keep`: what if only they were as recorded?"""
+        """What if the selected ops were as fast as their peers? With `keep`: what if only they were as recorded?"""
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
 
     def _critical_label(self) -> str:

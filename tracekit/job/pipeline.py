@@ -27,6 +27,7 @@ from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
+    from tracekit.analysis.evidence.evidence import Evidence
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.job.replayed import ReplayedJob
@@ -54,7 +55,7 @@ class Job:
 
         job = tracekit.load("job.parquet")
         job.report                          # what slows it down, who, why, and what each fix saves
-        job.answer("worker=5,2").saved_s    # seconds a step, were that worker ideal
+        job.answer("worker=5,2").saved_s    # seconds a step, were that worker as fast as its peers
         job.attribute_by("host")            # exact S of each host
         job.export("timeline.json.gz")      # for ui.perfetto.dev
 
@@ -110,7 +111,8 @@ class Job:
     ) -> Report:
         """The whole report: attribution, causes, fixes, and the answers to custom questions.
 
-        `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
+        `fix`: selections to make as fast as their peers, or edits, see `answer`. `keep`: selections to leave as
+        recorded in the ideal job.
         `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
         `layers`: transformer layers per stage, by default those in the trace's metadata, else equal ones.
         Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
@@ -153,10 +155,22 @@ class Job:
         return Job(self.trace.without_steps(steps), self.method)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """What if the selected ops were ideal? With `keep`: what if only they were as recorded?"""
-        from tracekit.report.questions import answer
+        """What if the selected ops were as fast as their peers? With `keep`: what if only they were as recorded?
 
-        return answer(self.replay, selection, self.trace.layout.world_size, keep=keep)
+        "stage=3 and compute * 0.9 + worker=1,2" scales some ops and makes others as fast as their peers.
+        """
+        from tracekit.report.questions import answer, check
+
+        check(self.replay, () if keep else (selection,))
+        evidence = None if keep else self.evidence
+        return answer(self.replay, selection, self.trace.layout.world_size, keep=keep, evidence=evidence)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What causes, fixes and answers rest on."""
+        from tracekit.analysis.evidence.evidence import Evidence
+
+        return Evidence.of(self.trace, self.replay, self.attribution)
 
     def step_time(self, scenario: Scenario) -> float:
         """T(scenario), the mean step time in seconds."""

@@ -39,9 +39,7 @@ def print_gpu_report(
     console.print(labelled(_styled(answer_rows(report))))
     console.print()
     if report.replayed.questions_asked:
-        console.print(
-            questions(report.replayed.questions_asked, float(report.replayed.original.mean()), whole="recording")
-        )
+        console.print(questions(report.replayed.questions_asked, whole="recording"))
     panels: list[RenderableType] = [_by_rank(report, _MOST_RANKS if full else _FEWEST_RANKS)]
     if full:
         panels += [_waits(report), _kernels(report), _critical_path(report)]

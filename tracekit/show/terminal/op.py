@@ -32,7 +32,7 @@ def print_op_report(report: OpReport, console: Console) -> None:
     console.print(_verdict(report))
     console.print()
     if report.questions_asked:
-        console.print(questions(report.questions_asked, float(report.original.mean())))
+        console.print(questions(report.questions_asked))
     panels: list[RenderableType] = [_critical_path(report), *map(by_label, report.labels_asked)]
     console.print(side_by_side(panels, console))
 

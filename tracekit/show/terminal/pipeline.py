@@ -61,7 +61,7 @@ def print_report(
 
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
     if report.questions_asked:
-        console.print(questions(report.questions_asked, report.attribution.original_s))
+        console.print(questions(report.questions_asked))
     for group in report.labels_asked:
         console.print(by_label(group))
     if full:
