@@ -93,7 +93,8 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: boo
         "assumes": ANY_AMOUNT,
     }
     change = Scale(evidence.table, factor[None, :, None, None, None, None])
-    yield _moved(title, change, details, cause, around=around)
+    edit = " + ".join(f"stage={stage} and kind=~compute * {share:.6g}" for stage, share in enumerate(factor.tolist()))
+    yield _moved(title, change, details, cause, around=around, edit=edit)
 
 
 def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding) -> Iterator[Plan]:
@@ -130,10 +131,12 @@ def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding
     yield _moved(title, change, _details(model, best), cause, around=True)
 
 
-def _moved(title: str, change: Scale, details: dict[str, Any], cause: Finding, *, around: bool) -> Plan:
+def _moved(
+    title: str, change: Scale, details: dict[str, Any], cause: Finding, *, around: bool, edit: str | None = None
+) -> Plan:
     """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
     kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
-    return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes)
+    return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes, edit=edit)
 
 
 def _slowness(evidence: Evidence) -> Floats:

@@ -227,6 +227,16 @@ class NoOverlap(Struct, frozen=True):
         overlay.overlap_s = np.zeros_like(overlay.overlap_s)
 
 
+class AddTime(Struct, frozen=True):
+    """Make each step longer by `seconds`, in which no rank does anything."""
+
+    seconds: float
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.stalled_s = overlay.stalled_s + self.seconds
+
+
 class Restructure(Struct, frozen=True, eq=False):
     """The same ops with other edges, or on another schedule: those of `replay`. Comes before edits of costs."""
 

@@ -10,7 +10,7 @@ In: a line typed by a person. Out: a `Selection`. The grammar, loosest first:
 
 A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ... An edit says what
 happens to selections: `stage=3 and compute * 0.9 + worker=1,2` scales the first, and makes the second as fast as its
-peers.
+peers; `fix=repair-link` stands for a fix that the report prices.
 """
 
 from __future__ import annotations
@@ -60,18 +60,29 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
 
 
 class Term(Struct, frozen=True):
-    """One part of an edit: the selected ops take `factor` times as long; None: as long as their peers."""
+    """One part of an edit: the selected ops take `factor` times as long; None: as long as their peers.
+
+    `fix`: instead, the change of a priced fix, by name.
+    """
 
     text: str
-    selection: Selection
-    factor: float | None
+    selection: Selection | None
+    factor: float | None = None
+    fix: str | None = None
 
 
 def parse_edit(text: str) -> tuple[Term, ...]:
-    """The parts of an edit, `SELECTION [* FACTOR] {+ SELECTION [* FACTOR]}`. Raises SelectionError."""
+    """The parts of an edit, `SELECTION [* FACTOR]` or `fix=KIND[:NUMBER]`, joined by `+`. Raises SelectionError."""
     terms = []
     for part in re.split(r"(?<!\S)\+(?!\S)", text):
         chosen, *times = re.split(r"\s\*\s*(?=\S+\s*$)|\s\*\s*$", part)
+        if chosen.strip().startswith("fix="):
+            if times or len(chosen.split()) > 1:
+                raise SelectionError(
+                    f"edit {part.strip()!r:.200}: a fix stands alone; expected for example `fix=repair-link`"
+                )
+            terms.append(Term(chosen.strip(), None, fix=chosen.strip().removeprefix("fix=")))
+            continue
         terms.append(Term(chosen.strip(), parse_selection(chosen), read_factor(times[0]) if times else None))
     return tuple(terms)
 

@@ -14,10 +14,11 @@ from msgspec import Struct
 from tracekit.analysis.attribution.by_label import Share, attribute_by
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.whatif.interventions import Intervention, SetOps, scaled_ops, step_times
+from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
 from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
+from tracekit.base.errors import SelectionError
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
@@ -64,7 +65,8 @@ def check(replay: GraphReplay, texts: Iterable[str]) -> None:
     """Raise SelectionError for an edit that cannot be understood or has a selection that matches no op."""
     for text in texts:
         for term in parse_edit(text):
-            checked_selection(term.text, replay.graph, replay.durations)
+            if term.fix is None:
+                checked_selection(term.text, replay.graph, replay.durations)
 
 
 def answer(
@@ -96,10 +98,11 @@ def price(replay: GraphReplay, text: str, evidence: Evidence | None = None) -> P
     """What an edit saves, see `answer`."""
     check(replay, (text,))
     terms, base = parse_edit(text), replay if evidence is None else evidence.replay
+    chosen = [term.selection for term in terms if term.selection is not None]
     edits = _of_ops(replay, terms) if evidence is None else _of_pipeline(evidence, terms)
     unchanged = step_times(base, ())
     return Price(
-        ops=count_selected(all_of(term.selection for term in terms), replay.graph, replay.durations),
+        ops=count_selected(all_of(chosen), replay.graph, replay.durations) if chosen else 0,
         recorded_s=max(float(replay.recorded_step_times().mean()), float(unchanged.mean())),
         saving=unchanged - step_times(base, edits),
     )
@@ -108,12 +111,25 @@ def price(replay: GraphReplay, text: str, evidence: Evidence | None = None) -> P
 def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Intervention]:
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
 
+    graph, durations = evidence.replay.graph, evidence.replay.durations
     for term in terms:
-        if term.factor is None:
+        if term.selection is None:
+            yield _change_of(evidence, term)
+        elif term.factor is None:
             yield as_fast_as_peers(evidence, term.selection)
         else:
-            graph, durations = evidence.replay.graph, evidence.replay.durations
             yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
+
+
+def _change_of(evidence: Evidence, term: Term) -> Intervention:
+    """What the fix that an edit names changes."""
+    from tracekit.analysis.diagnosis.find import causes_of
+    from tracekit.analysis.diagnosis.price import fix_named, fixes_of
+
+    assert term.fix is not None, "a term has a selection or a fix"
+    fix = fix_named(fixes_of(evidence, causes_of(evidence)), term.fix)
+    assert fix.change is not None, "`fix_named` finds only such fixes"
+    return Together((fix.change, AddTime(fix.extra_s)))
 
 
 def _of_ops(replay: GraphReplay, terms: Sequence[Term]) -> Iterable[Intervention]:
@@ -124,6 +140,8 @@ def _of_ops(replay: GraphReplay, terms: Sequence[Term]) -> Iterable[Intervention
     pace = PaceOfPeers(cast("FoldedGraph", replay.graph), replay)
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
     for term in terms:
+        if term.selection is None:
+            raise SelectionError(f"{term.text:.80}: only pipeline traces have priced fixes; select ops instead")
         chosen = np.zeros(len(cost), np.bool_)
         for block, mask in zip(
             pace.graph.blocks, masks_of(term.selection, replay.graph, replay.durations), strict=True
