@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
+from tracekit.analysis.whatif.scenario import Scenario
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.whatif_query import WhatifQuery
+from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.job.pipeline import Job
+from tracekit.report.questions import check, price
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2
@@ -65,18 +67,20 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The job under one scenario. `ops`: how many were selected; `slowdown`: T(scenario) / T(ideal).
+    """The job after an edit. `ops`: how many were selected.
 
-    `saved_s`: T(original) - T(scenario), seconds a step, +- `error_s`: the replay error and the scatter of the saving
-    over the steps (95 %), as in the prices of fixes.
+    `saved_s`: of the recorded step, `recorded_s`, seconds, +- `error_s`: the replay error and the scatter of the saving
+    over the steps (95 %), as in the prices of fixes. `slowdown`: only of the question of the paper, S of the ideal job
+    with these ops as recorded; its seconds are without launch delays, beside T(original).
     """
 
     ops: int
+    recorded_s: float
     step_time_s: float
-    slowdown: float
     saved_s: float
     error_s: float
     saved_gpu_hours_per_day: float
+    slowdown: float | None = None
 
     @property
     def clear(self) -> bool:
@@ -182,18 +186,26 @@ def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
 
     Raises SelectionError for a selection without a single op.
     """
-    replay = job.replay
-    chosen = checked_selection(query.selection, replay.graph, replay.durations)
-    times = replay.step_times(query.scenario(chosen))
-    known = report["step_time_s"]
-    saving = np.array([row["original_s"] for row in report["by_step"]]) - times
-    step_time_s = float(times.mean())
+    known, trust = report["step_time_s"], report["trust"]
+    slowdown = None
+    if query.action is QueryAction.KEEP:
+        chosen = checked_selection(query.selection, job.replay.graph, job.replay.durations)
+        ops, base_s = count_selected(chosen, job.replay.graph, job.replay.durations), known["original"]
+        kept_s = job.replay.step_times(Scenario.addition(chosen))
+        saving = np.array([row["original_s"] for row in report["by_step"]]) - kept_s
+        slowdown = float(kept_s.mean()) / known["ideal"]
+    else:
+        check(job.replay, (query.edit,))
+        priced = price(job.replay, query.edit, job.evidence)
+        ops, base_s, saving = priced.ops, priced.recorded_s, priced.saving
+    saved_s = float(saving.mean())
     scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
     return Answer(
-        ops=count_selected(chosen, replay.graph, replay.durations),
-        step_time_s=step_time_s,
-        slowdown=step_time_s / known["ideal"],
-        saved_s=known["original"] - step_time_s,
-        error_s=report["trust"]["replay_error"] * known["recorded"] + CONFIDENCE_ERRORS * float(scatter),
-        saved_gpu_hours_per_day=(1 - step_time_s / known["original"]) * report["job"]["layout"]["world_size"] * 24,
+        ops=ops,
+        recorded_s=base_s,
+        step_time_s=base_s - saved_s,
+        saved_s=saved_s,
+        error_s=trust["replay_error"] * known["recorded"] + CONFIDENCE_ERRORS * float(scatter),
+        saved_gpu_hours_per_day=saved_s / base_s * report["job"]["layout"]["world_size"] * 24,
+        slowdown=slowdown,
     )
