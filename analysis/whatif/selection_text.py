@@ -10,7 +10,7 @@ In: a line typed by a person. Out: a `Selection`. The grammar, loosest first:
 
 A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ... An edit says what
 happens to selections: `stage=3 and compute * 0.9 + worker=1,2` scales the first, and makes the second as fast as its
-peers; `fix=repair-link` stands for a fix that the report prices.
+peers; `fix=repair-link` stands for a fix that the report prices, `layers=8,8,8,8>9,9,9,5` moves layers between stages.
 """
 
 from __future__ import annotations
@@ -62,29 +62,37 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
 class Term(Struct, frozen=True):
     """One part of an edit: the selected ops take `factor` times as long; None: as long as their peers.
 
-    `fix`: instead, the change of a priced fix, by name.
+    `fix`: instead, the change of a priced fix, by name. `layers`: instead, the layers of each stage, now and then.
     """
 
     text: str
-    selection: Selection | None
+    selection: Selection | None = None
     factor: float | None = None
     fix: str | None = None
+    layers: tuple[tuple[int, ...], ...] = ()
 
 
 def parse_edit(text: str) -> tuple[Term, ...]:
-    """The parts of an edit, `SELECTION [* FACTOR]` or `fix=KIND[:NUMBER]`, joined by `+`. Raises SelectionError."""
-    terms = []
-    for part in re.split(r"(?<!\S)\+(?!\S)", text):
-        chosen, *times = re.split(r"\s\*\s*(?=\S+\s*$)|\s\*\s*$", part)
-        if chosen.strip().startswith("fix="):
-            if times or len(chosen.split()) > 1:
-                raise SelectionError(
-                    f"edit {part.strip()!r:.200}: a fix stands alone; expected for example `fix=repair-link`"
-                )
-            terms.append(Term(chosen.strip(), None, fix=chosen.strip().removeprefix("fix=")))
-            continue
-        terms.append(Term(chosen.strip(), parse_selection(chosen), read_factor(times[0]) if times else None))
-    return tuple(terms)
+    """The parts of an edit: `SELECTION [* FACTOR]`, `fix=KIND[:NUMBER]` or `layers=NOW>THEN`, joined by `+`.
+
+    Raises SelectionError.
+    """
+    return tuple(_term(part.strip()) for part in re.split(r"(?<!\S)\+(?!\S)", text))
+
+
+def _term(text: str) -> Term:
+    named = re.match(r"(fix|layers)=", text)
+    if named and not re.fullmatch(r"fix=\S*|layers=\d{1,6}(,\d{1,6})*>\d{1,6}(,\d{1,6})*", text):
+        raise SelectionError(
+            f"edit {text!r:.200}: {named[1]} stands alone; expected `fix=repair-link` or `layers=8,8,8,8>9,9,9,5`"
+        )
+    if named and named[1] == "fix":
+        return Term(text, fix=text.removeprefix("fix="))
+    if named:
+        splits = text.removeprefix("layers=").split(">")
+        return Term(text, layers=tuple(tuple(map(int, split.split(","))) for split in splits))
+    chosen, *times = re.split(r"\s\*\s*(?=\S+\s*$)|\s\*\s*$", text)
+    return Term(chosen.strip(), parse_selection(chosen), read_factor(times[0]) if times else None)
 
 
 def read_factor(text: object) -> float:

@@ -60,7 +60,7 @@ class WhatifQuery:
         match self.action:
             case QueryAction.PEERS:
                 terms = parse_edit(self.selection)
-                plain = all(term.factor is None and term.fix is None for term in terms)
+                plain = all(term.factor is None and term.selection is not None for term in terms)
                 return f"{self.selection} as fast as peers" if plain else self.selection
             case QueryAction.KEEP:
                 return f"only {self.selection} as recorded, all else ideal"

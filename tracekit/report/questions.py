@@ -65,7 +65,7 @@ def check(replay: GraphReplay, texts: Iterable[str]) -> None:
     """Raise SelectionError for an edit that cannot be understood or has a selection that matches no op."""
     for text in texts:
         for term in parse_edit(text):
-            if term.fix is None:
+            if term.selection is not None:
                 checked_selection(term.text, replay.graph, replay.durations)
 
 
@@ -122,11 +122,13 @@ def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Interven
 
 
 def _change_of(evidence: Evidence, term: Term) -> Intervention:
-    """What the fix that an edit names changes."""
+    """The change of a fix that an edit names, or of other layers."""
     from tracekit.analysis.diagnosis.find import causes_of
     from tracekit.analysis.diagnosis.price import fix_named, fixes_of
+    from tracekit.analysis.fixes.layers import split_again
 
-    assert term.fix is not None, "a term has a selection or a fix"
+    if term.fix is None:
+        return split_again(evidence, *term.layers)
     fix = fix_named(fixes_of(evidence, causes_of(evidence)), term.fix)
     assert fix.change is not None, "`fix_named` finds only such fixes"
     return Together((fix.change, AddTime(fix.extra_s)))
@@ -141,7 +143,9 @@ def _of_ops(replay: GraphReplay, terms: Sequence[Term]) -> Iterable[Intervention
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
     for term in terms:
         if term.selection is None:
-            raise SelectionError(f"{term.text:.80}: only pipeline traces have priced fixes; select ops instead")
+            raise SelectionError(
+                f"{term.text:.80}: only pipeline traces have priced fixes and layers; select ops instead"
+            )
         chosen = np.zeros(len(cost), np.bool_)
         for block, mask in zip(
             pace.graph.blocks, masks_of(term.selection, replay.graph, replay.durations), strict=True

@@ -7,6 +7,8 @@ import pytest
 import tracekit
 from tests.handmade import HEALTHY_STEP_S, slow_trace
 from tracekit.base.errors import SelectionError
+from tracekit.synth import SlowLastStage, SynthSpec, synthesize
+from tracekit.trace.model import Layout
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,22 @@ def test_a_fix_that_the_job_has_not_is_an_error_that_lists_those_it_has(job: tra
         job.answer(f"fix={name}")
 
 
-@pytest.mark.parametrize("edit", ["fix=repair-link * 2", "fix=repair-link and stage=1"])
+@pytest.mark.parametrize("edit", ["fix=repair-link * 2", "fix=repair-link and stage=1", "layers=4,4", "layers=4,4>x"])
 def test_a_fix_stands_alone(job: tracekit.Job, edit: str) -> None:
-    with pytest.raises(SelectionError, match="a fix stands alone"):
+    with pytest.raises(SelectionError, match="stands alone"):
         job.answer(edit)
+
+
+def test_layers_are_moved_by_hand() -> None:
+    """The split that the fix proposes has its price; moving two layers back costs time again."""
+    trace = synthesize(SynthSpec(Layout(dp=2, pp=4), steps=6, seed=21, causes=(SlowLastStage(factor=1.5),)))
+    job = tracekit.Job(trace)
+    report = job.whatif(layers=(8, 8, 8, 8)).to_dict()
+    (fix,) = (fix for fix in report["fixes"] if fix["kind"] == "repartition-stages")
+    assert fix["edit"] == "layers=8,8,8,8>9,9,9,5"
+    assert job.answer(fix["edit"]).saved_s == fix["saved_s"]
+    assert 0 < job.answer("layers=8,8,8,8>9,8,8,7").saved_s < fix["saved_s"]
+    assert job.answer("layers=8,8,8,8>8,8,8,8").saved_s == 0.0
+    for edit in ("layers=8,8,8,8>9,9,9,9", "layers=8,8>9,7", "layers=0,8,8,8>8,8,8,0"):
+        with pytest.raises(SelectionError, match="expected"):
+            job.answer(edit)
