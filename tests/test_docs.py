@@ -39,12 +39,12 @@ def test_every_command_of_the_readme_runs_and_prints_what_is_shown(workplace):
 
 
 def test_the_example_of_an_op_trace_runs_and_says_what_slows_it(workplace):
-    """Rank 1 takes 160 ms where 130 ms is the mean: S = 190 / 160, and as its mean it saves the 30 ms between."""
+    """Rank 1 takes 160 ms where 130 ms is the mean: S = 190 / 160; as fast as rank 0 it saves 60 ms."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "op-trace.md").read_text(), re.DOTALL)
     ran = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=workplace, check=True, capture_output=True)
     slowdown, saved = map(float, ran.stdout.split())
     assert slowdown == pytest.approx(190 / 160)
-    assert saved == pytest.approx(0.03)
+    assert saved == pytest.approx(0.06)
 
 
 def test_every_python_block_of_the_readme_runs(workplace):

@@ -97,7 +97,7 @@ def test_files_may_be_named_one_by_one_and_asked_about():
     ran = run("whatif", *files, "--json", "--fix", "rank=2 and kind=input", "--by", "rank,kind")
     content = json.loads(ran.out)
     (question,) = content["questions"]
-    assert content["recording_time_s"]["original"] - question["recording_time_s"] == pytest.approx(question["saved_s"])
+    assert content["recording_time_s"]["recorded"] - question["recording_time_s"] == pytest.approx(question["saved_s"])
     assert question["saved_s"] > 0
     assert "saved per recording" in run("whatif", *files, "--fix", "rank=2 and kind=input").out
     assert "rank,kind" in content["by_label"]

@@ -42,7 +42,7 @@ def test_the_notebook_shows_the_card_the_figures_and_the_tables(site: Path) -> N
     assert report._repr_html_() in shown
     assert shown.count("Plotly.newPlot") == 4
     assert "BALANCED" in shown
-    assert "worker (1,2) ideal:        772 ms, 332 ms less" in shown
+    assert "worker (1,2) like peers:   764 ms, 343 ms less" in shown
 
 
 def test_every_command_is_in_the_reference_with_its_help(site: Path) -> None:

@@ -26,6 +26,7 @@ from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
@@ -93,12 +94,32 @@ def priced(
     removing = [fix for fix in fixes if _removes_a_cause(fix)]
     why = HIDDEN if len({(fix.cause, fix.where) for fix in removing}) > 1 else IN_VAIN
     hidden = [replace(fix, withheld=why) for fix in removing if fix.saved_s < least_s]
-    paying.sort(key=lambda fix: -fix.saved_s)
-    combination = _combination(
-        pricer, [fix for fix in paying if fix.cause is not None and not fix.bound and fix.change is not None], hidden
-    )
-    paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None))
-    return (*paying, *hidden, *combination)
+    paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None, -fix.saved_s))
+    named = _named((*paying, *hidden))
+    usable = [fix for fix in named[: len(paying)] if fix.cause is not None and not fix.bound and fix.change is not None]
+    usable.sort(key=lambda fix: -fix.saved_s)
+    return (*named, *_combination(pricer, usable, named[len(paying) :]))
+
+
+def _named(fixes: Sequence[Fix]) -> tuple[Fix, ...]:
+    """The fixes with edits that tell those of one kind apart, `fix=KIND` and `fix=KIND:2`."""
+    named = []
+    for at, fix in enumerate(fixes):
+        number = 1 + sum(other.kind == fix.kind for other in fixes[:at])
+        same = fix.edit == f"fix={fix.kind}" and number > 1
+        named.append(replace(fix, edit=f"{fix.edit}:{number}") if same else fix)
+    return tuple(named)
+
+
+def fix_named(fixes: Sequence[Fix], name: str) -> Fix:
+    """The fix that an edit calls `KIND` or `KIND:NUMBER`. Raises SelectionError if there is none with a change."""
+    kind, _, number = name.partition(":")
+    of_kind = [fix for fix in fixes if fix.kind == kind]
+    at = int(number) if number.isdecimal() else 0 if number else 1
+    if not 0 < at <= len(of_kind) or of_kind[at - 1].change is None:
+        there = sorted({str(fix.kind) for fix in fixes if fix.change is not None})
+        raise SelectionError(f"fix={name:.80}: the job has no such fix; it has {', '.join(there) or 'none'}")
+    return of_kind[at - 1]
 
 
 def _removes_a_cause(fix: Fix) -> bool:
@@ -161,6 +182,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             reached=plan.reached,
             around=plan.around,
             excludes=plan.excludes,
+            edit=plan.edit or (None if plan.change is None else f"fix={plan.kind}"),
             extra_s=plan.extra_s,
         )
 
@@ -207,6 +229,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
                 "sum_of_single_savings_s": sum(fix.saved_s for fix in taken),
                 "assumes": _all_assumed(taken),
             },
+            edit=_all_edits(taken),
         )
         # As certain as its least certain part.
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
@@ -235,6 +258,12 @@ def _compatible(fixes: Sequence[Fix]) -> list[Fix]:
         if not any(_exclude(fix, other) and fix.kind != other.kind for other in taken):
             taken.append(fix)
     return taken
+
+
+def _all_edits(fixes: Sequence[Fix]) -> str | None:
+    """The edits of all these fixes as one; None if one of them is no edit."""
+    edits = [fix.edit for fix in fixes if fix.edit is not None]
+    return " + ".join(edits) if len(edits) == len(fixes) else None
 
 
 def _all_assumed(fixes: Sequence[Fix]) -> str | None:

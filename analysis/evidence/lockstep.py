@@ -1,10 +1,10 @@
-"""Find the rank inside a worker that the others wait for, when, and how long.
+"""The ranks inside a worker: which of them the others wait for, when, and how long.
 
 In: a trace whose ops record how long each rank of their worker waited inside them. Out: `Lockstep`. Tensor- and
 context-parallel ranks meet many times in every compute, so each of them takes as long as the slowest. A rank's own
-computing is the op minus its waits, and the others wait for the rank that waits least. If the trace has each rank's
-time for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector can be
-distinguished from one that computes slowly.
+computing is the op minus its waits, and the others wait for the rank that waits least. If the trace says how long each
+rank took for each kind of op, a rank that is late because of its host code, optimizer, data or garbage collector can be
+told from one that computes slowly.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.changes import CostOverlay
 from tracekit.analysis.evidence.off_cpu import off_cpu_s, stops_of, within_computes
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import of_peers, safe
+from tracekit.analysis.whatif.interventions import ScaleParts
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, OpKind, Worker
 from tracekit.trace.schema import LASTED, WAITED
@@ -36,10 +36,10 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     """Waits inside workers. Covers the ops in which all ranks of their worker met.
 
     `workers`: [workers]; `ranks`: the numbers of their ranks, None if unknown. `step`, `worker`: indices, [ops]; `key`:
-    identity of the op in the graph, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
-    `work_s`: each rank's time in ops of a kind, without its waits for the others inside them, seconds, [workers, ranks,
-    steps], nan for steps in which that is unknown; None if it was not recorded. `off_s`: time in which each rank
-    neither ran nor was ready to run within its own ops, seconds, [workers, ranks, steps]; 0 if unknown.
+    which op of the graph it is, [ops], ascending; `duration_s`: seconds, [ops]; `waited_s`: seconds, [ops, ranks].
+    `work_s`: how long each rank worked on the ops of a kind, without its waits for the others inside them, seconds,
+    [workers, ranks, steps], nan for steps in which that is unknown; None if it was not recorded. `off_s`: how long each
+    rank neither ran nor was ready to run within its own ops, seconds, [workers, ranks, steps]; 0 if unknown.
     """
 
     graph: DependencyGraph
@@ -110,7 +110,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def episodes(self) -> Episodes:
-        """Steps in which each rank computes longer than its peers, one member per (worker, rank)."""
+        """When each rank computes longer than its peers, one member per (worker, rank)."""
         computed = self._computed_by_kind_s
         own = computed[computed.any(axis=(1, 2, 3))]
         ranks = own.shape[2]
@@ -132,9 +132,9 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return np.asarray(own - of_peers(own, 1))
 
     def late_by(self, kinds: Collection[OpKind], step_s: float, parts: int) -> Episodes:
-        """Steps in which each rank is late because of ops of these kinds, one member per (worker, rank).
+        """When each rank is late because of ops of these kinds, one member per (worker, rank).
 
-        `step_s`: duration of a step, seconds; `parts`: number of such sets of kinds that are tested.
+        `step_s`: what a step takes; `parts`: how many such sets of kinds are tested.
         """
         beyond = np.nan_to_num(self.beyond_s(kinds)) / step_s
         # As the logarithm of the step over the step without it.
@@ -142,9 +142,9 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return replace(episodes_of(series, beyond.shape[1]), needed=needed_nats(len(series) * parts))
 
     def stopped(self, step_s: float) -> tuple[Bools, Floats]:
-        """Mask of ranks that are late due to stops of their processes, and how long, [workers, ranks, steps] each.
+        """Which ranks are late because their processes are stopped, and for how long, [workers, ranks, steps] each.
 
-        `step_s`: duration of a step, seconds.
+        `step_s`: what a step takes, seconds.
         """
         by_kind_s = np.nan_to_num(self._computed_by_kind_s)
         if self.work_s is not None:  # a rank's own time in its optimizer is known, too
@@ -155,7 +155,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         stopped_s = stops_of(off_s, stops, by_kind_s, step_s).reshape(stops_s.shape)
         return stopped_s > 0, stops_s
 
-    def on_time(self, late: Bools, beyond_s: Floats) -> LockstepRepair:
+    def on_time(self, late: Bools, beyond_s: Floats) -> ScaleParts:
         """The job in which these ranks are late by `beyond_s` less, both [workers, ranks, steps]."""
         gained = self.held_up_s(late)
         shape = len(self.workers), len(self.graph.steps)
@@ -165,12 +165,12 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         return self._shorter(gained * np.minimum(most / safe(held), 1.0)[self.worker, self.step])
 
     def slow(self, smallest: float) -> Bools:
-        """Mask of ranks that compute longer than their peers by at least `smallest`, [workers, ranks, steps]."""
+        """Which ranks compute longer than their peers by at least `smallest`, and when, [workers, ranks, steps]."""
         hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
         return np.asarray(hit.reshape(self.computed_s.shape))
 
     def held_up_s(self, slow: Bools) -> Floats:
-        """Time by which each op is shorter if these ranks are as fast as the slowest of the others, seconds, [ops].
+        """How much shorter each op is if these ranks are as fast as the slowest of the others, seconds, [ops].
 
         All others wait for the slow ranks at least as long as that slowest one does.
         """
@@ -181,19 +181,19 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         gained = np.maximum(np.where(some, least_of_others, 0.0) - np.where(some, least_of_slow, 0.0), 0.0)
         return np.asarray(np.minimum(gained, self.duration_s))
 
-    def alike(self, workers: Bools) -> LockstepRepair:
+    def alike(self, workers: Bools) -> ScaleParts:
         """The job in which all ranks of these workers, [workers], compute for their average time."""
         gained = np.where(workers[self.worker], self.waited_s.mean(axis=1), 0.0)
         return self._shorter(gained)
 
-    def as_fast_as_peers(self, slow: Bools) -> LockstepRepair:
+    def as_fast_as_peers(self, slow: Bools) -> ScaleParts:
         """The job with these ranks, [workers, ranks, steps], as fast as their peers."""
         return self._shorter(self.held_up_s(slow))
 
-    def _shorter(self, gained: Floats) -> LockstepRepair:
+    def _shorter(self, gained: Floats) -> ScaleParts:
         """The job with ops that are shorter by `gained` seconds, [ops]."""
         left = np.maximum(1 - gained / safe(self.duration_s), 0.0)
-        return LockstepRepair(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
+        return ScaleParts(tuple(self._parts(np.where(self.duration_s > 0, left, 1.0))))
 
     def _parts(self, factor: Floats) -> Iterator[Part]:
         """`factor` [ops] at the rows of the graph's blocks."""
@@ -204,16 +204,6 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             rows = np.flatnonzero((values != 1).any(axis=1))
             if len(rows):
                 yield Part(number, rows, values[rows])
-
-
-class LockstepRepair(Struct, frozen=True, eq=False):
-    """Make the ops of workers as long as they are when the slow ranks inside are as fast as the others."""
-
-    parts: tuple[Part, ...]
-
-    def make(self, overlay: CostOverlay) -> None:
-        """See `Change.make`."""
-        overlay.scale_costs(self.parts)
 
 
 def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict[OpKind, Floats] | None:

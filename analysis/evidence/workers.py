@@ -38,17 +38,37 @@ ONE_FACTOR_SHARE = 0.25
 
 def workers_as_fast_as_peers(evidence: Evidence, hit: Bools) -> Change:
     """The workers in `hit` [stages, dp_ranks] as fast as their peers, in the steps in which they are slow."""
-    profile = evidence.profile
-    assert profile is not None
-    here = hit[None, :, None, :]
-    factor = _one_lane_factor(evidence, profile) if len(evidence.dp_ranks) == 1 else slow_factor(evidence)
-    repair = np.where(here, 1 / np.maximum(factor, 1.0), 1.0)
+    return cells_as_fast_as_peers(evidence, _slowness(evidence), hit[None, :, None, :], hit[:, None, :])
+
+
+def cells_as_fast_as_peers(evidence: Evidence, factor: Floats, computes: Bools, optimizers: Bools) -> Change:
+    """Cells of workers as fast as their peers, where they are slow by `factor` [kinds, stages, steps, dp_ranks].
+
+    `computes`: whose forwards and backwards, broadcasts to that; `optimizers`: whose optimizers, to [stages, steps,
+    dp_ranks].
+    """
+    repair = np.where(computes, 1 / np.maximum(factor, 1.0), 1.0)
     changes: list[Change] = [Scale(evidence.table, repair[:, :, None, None])]
     if not evidence.optimizers.empty:
-        slow = np.where(here[0], optimizer_factor(evidence), 1.0)
+        slow = np.where(optimizers, optimizer_factor(evidence), 1.0)
         slow = np.where((slow > 1 + SMALLEST_FACTOR) & (repair < 1).any(axis=0), slow, 1.0)
         changes.append(Scale(evidence.optimizers, 1 / slow[:, None]))
     return Together(tuple(changes))
+
+
+def _slowness(evidence: Evidence) -> Floats:
+    """How much slower than its peers each worker is, [kinds, stages, steps, dp_ranks]; 1 if it is not slow."""
+    profile = evidence.profile
+    assert profile is not None
+    return _one_lane_factor(evidence, profile) if len(evidence.dp_ranks) == 1 else slow_factor(evidence)
+
+
+def slowness_with_data(evidence: Evidence) -> Floats:
+    """How much slower than its peers each worker is, because of its machine or of more data, [kinds, stages, steps,
+    dp_ranks].
+    """
+    slowness = _slowness(evidence)
+    return slowness * data_factor(evidence) if evidence.stages > 1 and len(evidence.dp_ranks) > 1 else slowness
 
 
 def as_fast_as_peers(evidence: Evidence, workers: Sequence[Worker]) -> Change:

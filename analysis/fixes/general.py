@@ -12,6 +12,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.report.finding import Place
+from tracekit.trace.model import DP_COLLECTIVES
 
 #: Compression shrinks gradients and parameters by this factor: 16 to 8 bits.
 COMPRESSION = 2
@@ -21,6 +22,7 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
     """Plans that do not depend on a cause."""
     if not evidence.collectives.empty:
         # Waiting for an unrecorded worker is not transfer time, so it stays.
+        kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(evidence.replay.graph.kinds)))}"
         transfers = evidence.traffic.transfer_share[..., None]
         yield Plan(
             "overlap-dp-communication",
@@ -28,6 +30,7 @@ def general_plans(evidence: Evidence) -> Iterator[Plan]:
             Place(),
             Scale(evidence.collectives, 1 - transfers),
             bound=True,
+            edit=f"{kinds} * 0" if (transfers == 1).all() else None,
         )
         yield Plan(
             "compress-dp-communication",

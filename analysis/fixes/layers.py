@@ -93,7 +93,8 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: boo
         "assumes": ANY_AMOUNT,
     }
     change = Scale(evidence.table, factor[None, :, None, None, None, None])
-    yield _moved(title, change, details, cause, around=around)
+    edit = " + ".join(f"stage={stage} and kind=~compute * {share:.6g}" for stage, share in enumerate(factor.tolist()))
+    yield _moved(title, change, details, cause, around=around, edit=edit)
 
 
 def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding) -> Iterator[Plan]:
@@ -104,9 +105,8 @@ def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: 
     alone = _loss_alone(model, lane)
     if alone is not None:
         details["loss_alone"] = alone
-    change = Scale(evidence.table, model.factor(best)[:, :, :, None, None, None])
-    title = f"Split the layers {','.join(map(str, best))} over the stages"
-    yield _moved(title, change, details, cause, around=False)
+    title = f"Split the layers {_listed(best)} over the stages"
+    yield _moved(title, _split(evidence, model, best), details, cause, around=False, edit=_edit(model, best))
 
 
 def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
@@ -125,15 +125,39 @@ def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding
     best = best_split(with_slowness(model, _slowness(evidence)), lane)
     if best == model.layers:
         return
-    change = Scale(evidence.table, model.factor(best)[:, :, :, None, None, None])
-    title = f"Keep the slow worker, split the layers {','.join(map(str, best))} over the stages"
-    yield _moved(title, change, _details(model, best), cause, around=True)
+    title = f"Keep the slow worker, split the layers {_listed(best)} over the stages"
+    change = _split(evidence, model, best)
+    yield _moved(title, change, _details(model, best), cause, around=True, edit=_edit(model, best))
 
 
-def _moved(title: str, change: Scale, details: dict[str, Any], cause: Finding, *, around: bool) -> Plan:
+def split_again(evidence: Evidence, now: tuple[int, ...], then: tuple[int, ...]) -> Scale:
+    """The layers of each stage `then` in place of `now`, as fixes split them. Raises SelectionError for splits that do
+    not fit the job.
+    """
+    check_layers(evidence.trace, now)
+    if len(then) != len(now) or sum(then) != sum(now):
+        raise SelectionError(f"layers={_listed(now)}>{_listed(then)}: expected {sum(now)} layers on {len(now)} stages")
+    if evidence.profile is None or evidence.stages < 2:
+        raise SelectionError("layers move between the stages of a pipeline; this job has none")
+    return _split(evidence, stage_model(evidence.profile.base_s, now), then)
+
+
+def _split(evidence: Evidence, model: StageModel, layers: tuple[int, ...]) -> Scale:
+    return Scale(evidence.table, model.factor(layers)[:, :, :, None, None, None])
+
+
+def _edit(model: StageModel, layers: tuple[int, ...]) -> str:
+    return f"layers={_listed(model.layers)}>{_listed(layers)}"
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return ",".join(map(str, layers))
+
+
+def _moved(title: str, change: Scale, details: dict[str, Any], cause: Finding, *, around: bool, edit: str) -> Plan:
     """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
     kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
-    return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes)
+    return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes, edit=edit)
 
 
 def _slowness(evidence: Evidence) -> Floats:

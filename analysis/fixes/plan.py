@@ -24,7 +24,7 @@ class Plan(Struct, frozen=True, eq=False):
 
     `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause
     that it addresses, None for a fix that any job can try. `details["assumes"]`: an assumption of the price.
-    `reached`, `around`, `excludes`: as for `Fix`.
+    `reached`, `around`, `excludes`: as for `Fix`. `edit`: `change` as text, see `Fix.edit`; None: as `fix=KIND`.
     """
 
     kind: str
@@ -39,3 +39,4 @@ class Plan(Struct, frozen=True, eq=False):
     reached: str | None = None
     around: bool = False
     excludes: str | None = None
+    edit: str | None = None

@@ -22,6 +22,10 @@ from tracekit.trace.model import Worker
 LIKE_PEERS = "as fast as its peers"
 #: Look for the smallest set of workers whose repair brings the slowdown below this.
 TARGET_SLOWDOWN = 1.05
+#: What a repair of a worker makes faster.
+COMPUTES = "kind=forward-compute,backward-compute,optimizer"
+#: Workers that an edit names one by one.
+MOST_NAMED = 16
 _Item = TypeVar("_Item")
 
 
@@ -46,6 +50,7 @@ def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
             cause=cause,
             reached="the speed of other hosts afterwards" if host else SPEED_OF_PEERS,
             excludes=MACHINE,
+            edit=_repair_text(cause.where.workers),
         )
     workers = tuple(worker for cause in slow for worker in cause.where.workers)
     if len(workers) > 1:
@@ -77,6 +82,15 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> 
         cause=cause,
         reached=SPEED_OF_PEERS,
         excludes=MACHINE,
+        edit=_repair_text(chosen),
+    )
+
+
+def _repair_text(workers: Sequence[Worker]) -> str | None:
+    """The computes of these workers as fast as their peers, as an edit; None if they are too many to name."""
+    named = " or ".join(f"worker={worker.dp_rank},{worker.pp_rank}" for worker in sorted(workers))
+    return (
+        None if not 0 < len(workers) <= MOST_NAMED else f"{f'({named})' if len(workers) > 1 else named} and {COMPUTES}"
     )
 
 
@@ -150,6 +164,8 @@ def _shifted(evidence: Evidence, worker: Worker, cause: Finding) -> Iterator[Pla
                 cause=cause,
                 around=True,
                 excludes=MACHINE,
+                edit=f"dp_rank={worker.dp_rank} and kind=~compute * {share[at]:.6g}"
+                f" + kind=~compute but dp_rank={worker.dp_rank} * {share[at - 1]:.6g}",
             )
         )
     if plans:

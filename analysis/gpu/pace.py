@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.labels import LabelledGraph
+from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.kernel import Costs
+from tracekit.analysis.whatif.interventions import Restructure, SetOps, step_times_each
+from tracekit.analysis.whatif.scenario import RECORDED
 from tracekit.trace.gpu_activity import KernelClass
 
 
@@ -55,7 +57,7 @@ class PaceOfPeers:
     @cached_property
     def _critical(self) -> Ints:
         """The ops on the critical path of the recording."""
-        path = critical_path(self.replay, _At(self.graph, self.cost))
+        path = critical_path(self.replay, RECORDED)
         ops = np.empty(len(path.row), np.int64)
         for at, block in enumerate(self.graph.blocks):
             here = path.block == at
@@ -103,8 +105,8 @@ class PaceOfPeers:
 
     def _of_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
         """Which ops are of one of these kinds, [ops]."""
-        kind = self.graph.ops.labels["kind"]
-        wanted = np.array([name in kinds for name in kind.names or ()], np.bool_)
+        kind = self.graph.ops.labels.get("kind", Label(np.full(len(self.graph.ops.peer), UNLABELLED)))
+        wanted = np.array([*(name in kinds for name in kind.names or ()), False], np.bool_)
         return np.asarray(wanted[kind.codes])
 
     def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
@@ -170,23 +172,41 @@ class PaceOfPeers:
 
         None if it waits less than `least_s` in all of them together.
         """
-        ops, at = self.graph.ops, int(np.searchsorted(self.graph.ops.mesh.ranks, rank))
-        on_gpu = self._of_kind(*KernelClass)
-        calls = np.flatnonzero(self._of_kind("synchronise") & (ops.rank == rank))
-        usual = np.median(np.delete(self._counts[self._class[calls]], at, axis=1), axis=1)
-        if (usual > 0).all():
+        freed = self.freed((rank,), least_s)
+        return None if freed is None else PaceOfPeers(cast("FoldedGraph", freed.replay.graph), freed.replay)
+
+    def ranks_with_all_calls(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
+        """The ranks all of whose calls that wait for the GPU are among the `chosen` ops, [ops]."""
+        calls, rank = self._of_kind("synchronise"), self.graph.ops.rank
+        return sorted(set(rank[calls].tolist()) - set(rank[calls & ~chosen].tolist()))
+
+    def freed(self, ranks: Sequence[int], least_s: float) -> Restructure | None:
+        """`without_extra_waits` for several ranks, each compared with all others but these."""
+        ops, at = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
+        gone = np.zeros(len(ops.before), np.bool_)
+        for rank in ranks if len(ranks) < len(ops.mesh.ranks) else ():
+            waits, waited_s = self._extra_waits(rank, at)
+            gone |= waits & (waited_s >= least_s)
+        if not gone.any():
             return None
+        graph = fold(replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone]))
+        return Restructure(GraphReplay(graph, self._durations_of(graph)))
+
+    def _extra_waits(self, rank: int, without: Ints) -> tuple[npt.NDArray[np.bool_], float]:
+        """The edges by which calls of `rank` wait for its GPU though most peers, all but ranks `without`, make none;
+        and how long it waits, seconds.
+        """
+        ops, on_gpu = self.graph.ops, self._of_kind(*KernelClass)
+        calls = np.flatnonzero(self._of_kind("synchronise") & (ops.rank == rank))
         extra = np.zeros(len(ops.start), np.bool_)
-        extra[calls] = usual == 0
+        if len(calls):
+            extra[calls] = np.median(np.delete(self._counts[self._class[calls]], without, axis=1), axis=1) == 0
         end = ops.start + ops.duration
         waits = extra[ops.after] & on_gpu[ops.before]
         called = np.full(len(extra), np.inf)
         host = extra[ops.after] & ~on_gpu[ops.before]
         np.minimum.at(called, ops.after[host], end[ops.before[host]])
-        if np.maximum(end[ops.before[waits]] - called[ops.after[waits]], 0.0).sum() < least_s:
-            return None
-        graph = fold(replace(ops, before=ops.before[~waits], after=ops.after[~waits], why=ops.why[~waits]))
-        return PaceOfPeers(graph, GraphReplay(graph, self._durations_of(graph)))
+        return waits, float(np.maximum(end[ops.before[waits]] - called[ops.after[waits]], 0.0).sum())
 
     def _durations_of(self, graph: FoldedGraph) -> Durations:
         """The costs of the ops, with launch delays, in the layout of another graph of the same ops."""
@@ -212,22 +232,9 @@ class PaceOfPeers:
 
     def step_times(self, costs: Sequence[Floats]) -> Floats:
         """Return the duration of each step at each of these costs, with launch delays, seconds, [costs, steps]."""
-        return self.replay.step_times_each([_At(self.graph, cost) for cost in costs])
+        return step_times_each(self.replay, map(SetOps, costs))
 
     @cached_property
     def recorded_s(self) -> float:
         """How long the recording takes as it was."""
         return float(self.times([self.cost])[0])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _At:
-    """These costs, [ops], with launch delays."""
-
-    ops: FoldedGraph
-    cost: Floats
-
-    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
-        op: Ints = self.ops.blocks[number].op
-        assert graph is self.ops
-        return Costs.of_matrix(self.cost[op], durations.launch_delay[number])

@@ -43,7 +43,7 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
     for peer in range(len(ops.peer_names)):
         here = slice(bounds[peer], bounds[peer + 1])
         holders = np.unique(rank_of_cell[here])
-        expected = len(holders) if _fill_an_axis(ops.mesh, holders) else len(ranks)
+        expected = len(holders) if fill_an_axis(ops.mesh, holders) else len(ranks)
         present = bounds[peer + 1] - bounds[peer]
         if present == expected * steps and (ops_in_cell[here] == ops_in_cell[bounds[peer]]).all():
             continue
@@ -73,7 +73,7 @@ def _lower_median(present: Floats, cells: int) -> float:
     return 0.0 if at < 0 else float(np.partition(present, at)[at])
 
 
-def _fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
+def fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
     """True if, along some axis, all ranks next to a holder are holders too. `holders`: indices into `mesh.ranks`."""
     if len(holders) == len(mesh.ranks):
         return True

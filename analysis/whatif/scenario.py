@@ -1,7 +1,7 @@
-"""What-if scenarios: which ops change, and how.
+"""The scenarios of the paper: ops ideal in the job as it ran, or as recorded in the ideal job.
 
 In: selections (`selection`) and what to do with them. Out: a `Scenario`, and from it the `Costs` of each block for the
-replay.
+replay. Repairs are `interventions`; a scenario only states which rows are recorded and which constant, which is fast.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ class Action(StrEnum):
 
     KEEP = "keep"
     IDEALISE = "idealise"
-    SCALE = "scale"
-    SHIFT = "shift"
     SET = "set"
 
 
@@ -37,9 +35,7 @@ class Base(StrEnum):
 
 
 class Edit(Struct, frozen=True):
-    """One change: `keep` the recorded cost, `idealise` it, `scale` it by `amount`, `shift` it by `amount` seconds
-    (never below 0) or `set` it to `amount` seconds.
-    """
+    """One change: `keep` the recorded cost, `idealise` it or `set` it to `amount` seconds."""
 
     selection: Selection
     action: Action
@@ -70,7 +66,7 @@ class Scenario(Struct, frozen=True):
         present = context.block.present
         for edit in self.edits:
             mask = edit.selection.mask(context)
-            if present is not None and edit.action in (Action.SET, Action.SHIFT):
+            if present is not None and edit.action is Action.SET:
                 mask = mask & present  # all other edits leave an absent op at 0
             costs.apply(edit, mask)
         delay, delay_row = _delays(self, context)
@@ -120,7 +116,7 @@ class _Costs:
     def apply(self, edit: Edit, mask: Mask) -> None:
         """Change the costs under `mask`."""
         whole_rows = mask.shape == (len(self.cost), 1)
-        if whole_rows and self.matrix is None and edit.action in (Action.KEEP, Action.IDEALISE, Action.SET):
+        if whole_rows and self.matrix is None:
             chosen = mask[:, 0]
             self.recorded = np.where(chosen, edit.action is Action.KEEP, self.recorded)
             if edit.action is not Action.KEEP:
@@ -139,19 +135,15 @@ class _Costs:
         elif lanes is not None:
             self.matrix = self.matrix.copy()
         if lanes is not None:  # change whole lanes; all others stay as they are
-            self.matrix[:, lanes] = self._changed(edit, self.matrix[:, lanes], lanes)
+            self.matrix[:, lanes] = self._changed(edit, lanes)
         else:
-            self.matrix = np.where(mask, self._changed(edit, self.matrix, slice(None)), self.matrix)
+            self.matrix = np.where(mask, self._changed(edit, slice(None)), self.matrix)
 
-    def _changed(self, edit: Edit, current: Floats, lanes: npt.NDArray[np.int64] | slice) -> Floats:
+    def _changed(self, edit: Edit, lanes: npt.NDArray[np.int64] | slice) -> Floats:
         match edit.action:
             case Action.KEEP:
                 return self.cost[:, lanes]
             case Action.IDEALISE:
                 return self.ideal[:, None] if self.ideal.ndim == 1 else self.ideal[:, lanes]
-            case Action.SCALE:
-                return current * edit.amount
-            case Action.SHIFT:
-                return np.maximum(current + edit.amount, 0.0)
             case Action.SET:
                 return np.full((1, 1), edit.amount)

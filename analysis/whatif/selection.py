@@ -251,6 +251,15 @@ def all_of(selections: Iterable[Selection]) -> Selection:
     return parts[0]
 
 
+def masks_of(selection: Selection, graph: LabelledGraph, durations: Durations) -> list[Mask]:
+    """The selected ops that exist, [rows, lanes] for each block."""
+    masks = []
+    for number, block in enumerate(graph.blocks):
+        mask = selection.mask(Context(graph, durations, number))
+        masks.append(np.broadcast_to(mask if block.present is None else mask & block.present, block.start.shape))
+    return masks
+
+
 def count_selected(selection: Selection, graph: LabelledGraph, durations: Durations) -> int:
     """How many ops of the graph are in the selection."""
     total = 0

@@ -8,13 +8,18 @@ In: a line typed by a person. Out: a `Selection`. The grammar, loosest first:
     words   = all | compute | communication | worker=D,P | slowest=P% | LABEL=VALUES | LABEL=~REGEX
     VALUES  = 3 | 3-7 | 3,5,9-12 | name[,name]         the "=" may be a space
 
-A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ...
+A LABEL is anything the job knows of its ops: kind, stage, dp_rank, step, microbatch, rank, host ... An edit says what
+happens to selections: `stage=3 and compute * 0.9 + worker=1,2` scales the first, and makes the second as fast as its
+peers; `fix=repair-link` stands for a fix that the report prices, `layers=8,8,8,8>9,9,9,5` moves layers between stages.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+
+from msgspec import Struct
 
 from tracekit.analysis.graph.labels import LabelledGraph, label_values, shown_values
 from tracekit.analysis.replay.costs import Durations
@@ -28,6 +33,7 @@ _NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
 _MOST_WORDS = 200
+LARGEST_FACTOR = 100.0
 
 
 def parse_selection(text: str) -> Selection:
@@ -51,6 +57,53 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
         listed = "; ".join(f"{name} {values}" for name, values in there.items() if values)
         raise SelectionError(f"selection {text!r:.200} matches no op; the job has {listed}")
     return selection
+
+
+class Term(Struct, frozen=True):
+    """One part of an edit: the selected ops take `factor` times as long; None: as long as their peers.
+
+    `fix`: instead, the change of a priced fix, by name. `layers`: instead, the layers of each stage, now and then.
+    """
+
+    text: str
+    selection: Selection | None = None
+    factor: float | None = None
+    fix: str | None = None
+    layers: tuple[tuple[int, ...], ...] = ()
+
+
+def parse_edit(text: str) -> tuple[Term, ...]:
+    """The parts of an edit: `SELECTION [* FACTOR]`, `fix=KIND[:NUMBER]` or `layers=NOW>THEN`, joined by `+`.
+
+    Raises SelectionError.
+    """
+    return tuple(_term(part.strip()) for part in re.split(r"(?<!\S)\+(?!\S)", text))
+
+
+def _term(text: str) -> Term:
+    named = re.match(r"(fix|layers)=", text)
+    if named and not re.fullmatch(r"fix=\S*|layers=\d{1,6}(,\d{1,6})*>\d{1,6}(,\d{1,6})*", text):
+        raise SelectionError(
+            f"edit {text!r:.200}: {named[1]} stands alone; expected `fix=repair-link` or `layers=8,8,8,8>9,9,9,5`"
+        )
+    if named and named[1] == "fix":
+        return Term(text, fix=text.removeprefix("fix="))
+    if named:
+        splits = text.removeprefix("layers=").split(">")
+        return Term(text, layers=tuple(tuple(map(int, split.split(","))) for split in splits))
+    chosen, *times = re.split(r"\s\*\s*(?=\S+\s*$)|\s\*\s*$", text)
+    return Term(chosen.strip(), parse_selection(chosen), read_factor(times[0]) if times else None)
+
+
+def read_factor(text: object) -> float:
+    """A factor from 0 to 100. Raises SelectionError."""
+    try:
+        factor = float(str(text).strip())
+    except ValueError:
+        factor = math.nan
+    if not 0 <= factor <= LARGEST_FACTOR:
+        raise SelectionError(f"factor {text!r:.40}; expected a number from 0 to {LARGEST_FACTOR:g}, such as 0.5")
+    return factor
 
 
 class _Parser:

@@ -1,8 +1,8 @@
-"""Background replays of what-if questions, for any number of users.
+"""What-if questions replayed in the background, for any number of people at once.
 
-In: a stored job and a question. Out: immediately, the status of the answer: `Pending` with its phase, `Answer`, or
-`Rejected` with a message. Pages poll by repeating the question, so abandoned pages, restarted servers and second
-processes need no special handling.
+In: a stored job and a question. Out: at once what is known of the answer: `Pending` with what is under way, `Answer`,
+or `Rejected` in words. Asking again is how progress is watched, so a page that is left, a server that is restarted and
+a second process need no care: who still wants the answer asks again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
+from tracekit.analysis.whatif.scenario import Scenario
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.whatif_query import WhatifQuery
+from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.questions import check, price
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2
@@ -33,14 +35,14 @@ AT_ONCE = 2
 ANSWERS_KEPT = 1024
 #: Questions that may wait for their turn.
 MOST_WAITING = 64
-#: A question not polled for this long is dropped when its turn comes.
+#: A question that nobody has asked again for so long is dropped when its turn comes.
 ABANDONED_S = 90.0
 #: A larger job is not loaded into the server's memory.
 MOST_OPS = 40_000_000
 
 
 class Phase(StrEnum):
-    """The phases of a pending question, in order."""
+    """What is under way for a question, in order."""
 
     WAITING = "waiting for its turn"
     READING = "reading the trace"
@@ -57,7 +59,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """No answer, with the reason. `selection`: the selection is wrong, so the message belongs to its field."""
+    """No answer, and why. `selection`: the selection is to blame, so the words belong to its field."""
 
     message: str
     selection: bool = False
@@ -65,22 +67,24 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The job under one scenario. `ops`: how many were selected; `slowdown`: T(scenario) / T(ideal).
+    """The job after an edit. `ops`: how many were selected.
 
-    `saved_s`: T(original) - T(scenario), seconds a step, +- `error_s`: the replay error and the scatter of the saving
-    over the steps (95 %), as in the prices of fixes.
+    `saved_s`: of the recorded step, `recorded_s`, seconds, +- `error_s`: the replay error and the scatter of the saving
+    over the steps (95 %), as in the prices of fixes. `slowdown`: only of the question of the paper, S of the ideal job
+    with these ops as recorded; its seconds are without launch delays, beside T(original).
     """
 
     ops: int
+    recorded_s: float
     step_time_s: float
-    slowdown: float
     saved_s: float
     error_s: float
     saved_gpu_hours_per_day: float
+    slowdown: float | None = None
 
     @property
     def clear(self) -> bool:
-        """True if the change is larger than its error."""
+        """Whether the change is larger than its error."""
         return abs(self.saved_s) > self.error_s
 
 
@@ -100,7 +104,7 @@ class _Run:
 
 
 class Replays:
-    """Answers questions about jobs of a store, each once."""
+    """Answers questions on jobs of a store, each once."""
 
     def __init__(self, results: Results) -> None:
         self._results = results
@@ -110,7 +114,7 @@ class Replays:
         self._loading = threading.Lock()
 
     def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
-        """Return the status of the answer after at most `wait_s` seconds; start the replay if the question is new."""
+        """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
         ops = (stored.report or {}).get("job", {}).get("ops", 0)
         if ops > MOST_OPS:
             return Rejected(
@@ -127,12 +131,12 @@ class Replays:
         run.done.wait(wait_s)
         status = run.status
         if isinstance(status, Rejected) and not status.selection:
-            with self._keeping:  # a retry may succeed
+            with self._keeping:  # what went wrong may be over the next time
                 self._runs.pop(key, None)
         return status
 
     def _start(self, key: _Key, stored: Stored, query: WhatifQuery) -> _Run | None:
-        """Queue a new run; None if too many are waiting."""
+        """A new run in its queue; None where too many wait."""
         if sum(not run.done.is_set() for run in self._runs.values()) >= MOST_WAITING:
             return None
         run = _Run(stored, query, time.monotonic())
@@ -168,7 +172,7 @@ class Replays:
 
     def _replayed(self, run: _Run) -> Answer:
         run.status = Pending(Phase.READING)
-        with self._loading:  # one trace at a time: two questions about one job read its trace once
+        with self._loading:  # one trace at a time: two people who ask about one job read it once
             job = self._results.job_of(run.stored)
             run.status = Pending(Phase.BUILDING)
             _ = job.replay
@@ -180,20 +184,28 @@ class Replays:
 def answered(job: PipelineJob, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job, whose times are not computed again.
 
-    Raises SelectionError if no op is selected.
+    Raises SelectionError for a selection without a single op.
     """
-    replay = job.replay
-    chosen = checked_selection(query.selection, replay.graph, replay.durations)
-    times = replay.step_times(query.scenario(chosen))
-    known = report["step_time_s"]
-    saving = np.array([row["original_s"] for row in report["by_step"]]) - times
-    step_time_s = float(times.mean())
+    known, trust = report["step_time_s"], report["trust"]
+    slowdown = None
+    if query.action is QueryAction.KEEP:
+        chosen = checked_selection(query.selection, job.replay.graph, job.replay.durations)
+        ops, base_s = count_selected(chosen, job.replay.graph, job.replay.durations), known["original"]
+        kept_s = job.replay.step_times(Scenario.addition(chosen))
+        saving = np.array([row["original_s"] for row in report["by_step"]]) - kept_s
+        slowdown = float(kept_s.mean()) / known["ideal"]
+    else:
+        check(job.replay, (query.edit,))
+        priced = price(job.replay, query.edit, job.evidence)
+        ops, base_s, saving = priced.ops, priced.recorded_s, priced.saving
+    saved_s = float(saving.mean())
     scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
     return Answer(
-        ops=count_selected(chosen, replay.graph, replay.durations),
-        step_time_s=step_time_s,
-        slowdown=step_time_s / known["ideal"],
-        saved_s=known["original"] - step_time_s,
-        error_s=report["trust"]["replay_error"] * known["recorded"] + CONFIDENCE_ERRORS * float(scatter),
-        saved_gpu_hours_per_day=(1 - step_time_s / known["original"]) * report["job"]["layout"]["world_size"] * 24,
+        ops=ops,
+        recorded_s=base_s,
+        step_time_s=base_s - saved_s,
+        saved_s=saved_s,
+        error_s=trust["replay_error"] * known["recorded"] + CONFIDENCE_ERRORS * float(scatter),
+        saved_gpu_hours_per_day=saved_s / base_s * report["job"]["layout"]["world_size"] * 24,
+        slowdown=slowdown,
     )

@@ -11,40 +11,39 @@ from tracekit.base.text import seconds
 from tracekit.figures.base import figure
 from tracekit.figures.theme import Theme
 
-#: Most characters of a name next to its bar.
+#: Characters of a name beside its bar.
 LONGEST_LABEL = 46
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One scenario: its number, name, step time and the error of that time, in seconds."""
+    """One scenario: its number and name, its step time and the error of that, seconds."""
 
     label: str
     step_time_s: float
     error_s: float
 
 
-def scenario_times(original_s: float, ideal_s: float, bars: Sequence[Bar], theme: Theme) -> go.Figure:
-    """Step times of scenarios between those of the recorded and of the ideal job."""
-    rows = [Bar("as it ran (original)", original_s, 0.0), *bars, Bar("all ideal", ideal_s, 0.0)]
+def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme) -> go.Figure:
+    """Step times of scenarios beside that of the job as it ran."""
+    rows = [Bar("as it ran", recorded_s, 0.0), *bars]
     drawn = figure(theme, height=74 + 34 * len(rows), x="seconds a step")
     drawn.add_bar(
         y=[_cut(bar.label) for bar in rows],
         x=[bar.step_time_s for bar in rows],
         error_x={"type": "data", "array": [bar.error_s for bar in rows], "color": theme.text, "thickness": 1.2},
         orientation="h",
-        marker={"color": [theme.original, *[theme.changed] * len(bars), theme.ideal]},
+        marker={"color": [theme.original, *[theme.changed] * len(bars)]},
         text=[
-            seconds(bar.step_time_s) + (f" ({bar.step_time_s / original_s - 1:+.1%})" if position else "")
+            seconds(bar.step_time_s) + (f" ({bar.step_time_s / recorded_s - 1:+.1%})" if position else "")
             for position, bar in enumerate(rows)
         ],
         textposition="inside",
         insidetextanchor="start",
-        textfont={"color": [theme.on_original, *[theme.on_changed] * len(bars), "#ffffff"]},
+        textfont={"color": [theme.on_original, *[theme.on_changed] * len(bars)]},
         hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
     )
-    for at, colour in ((original_s, theme.original), (ideal_s, theme.ideal)):
-        drawn.add_vline(at, line={"color": colour, "width": 1.5, "dash": "dot"})
+    drawn.add_vline(recorded_s, line={"color": theme.original, "width": 1.5, "dash": "dot"})
     drawn.update_xaxes(rangemode="tozero")
     drawn.update_yaxes(autorange="reversed", showgrid=False)
     return drawn

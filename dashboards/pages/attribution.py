@@ -88,7 +88,7 @@ def _panel(
     name = f"by_{column}"
     worst = max(range(len(found.names)), key=lambda at: found.alone_s[at] or 0.0)
     link = dcc.Link(
-        f"What if {what} {found.names[worst]} were ideal?",
+        f"What if {what} {found.names[worst]} were as fast as its peers?",
         href=href("/whatif", job=stored.name, select=found.selections[worst]),
     )
     parts = figure_parts(

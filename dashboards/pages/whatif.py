@@ -43,9 +43,9 @@ TOO_LONG = (
 )
 
 _ACTIONS = {
-    QueryAction.IDEALISE: "Make them ideal",
+    QueryAction.PEERS: "Make them as fast as their peers",
     QueryAction.SCALE: "Scale them",
-    QueryAction.KEEP: "Keep only these as recorded",
+    QueryAction.KEEP: "Keep only these as recorded (the paper's question)",
 }
 _CONTROLS = {
     "stages": "Stages",
@@ -199,7 +199,7 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
 
 
 def _action(view: QuestionForm) -> str:
-    return view.action if view.action in set(QueryAction) else str(QueryAction.IDEALISE)
+    return view.action if view.action in set(QueryAction) else str(QueryAction.PEERS)
 
 
 def _texts(choice: Choice) -> tuple[str, ...]:

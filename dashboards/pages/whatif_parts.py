@@ -15,7 +15,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, sure, with_error
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
-from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, question_of
+from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, scrolled, term
 from tracekit.dashboards.ui.context import viewer
@@ -38,15 +38,15 @@ class Seen:
 
 
 def fixes_panel(report: dict[str, Any]) -> Component:
-    """The fixes that the analysis has priced, each as a scenario to change."""
+    """The fixes that the analysis has priced, each as a question of the same price to change."""
     fixes = [fix for fix in report["fixes"] if fix["withheld"] is None]
     if not fixes:
         return panel("Priced fixes", note("The analysis promises no saving for any fix: ask a question of your own."))
     step_s = report["step_time_s"]["recorded"]
     rows = []
     for fix in fixes:
-        closest = question_of(report, fix)
-        ask = "" if closest is None else ask_button(closest.title, closest.query)
+        query = query_of(fix)
+        ask = "" if query is None else ask_button("Edit", query)
         bound = "at most " if fix["bound"] else ""
         title = fix["title"] if fix.get("confidence") is None else f"{fix['title']} ({sure(fix['confidence'])})"
         rows.append(
@@ -59,11 +59,11 @@ def fixes_panel(report: dict[str, Any]) -> Component:
                 ]
             )
         )
-    heads = [("Fix", ""), ("A step, recorded", "number"), ("Saves", "number"), ("Change it, and ask", "ask")]
+    heads = [("Fix", ""), ("A step, recorded", "number"), ("Saves", "number"), ("", "ask")]
     head = html.Thead(html.Tr([html.Th(title, className=style) for title, style in heads]))
     said = note(
-        "A fix makes ops as fast as their peers and keeps launch delays. The question beside it makes them ideal and"
-        " leaves launch delays out: its answer is another figure."
+        "Edit puts a fix into the form below, where it has the same price: change its factors, add ` + SELECTION` or"
+        " ` + SELECTION * FACTOR`, and replay."
     )
     table = html.Table([head, html.Tbody(rows)], className="plain")
     return panel("Priced fixes", html.Div(table, className="table-wide", tabIndex=0), said)
@@ -131,38 +131,35 @@ def _keep_button(seen: Seen) -> Component:
     )
 
 
-def sentence(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> str:
+def sentence(query: WhatifQuery, answer: Answer) -> str:
     """The answer in one sentence."""
-    original = report["step_time_s"]["original"]
-    if query.action is QueryAction.KEEP:
+    if answer.slowdown is not None:
         return (
             f"With {query.selection} alone as recorded and all else ideal, a step takes {seconds(answer.step_time_s)}:"
             f" slowdown alone {answer.slowdown:.3f}."
         )
-    how = f"With {query}" if query.action is QueryAction.IDEALISE else f"If {query}"
+    how = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
+    takes = f"{how}, a step takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
     if not answer.clear:
-        return (
-            f"{how}, a step without launch delays takes {seconds(answer.step_time_s)} instead of {seconds(original)}: a"
-            " difference within"
-            " its error, so nothing is promised."
-        )
+        return f"{takes}: a difference within its error, so nothing is promised."
     word = "less" if answer.saved_s > 0 else "more"
-    return (
-        f"{how}, a step without launch delays takes {seconds(answer.step_time_s)} instead of {seconds(original)}:"
-        f" {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / original:.1%}) {word}."
-    )
+    return f"{takes}: {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / answer.recorded_s:.1%}) {word}."
 
 
 def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> list[Any]:
-    times, trust = report["step_time_s"], report["trust"]
-    figures: tuple[tuple[str, Any], ...] = (
-        (seconds(answer.step_time_s), ["a step, was ", seconds(times["original"]), " (", term("original"), ")"]),
-        (f"{answer.slowdown:.3f}", [term("slowdown"), f", was {report['slowdown']:.3f}"]),
+    trust = report["trust"]
+    figures: list[tuple[str, Any]] = [
+        (seconds(answer.step_time_s), f"a step, recorded {seconds(answer.recorded_s)}"),
         (seconds(answer.saved_s), f"saved a step, ± {seconds(answer.error_s)}"),
         (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
-        (f"{answer.ops:,}", f"ops selected of {report['job']['ops']:,}"),
-    )
-    said = [html.P(sentence(report, query, answer), className="verdict")]
+    ]
+    if answer.slowdown is not None:
+        figures = [
+            (seconds(answer.step_time_s), ["a step of the ", term("ideal"), " job, with these as recorded"]),
+            (f"{answer.slowdown:.3f}", term("slowdown alone")),
+        ]
+    figures.append((f"{answer.ops:,}", f"ops selected of {report['job']['ops']:,}"))
+    said = [html.P(sentence(query, answer), className="verdict")]
     if not trust["trustworthy"]:
         said.append(html.P(["Do not trust this figure: ", "; ".join(trust["reasons"])], className="warning"))
     cards = [
@@ -181,14 +178,10 @@ def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> lis
 
 
 def _question_words(query: WhatifQuery) -> list[Any]:
-    """Which question was answered, beside that of a fix."""
-    if query.action is QueryAction.SCALE:
-        return []
-    return [
-        "Ideal: what the op takes on average over the job (a transfer: in the median), launch delays left out. A ",
-        term("fix"),
-        " on the page Job answers another question: as fast as its peers, launch delays as they are.",
-    ]
+    """Which question was answered."""
+    if query.action is QueryAction.KEEP:
+        return ["This is the question of the paper, without launch delays; it is no price of a fix."]
+    return ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
 
 
 def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
@@ -206,16 +199,16 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
         return panel(
             "Scenarios side by side", *said, note("Answers that you keep are lined up here, and in the address.")
         )
-    times = report["step_time_s"]
+    recorded_s = report["step_time_s"]["recorded"]
     bars = [
         Bar(f"{number}  {query}", status.step_time_s, status.error_s)
         for number, (query, status) in enumerate(rows, 1)
-        if isinstance(status, Answer)
+        if isinstance(status, Answer) and status.slowdown is None
     ]
-    table = _numbers(report, rows)
+    table = _numbers(recorded_s, rows)
     figure = figure_parts(
-        scenario_times(times["original"], times["ideal"], bars, viewer().theme),
-        label="Step time of each scenario between the job as it ran and the ideal job",
+        scenario_times(recorded_s, bars, viewer().theme),
+        label="Step time of each scenario beside that of the job as it ran",
         table=table,
         csv=inline_csv(table),
         id="whatif-bars",
@@ -223,68 +216,47 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
     return panel(
         "Scenarios side by side",
         *said,
-        scrolled(_lines(report, rows, kept=len(seen.kept)), "Scenarios", style="scenarios"),
+        scrolled(_lines(rows, kept=len(seen.kept)), "Scenarios", style="scenarios"),
         *figure,
     )
 
 
-def _numbers(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]]) -> pl.DataFrame:
+def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> pl.DataFrame:
     """The answers as exact numbers."""
-    answers = [(query, status) for query, status in rows if isinstance(status, Answer)]
-    times = report["step_time_s"]
-    lines = [
-        {"scenario": "as it ran", "step_time_s": times["original"], "slowdown": report["slowdown"], "saved_s": 0.0}
-    ]
-    lines += [
-        {
-            "scenario": str(query),
-            "ops": answer.ops,
-            "step_time_s": answer.step_time_s,
-            "slowdown": answer.slowdown,
-            "saved_s": answer.saved_s,
-            "error_s": answer.error_s,
-            "saved_gpu_hours_per_day": answer.saved_gpu_hours_per_day,
-        }
-        for query, answer in answers
-    ]
-    lines.append(
-        {
-            "scenario": "all ideal",
-            "step_time_s": times["ideal"],
-            "slowdown": 1.0,
-            "saved_s": times["original"] - times["ideal"],
-        }
-    )
+    lines: list[dict[str, Any]] = [{"scenario": "as it ran", "step_time_s": recorded_s, "saved_s": 0.0}]
+    for query, answer in rows:
+        if not isinstance(answer, Answer):
+            continue
+        line = {"scenario": str(query), "ops": answer.ops, "step_time_s": answer.step_time_s}
+        if answer.slowdown is None:
+            line |= {
+                "saved_s": answer.saved_s,
+                "error_s": answer.error_s,
+                "saved_gpu_hours_per_day": answer.saved_gpu_hours_per_day,
+            }
+        else:
+            line["slowdown_alone"] = answer.slowdown
+        lines.append(line)
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def _lines(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]], *, kept: int) -> Component:
+def _lines(rows: Sequence[tuple[WhatifQuery, Status]], *, kept: int) -> Component:
     """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
     heads: list[Any] = [
         "",
         "Scenario",
         "Step time",
-        term("slowdown", "Slowdown"),
         "Saves a step",
         "GPU-hours a day",
         "",
     ]
-    original = report["step_time_s"]["original"]
     lines = []
     for at, (query, status) in enumerate(rows):
         if isinstance(status, Answer):
-            share = f" ({status.saved_s / original:+.1%})"
-            saves = with_error(status.saved_s, status.error_s) + (share if status.clear else "")
-            figures = [
-                seconds(status.step_time_s),
-                f"{status.slowdown:.3f}",
-                saves if status.clear else f"{saves}, within the error",
-                f"{status.saved_gpu_hours_per_day:,.1f}",
-            ]
-            cells: list[Any] = [html.Td(figure, className="number") for figure in figures]
+            cells: list[Any] = [html.Td(figure, className="number") for figure in _figures(status)]
         else:
             said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
-            cells = [html.Td(said, colSpan=4, className="note")]
+            cells = [html.Td(said, colSpan=3, className="note")]
         last: Any = (
             html.Button(
                 "Remove",
@@ -309,9 +281,18 @@ def _lines(report: dict[str, Any], rows: Sequence[tuple[WhatifQuery, Status]], *
     return html.Table(
         [
             html.Thead(
-                html.Tr([html.Th(head, className="number" if 1 < at < 6 else "") for at, head in enumerate(heads)])
+                html.Tr([html.Th(head, className="number" if 1 < at < 5 else "") for at, head in enumerate(heads)])
             ),
             html.Tbody(lines),
         ],
         className="plain",
     )
+
+
+def _figures(answer: Answer) -> tuple[str, str, str]:
+    """Step time, what a step saves and GPU-hours a day; for the question of the paper, S alone instead."""
+    if answer.slowdown is not None:
+        return seconds(answer.step_time_s), f"slowdown alone {answer.slowdown:.3f}", ""
+    saves = with_error(answer.saved_s, answer.error_s)
+    saves += f" ({answer.saved_s / answer.recorded_s:+.1%})" if answer.clear else ", within the error"
+    return seconds(answer.step_time_s), saves, f"{answer.saved_gpu_hours_per_day:,.1f}"

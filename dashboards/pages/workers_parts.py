@@ -91,7 +91,9 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     step = None if position is None else int(found.steps[position])
     links = [
         dcc.Link("Timeline of this worker", href=href("/timeline", job=job, worker=comma(worker), step=step)),
-        dcc.Link("What if it were ideal?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")),
+        dcc.Link(
+            "What if it were as fast as its peers?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")
+        ),
     ]
     table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]

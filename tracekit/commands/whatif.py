@@ -24,7 +24,7 @@ STDOUT = Path("-")
 @click.command("whatif")
 @click.argument("traces", metavar="[TRACE]...", nargs=-1, type=PATH)
 @job_source
-@click.option("--fix", multiple=True, metavar="SELECTION", help="What if these ops were ideal? Repeatable.")
+@click.option("--fix", multiple=True, metavar="SELECTION", help="What if these were as fast as peers? Repeatable.")
 @click.option("--keep", multiple=True, metavar="SELECTION", help="What if only these ops were as recorded? Repeatable.")
 @click.option("--by", multiple=True, metavar="LABEL[,LABEL]", help="S by any label, such as host or rank. Repeatable.")
 @click.option(

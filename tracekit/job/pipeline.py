@@ -19,6 +19,7 @@ from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
+    from tracekit.analysis.evidence.evidence import Evidence
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.job.replayed import ReplayedJob
@@ -109,10 +110,22 @@ class PipelineJob(Job):
         return PipelineJob(self.trace.without_steps(steps), self.method)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """What if the selected ops were ideal? With `keep`: what if only they were as recorded?"""
-        from tracekit.report.questions import answer
+        """What if the selected ops were as fast as their peers? With `keep`: what if only they were as recorded?
 
-        return answer(self.replay, selection, self.trace.layout.world_size, keep=keep)
+        "stage=3 and compute * 0.9 + worker=1,2" scales some ops and makes others as fast as their peers.
+        """
+        from tracekit.report.questions import answer, check
+
+        check(self.replay, () if keep else (selection,))
+        evidence = None if keep else self.evidence
+        return answer(self.replay, selection, self.trace.layout.world_size, keep=keep, evidence=evidence)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What causes, fixes and answers rest on."""
+        from tracekit.analysis.evidence.evidence import Evidence
+
+        return Evidence.of(self.trace, self.replay, self.attribution)
 
     def step_time(self, scenario: Scenario) -> float:
         """T(scenario), the mean step time in seconds."""

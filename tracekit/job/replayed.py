@@ -14,6 +14,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay
@@ -57,14 +58,18 @@ class ReplayedJob(Struct, frozen=True):
         graph = self.replay.graph
         gpus = self.trace.layout.world_size
         questions: list[Question] = []
+        kept: list[Question] = []
         labels: list[ByLabel] = []
         if fix or keep or by:
-            from tracekit.report.questions import answer, by_labels
+            from tracekit.report.questions import answer, by_labels, check
 
-            questions += [answer(self.replay, text, gpus) for text in fix]
-            questions += [answer(self.replay, text, gpus, keep=True) for text in keep]
+            check(self.replay, fix)
+            kept = [answer(self.replay, text, gpus, keep=True) for text in keep]
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
+        if fix or keep:
+            evidence = Evidence.of(self.trace, self.replay, found)
+            questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
         if progress is not None:
             progress("causes and fixes")
         return PipelineReport(

@@ -22,7 +22,8 @@ class Fix:
     addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try. `details`: the plan as
     plain data. `reached`: if the title gives a goal and not the way to it, the assumption that it is reached.
     `around`: it works around its cause, which stays. `excludes`: of all fixes with this name, a combination has one.
-    `extra_s`: seconds that it adds to each step.
+    `extra_s`: seconds that it adds to each step. `edit`: the fix as text that `whatif --fix`
+    gives the same price, to be changed and asked again; None if it is no change of costs.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Fix:
     reached: str | None = None
     around: bool = False
     excludes: str | None = None
+    edit: str | None = None
     extra_s: float = 0.0
 
     @property
@@ -66,5 +68,6 @@ class Fix:
             "assumes": self.assumes,
             "cause": None if self.cause is None else str(self.cause),
             "confidence": self.confidence,
+            "edit": self.edit,
             "details": dict(self.details),
         }

@@ -1,27 +1,57 @@
-"""Custom what-if questions about jobs of any shape: what if these ops were ideal, who costs how much.
+"""Custom what-if questions about jobs of any shape: what if these ops were as fast as their peers, who costs how much.
 
 In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s, answered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share, attribute_by
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
 from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
-from tracekit.analysis.whatif.selection import count_selected
-from tracekit.analysis.whatif.selection_text import checked_selection
+from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
+from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
+from tracekit.base.errors import SelectionError
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.evidence import Evidence
+    from tracekit.analysis.graph.fold import FoldedGraph
 
 
 class Question(Struct, frozen=True):
-    """One custom what-if question and its answer; `step_time_s` is the mean step time of its replay."""
+    """One custom what-if question and its answer.
+
+    `step_time_s`: the mean recorded step after the edit, as fixes are priced; of `keep only`, T of its replay, without
+    launch delays, and what it saves is compared with T(original).
+    """
 
     question: str
     ops: int
     step_time_s: float
     saved_s: float
     saved_gpu_hours_per_day: float
+
+
+class Price(Struct, frozen=True, eq=False):
+    """What an edit of a job saves: the number of ops edited, the recorded step, and the saving of each step, [steps],
+    in seconds.
+    """
+
+    ops: int
+    recorded_s: float
+    saving: Floats
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds saved per mean step."""
+        return float(self.saving.mean())
 
 
 class ByLabel(Struct, frozen=True):
@@ -31,21 +61,102 @@ class ByLabel(Struct, frozen=True):
     shares: tuple[Share, ...]
 
 
-def answer(replay: GraphReplay, selection: str, gpus: int, *, keep: bool = False) -> Question:
-    """What if the selected ops were ideal? With `keep`: what if only they were as recorded?
+def check(replay: GraphReplay, texts: Iterable[str]) -> None:
+    """Raise SelectionError for an edit that cannot be understood or has a selection that matches no op."""
+    for text in texts:
+        for term in parse_edit(text):
+            if term.selection is not None:
+                checked_selection(term.text, replay.graph, replay.durations)
 
-    Raises SelectionError for a selection that cannot be understood or matches no op.
+
+def answer(
+    replay: GraphReplay, text: str, gpus: int, *, keep: bool = False, evidence: Evidence | None = None
+) -> Question:
+    """What if the selected ops were as fast as their peers, or scaled? With `keep`: what if only they were as recorded
+    and all else ideal?
+
+    `evidence`: that on a pipeline job; a job of another shape has none. Raises SelectionError for an edit or selection
+    that cannot be understood or matches no op.
     """
-    chosen = checked_selection(selection, replay.graph, replay.durations)
-    original = replay.mean_step_time(ORIGINAL)
-    step_time = replay.mean_step_time(Scenario.addition(chosen) if keep else Scenario.removal(chosen))
+    if keep:
+        chosen = checked_selection(text, replay.graph, replay.durations)
+        original, kept_s = replay.mean_step_time(ORIGINAL), replay.mean_step_time(Scenario.addition(chosen))
+        ops, now_s, saved_s = count_selected(chosen, replay.graph, replay.durations), original, original - kept_s
+    else:
+        priced = price(replay, text, evidence)
+        ops, now_s, saved_s = priced.ops, priced.recorded_s, priced.saved_s
     return Question(
-        question=f"keep only {selection}" if keep else f"fix {selection}",
-        ops=count_selected(chosen, replay.graph, replay.durations),
-        step_time_s=step_time,
-        saved_s=original - step_time,
-        saved_gpu_hours_per_day=(1 - step_time / original) * gpus * 24,
+        question=f"keep only {text}" if keep else f"fix {text}",
+        ops=ops,
+        step_time_s=kept_s if keep else now_s - saved_s,
+        saved_s=saved_s,
+        saved_gpu_hours_per_day=saved_s / now_s * gpus * 24,
     )
+
+
+def price(replay: GraphReplay, text: str, evidence: Evidence | None = None) -> Price:
+    """What an edit saves, see `answer`."""
+    check(replay, (text,))
+    terms, base = parse_edit(text), replay if evidence is None else evidence.replay
+    chosen = [term.selection for term in terms if term.selection is not None]
+    edits = _of_ops(replay, terms) if evidence is None else _of_pipeline(evidence, terms)
+    unchanged = step_times(base, ())
+    return Price(
+        ops=count_selected(all_of(chosen), replay.graph, replay.durations) if chosen else 0,
+        recorded_s=max(float(replay.recorded_step_times().mean()), float(unchanged.mean())),
+        saving=unchanged - step_times(base, edits),
+    )
+
+
+def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Intervention]:
+    from tracekit.analysis.evidence.yardstick import as_fast_as_peers
+
+    graph, durations = evidence.replay.graph, evidence.replay.durations
+    for term in terms:
+        if term.selection is None:
+            yield _change_of(evidence, term)
+        elif term.factor is None:
+            yield as_fast_as_peers(evidence, term.selection)
+        else:
+            yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
+
+
+def _change_of(evidence: Evidence, term: Term) -> Intervention:
+    """The change of a fix that an edit names, or of other layers."""
+    from tracekit.analysis.diagnosis.find import causes_of
+    from tracekit.analysis.diagnosis.price import fix_named, fixes_of
+    from tracekit.analysis.fixes.layers import split_again
+
+    if term.fix is None:
+        return split_again(evidence, *term.layers)
+    fix = fix_named(fixes_of(evidence, causes_of(evidence)), term.fix)
+    assert fix.change is not None, "`fix_named` finds only such fixes"
+    return Together((fix.change, AddTime(fix.extra_s)))
+
+
+def _of_ops(replay: GraphReplay, terms: Sequence[Term]) -> Iterable[Intervention]:
+    from tracekit.analysis.gpu.behind import SMALLEST_SHARE
+    from tracekit.analysis.gpu.pace import PaceOfPeers
+    from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
+
+    pace = PaceOfPeers(cast("FoldedGraph", replay.graph), replay)
+    cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
+    for term in terms:
+        if term.selection is None:
+            raise SelectionError(
+                f"{term.text:.80}: only pipeline traces have priced fixes and layers; select ops instead"
+            )
+        chosen = np.zeros(len(cost), np.bool_)
+        for block, mask in zip(
+            pace.graph.blocks, masks_of(term.selection, replay.graph, replay.durations), strict=True
+        ):
+            chosen[block.op] = mask
+        if term.factor is None:
+            cost, like_peers = op_costs_at_the_pace_of_peers(pace.graph.ops, cost, chosen), like_peers | chosen
+        else:
+            cost = np.where(chosen, cost * term.factor, cost)
+    freed = pace.freed(pace.ranks_with_all_calls(like_peers), SMALLEST_SHARE * pace.recorded_s)
+    return (SetOps(cost),) if freed is None else (freed, SetOps(cost))
 
 
 def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:

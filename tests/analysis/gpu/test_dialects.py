@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tracekit.analysis.gpu.culprit import GpuCause
+from tracekit.analysis.gpu.behind import GpuCause
 
 from benchmarks.kinetosim import Job, Trouble
 from tests.kineto_files import write

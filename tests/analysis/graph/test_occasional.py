@@ -90,7 +90,7 @@ def test_replays_and_attribution_are_those_of_a_structure_per_lane(seed, share, 
         *(
             Scenario(base, (Edit(selection, action, 0.003),))
             for base in Base
-            for action in (Action.SET, Action.SHIFT, Action.SCALE)
+            for action in (Action.SET, Action.KEEP, Action.IDEALISE)
             for selection in (kind(OpKind.DATA_LOAD), everything(), dp_rank(0))
         ),
     ]

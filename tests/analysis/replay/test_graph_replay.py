@@ -73,7 +73,7 @@ def test_many_scenarios_at_once_give_what_each_gives_alone(drawn: Frames) -> Non
         IDEAL,
         Scenario.addition(labelled("host", "n0") | labelled("kind", "a", "b", "c", "sync") & labelled("rank", 3)),
         Scenario.removal(labelled("rank", 0, 1)),
-        Scenario(Base.ORIGINAL, (Edit(~communication(), Action.SCALE, 0.5),)),
+        Scenario(Base.ORIGINAL, (Edit(~communication(), Action.SET, 0.5),)),
         Scenario(Base.ORIGINAL, launch_delays=everything()),
     ][: 2 if drawn[0]["host"].n_unique() < 2 or drawn[0]["kind"].n_unique() < 4 else 6]
     one_by_one = [replay.step_times(scenario) for scenario in scenarios]

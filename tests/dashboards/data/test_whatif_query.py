@@ -11,6 +11,7 @@ from tests.dashboards.conftest import SAMPLES
 from tests.properties import examples
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.base.errors import SelectionError
+from tracekit.dashboards.data.replays import answered
 from tracekit.dashboards.data.whatif_query import (
     LONGEST_SELECTION,
     MOST_KEPT,
@@ -18,6 +19,7 @@ from tracekit.dashboards.data.whatif_query import (
     QueryAction,
     WhatifQuery,
     kept_text,
+    query_of,
     read_kept,
     read_query,
     suggestions,
@@ -25,7 +27,7 @@ from tracekit.dashboards.data.whatif_query import (
 
 selections = st.sampled_from(["worker=1,2", "not communication", "stage=0-2 and (kind=gc or step=7)", "slowest=3%"])
 questions = st.one_of(
-    st.builds(WhatifQuery, selections, st.sampled_from([QueryAction.IDEALISE, QueryAction.KEEP])),
+    st.builds(WhatifQuery, selections, st.sampled_from([QueryAction.PEERS, QueryAction.KEEP])),
     st.builds(WhatifQuery, selections, st.just(QueryAction.SCALE), st.integers(0, 1000).map(lambda tenth: tenth / 10)),
 )
 
@@ -40,7 +42,7 @@ def test_kept_questions_survive_the_address(kept: list[WhatifQuery]) -> None:
     ("text", "said"),
     [
         ("rubbish", "no kept scenario"),
-        ("idealise:worker=1", "'1' is not DP_RANK,PP_RANK"),
+        ("peers:worker=1", "'1' is not DP_RANK,PP_RANK"),
         ("explode:worker=1,2", "action 'explode' is not known"),
         ("scale*much:worker=1,2", "expected a number from 0 to 100"),
     ],
@@ -69,7 +71,7 @@ def test_a_selection_of_absurd_length_is_refused_before_it_is_parsed() -> None:
 
 
 def test_the_factor_counts_only_where_something_is_scaled() -> None:
-    assert read_query("all", "idealise", "junk") == WhatifQuery("all")
+    assert read_query("all", "peers", "junk") == WhatifQuery("all")
     assert read_query(" all  but\tkind=gc ", None) == WhatifQuery("all but kind=gc")
 
 
@@ -79,22 +81,33 @@ def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
     suggested = suggestions(job.whatif().to_dict())
     assert len({suggestion.query for suggestion in suggested}) == len(suggested) >= 5
     for suggestion in suggested:
-        assert job.answer(suggestion.query.selection).ops > 0
+        keep = suggestion.query.action is QueryAction.KEEP
+        assert job.answer(suggestion.query.edit, keep=keep).ops > 0
 
 
 def test_the_first_suggestion_is_the_first_cause() -> None:
     report = tracekit.load(SAMPLES / "slow_worker.parquet").whatif().to_dict()
-    assert suggestions(report)[0].title == "Rank 9 on host-0001 ideal"
+    assert suggestions(report)[0].title == "Rank 9 on host-0001 like peers"
     assert suggestions(report)[0].query == WhatifQuery("worker=1,2")
 
 
-def test_fixes_of_the_network_are_suggested_as_factors_of_its_kinds() -> None:
-    report = tracekit.load(SAMPLES / "healthy.parquet").whatif().to_dict()
-    query = {suggestion.title: suggestion.query for suggestion in suggestions(report)}
-    assert query["Data-parallel transfers take 0.5 of the time"] == WhatifQuery(
-        "kind=grads-reduce-scatter,params-all-gather", QueryAction.SCALE, 0.5
-    )
-    assert query["Data-parallel transfers take no time"].factor == 0
+@pytest.mark.parametrize("sample", ["slow_worker", "slow_last_stage", "python_gc", "sequence_lengths"])
+def test_every_fix_is_a_question_of_the_same_price(sample: str) -> None:
+    """The text keeps six digits of factors. A fix that is no edit, more microbatches, has no question."""
+    job = tracekit.load(SAMPLES / f"{sample}.parquet")
+    report = job.whatif().to_dict()
+    queries = {fix["title"]: query_of(fix) for fix in report["fixes"]}
+    assert {fix["kind"] for fix in report["fixes"] if queries[fix["title"]] is None} <= {"more-microbatches"}
+    for fix in report["fixes"]:
+        if (query := queries[fix["title"]]) is not None:
+            assert query == read_query(query.selection, query.action, query.factor)
+            assert answered(job, report, query).saved_s == pytest.approx(fix["saved_s"], abs=2e-6)
+
+
+def test_a_fix_that_scales_some_ops_fills_in_the_factor() -> None:
+    assert query_of({"edit": "kind=gc * 0.5"}) == WhatifQuery("kind=gc", QueryAction.SCALE, 0.5)
+    assert query_of({"edit": "kind=gc * 0.5 + stage=1"}) == WhatifQuery("kind=gc * 0.5 + stage=1")
+    assert query_of({"edit": None}) == query_of({}) == query_of({"edit": " + ".join(["stage=1"] * 200)}) is None
 
 
 def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
@@ -104,7 +117,7 @@ def test_a_host_of_many_workers_is_not_named_worker_by_worker() -> None:
     report = {"causes": [cause], "fixes": [], "by_kind": [], "by_worker": [], "by_pp_rank": []}
     assert all("worker=" not in suggestion.query.selection for suggestion in suggestions(report))
     where["workers"], where["host"] = workers[:2], "host-7"
-    assert suggestions(report)[0].title == "Workers of host-7 ideal"
+    assert suggestions(report)[0].title == "Workers of host-7 like peers"
     assert suggestions(report)[0].query == WhatifQuery("worker=0,0 or worker=0,1")
 
 

@@ -17,8 +17,6 @@ import tracekit
 from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.tabs import PATIENCE_MS
 from tests.handmade import run
-from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
-from tracekit.analysis.whatif.selection import communication
 from tracekit.base.text import seconds
 from tracekit.dashboards.data import replays
 from tracekit.dashboards.data.whatif_query import LONGEST_ADDRESS
@@ -105,7 +103,9 @@ def test_only_the_selected_ops_as_recorded_is_keep(visit: Visit, serving: Servin
     page.fill("#whatif-select", "stage=2")
     page.click("text=Keep only these as recorded")
     page.click("#whatif-run")
-    check_answer(page, asked_on_the_command_line(serving.store, "--keep", "stage=2"))
+    says(page, "With stage=2 alone as recorded")
+    asked = asked_on_the_command_line(serving.store, "--keep", "stage=2")
+    assert seconds(asked["step_time_s"]) in answer(page)
     by_stage = {row["pp_rank"]: row for row in json.loads(tracekit.load(SLOW).whatif().to_json())["by_pp_rank"]}
     assert f"slowdown alone {by_stage[2]['slowdown']:.3f}" in answer(page)
     assert state_of(page)["action"] == "keep"
@@ -117,8 +117,7 @@ def test_scaling_by_a_factor_is_the_replay_of_the_library(visit: Visit) -> None:
     page.click("text=Scale them")
     page.fill("#whatif-factor", "0.25")
     page.click("#whatif-run")
-    job = tracekit.load(SLOW)
-    step_s = job.step_time(Scenario(Base.ORIGINAL, (Edit(communication(), Action.SCALE, 0.25),)))
+    step_s = tracekit.load(SLOW).answer("communication * 0.25").step_time_s
     says(page, "communication takes 0.25 times as long")
     assert seconds(step_s) in answer(page)
     assert state_of(page)["factor"] == "0.25"
@@ -126,7 +125,7 @@ def test_scaling_by_a_factor_is_the_replay_of_the_library(visit: Visit) -> None:
 
 def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) -> None:
     page = visit(address())
-    page.click("text=Rank 9 on host-0001 ideal")
+    page.click("text=Rank 9 on host-0001 like peers")
     check_answer(page, asked_on_the_command_line(serving.store, "--fix", "worker=1,2"))
     assert page.input_value("#whatif-select") == "worker=1,2"
     page.click("text=Communication twice as fast")
@@ -134,22 +133,35 @@ def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) ->
     assert page.input_value("#whatif-factor") == "0.5"
 
 
+def test_the_button_of_a_fix_gives_its_own_price_and_it_can_be_edited(visit: Visit, serving: Serving) -> None:
+    """Each fix of the table fills in its own edit: the answer saves what the row promises."""
+    page = visit(address())
+    fixes = json.loads(tracekit.load(SLOW).whatif().to_json())["fixes"]
+    for at, fix in enumerate([fix for fix in fixes if fix["edit"]]):
+        page.locator(".plain .ask button").nth(at).click()
+        says(page, f"a step takes {seconds(fix['new_step_s'])} instead of")
+    page.fill("#whatif-select", "worker=1,2 + stage=3 and compute * 0.9")
+    page.click("text=Make them as fast as their peers")
+    page.click("#whatif-run")
+    check_answer(page, asked_on_the_command_line(serving.store, "--fix", "worker=1,2 + stage=3 and compute * 0.9"))
+
+
 def test_the_controls_follow_what_is_suggested_and_typed(visit: Visit) -> None:
     page = visit(address())
     page.fill("#whatif-stages", "3")
     expect(page.locator("#whatif-select")).to_have_value("stage=3")
-    page.click("text=Rank 9 on host-0001 ideal")
+    page.click("text=Rank 9 on host-0001 like peers")
     expect(page.locator("#whatif-workers")).to_have_value("1,2")
     expect(page.locator("#whatif-stages")).to_have_value("")
     expect(page.locator("#whatif-select")).to_have_value("worker=1,2")
     page.fill("#whatif-select", "everything but communication")
     page.press("#whatif-select", "Enter")
     expect(page.locator("#whatif-workers")).to_have_value("")
-    says(page, "With everything but communication ideal")
+    says(page, "With everything but communication as fast as peers")
     expect(page.locator("#whatif-select")).to_have_value("everything but communication")
     page.fill("#whatif-select", "kind=forward-send and stage=2")
     page.press("#whatif-select", "Enter")
-    says(page, "With kind=forward-send and stage=2 ideal")
+    says(page, "With kind=forward-send and stage=2 as fast as peers")
     expect(page.locator("#whatif-select")).to_have_value("kind=forward-send and stage=2")
     page.fill("#whatif-steps", "100-101")
     expect(page.locator("#whatif-select")).to_have_value("step=100-101")
@@ -159,7 +171,7 @@ def test_the_controls_follow_what_is_suggested_and_typed(visit: Visit) -> None:
 
 def test_kept_scenarios_survive_in_another_browser_and_can_be_removed(visit: Visit) -> None:
     page = visit(address())
-    for suggestion in ("Rank 9 on host-0001 ideal", "Communication twice as fast", "Only the last stage slow"):
+    for suggestion in ("Rank 9 on host-0001 like peers", "Communication twice as fast", "Only the last stage slow"):
         page.click(f"text={suggestion}")
         page.locator(".scenarios tr.current").wait_for()
         page.click("text=Keep beside others")
@@ -173,14 +185,14 @@ def test_kept_scenarios_survive_in_another_browser_and_can_be_removed(visit: Vis
     other.click("[aria-label='Remove scenario 2']")
     expect(other.locator(".scenarios button")).to_have_count(2)
     assert "communication" not in other.inner_text(".scenarios")
-    assert state_of(other)["kept"] == "idealise:worker=1,2;keep:stage=3"
+    assert state_of(other)["kept"] == "peers:worker=1,2;keep:stage=3"
 
 
-def test_bars_stand_for_the_kept_scenarios_between_original_and_ideal(visit: Visit) -> None:
-    page = visit(address(kept="idealise:worker=1,2;idealise:communication"))
-    page.wait_for_selector("#whatif-bars .bar >> nth=3")
+def test_bars_stand_for_the_kept_scenarios_beside_the_job_as_it_ran(visit: Visit) -> None:
+    page = visit(address(kept="peers:worker=1,2;peers:communication"))
+    page.wait_for_selector("#whatif-bars .bar >> nth=2")
     labels = page.locator("#whatif-bars .down").all_text_contents()
-    assert set(labels) == {"as it ran (original)", "1  worker=1,2 ideal", "2  communication ideal", "all ideal"}
+    assert set(labels) == {"as it ran", "1  worker=1,2 as fast as peers", "2  communication as fast as peers"}
     csv = page.locator("#whatif-kept a", has_text="CSV").get_attribute("href")
     assert csv is not None
     assert csv.startswith("data:text/csv")
@@ -195,7 +207,7 @@ def test_a_selection_that_is_not_understood_is_said_at_its_field(visit: Visit) -
     assert "needs a correction" in page.inner_text("#whatif-answer")
     page.fill("#whatif-select", "worker=1,2")
     page.click("#whatif-run")
-    says(page, "With worker=1,2 ideal")
+    says(page, "With worker=1,2 as fast as peers")
     assert page.locator("text='wrker' is not a label of this job").count() == 0
 
 
@@ -208,7 +220,7 @@ def test_no_more_is_kept_than_an_address_can_hold(visit: Visit) -> None:
     state = {"select": "stage=1", "factor": ""}
     state["factor"] = "1" * (LONGEST_ADDRESS - 10 - len(address(**state)))  # it has no meaning here
     page = visit(address(**state))
-    says(page, "With stage=1 ideal")
+    says(page, "With stage=1 as fast as peers")
     page.click("text=Keep beside others")
     page.locator("#whatif-kept", has_text="The address would have more than 7,500 characters").wait_for()
     assert "kept" not in state_of(page)
@@ -235,7 +247,7 @@ def test_a_store_that_disappears_under_an_open_page_is_said_in_words(visit: Visi
         away.rename(serving.store)
     page.fill("#whatif-select", "stage=2")
     page.click("#whatif-run")
-    says(page, "With stage=2 ideal")
+    says(page, "With stage=2 as fast as peers")
 
 
 def test_a_job_too_large_for_the_server_is_said_in_words(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +264,7 @@ def test_progress_is_shown_while_the_answer_is_computed(
     monkeypatch.setattr(replays.Replays, "ask", _slowly(replays.Replays.ask))
     page = visit(address(select="dp_rank=2"))
     shown.append(page.inner_text("#whatif-answer"))
-    says(page, "With dp_rank=2 ideal")
+    says(page, "With dp_rank=2 as fast as peers")
     assert "reading the trace\nbuilding the graph ...\nreplaying" in shown[0]
 
 
@@ -268,16 +280,16 @@ def _slowly(ask: Any) -> Any:
 
 def test_a_click_while_something_is_replayed_is_not_lost(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replays.Replays, "ask", _never_done(replays.Replays.ask, "stage=1"))
-    page = visit(address(select="worker=1,2", kept="idealise:stage=1"))
-    says(page, "With worker=1,2 ideal")
+    page = visit(address(select="worker=1,2", kept="peers:stage=1"))
+    says(page, "With worker=1,2 as fast as peers")
     page.click("text=Keep beside others")
     expect(page.locator(".scenarios button")).to_have_count(2)
-    page.click("text=Rank 9 on host-0001 ideal")
+    page.click("text=Rank 9 on host-0001 like peers")
     page.click("text=Only the last stage slow")
     says(page, "With stage=3 alone as recorded")
     page.click("[aria-label='Remove scenario 1']")
     expect(page.locator(".scenarios button")).to_have_count(1)
-    assert state_of(page)["kept"] == "idealise:worker=1,2"
+    assert state_of(page)["kept"] == "peers:worker=1,2"
 
 
 def _never_done(ask: Any, selection: str) -> Any:

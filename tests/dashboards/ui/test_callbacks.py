@@ -15,7 +15,7 @@ from tracekit.dashboards.web.app import make_app
 
 Visit = Callable[..., Page]
 
-STATE = {"job": "slow-worker", "select": "stage=1", "action": "idealise", "factor": None, "kept": "", "remarks": []}
+STATE = {"job": "slow-worker", "select": "stage=1", "action": "peers", "factor": None, "kept": "", "remarks": []}
 DRAWN = {"answer": "", "kept": ""}
 CLICKED = {"points": [{"customdata": [1, 2]}]}
 SHOWN = {"step": None, "worker": None, "host": None}

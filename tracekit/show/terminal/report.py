@@ -63,7 +63,7 @@ def print_report(
 
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
     if report.questions_asked:
-        console.print(questions(report.questions_asked, report.times_s["original"], whole=report.whole))
+        console.print(questions(report.questions_asked, whole=report.whole))
     if lanes is not None:
         for group in report.labels_asked:
             console.print(by_label(group))

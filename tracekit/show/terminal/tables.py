@@ -17,26 +17,25 @@ from tracekit.base.text import printable, seconds
 from tracekit.report.questions import ByLabel, Question
 from tracekit.report.section import Table as Section
 
-#: The subject of the answer to a question, in contrast to the prices of fixes.
-IDEAL_MEANS = (
-    "Ideal: the mean of its kind over the job (a transfer: the median), without launch delays. A fix answers another"
-    " question: as fast as its peers, with launch delays."
-)
+FIX_MEANS = "fix: as fast as their peers, everything else as recorded, launch delays kept; as fixes are priced."
+KEEP_MEANS = "keep only: the question of the paper; everything else ideal, without launch delays."
 #: Columns between panels.
 _GAP = 3
 #: The number of values of a label to print.
 _MOST_VALUES = 20
 
 
-def questions(asked_questions: Sequence[Question], original_s: float, *, whole: str = "step") -> RenderableType:
+def questions(asked_questions: Sequence[Question], *, whole: str = "step") -> RenderableType:
     """The answers to custom questions. `whole`: what was replayed, a step or a recording of several."""
     table = new_table("What if", f"{whole} time", f"saved per {whole}", "GPU-hours a day")
-    table.caption, table.caption_justify = IDEAL_MEANS, "left"
+    kept = [asked.question.startswith("keep only ") for asked in asked_questions]
+    meanings = [*([FIX_MEANS] if not all(kept) else []), *([KEEP_MEANS] if any(kept) else [])]
+    table.caption, table.caption_justify = " ".join(meanings), "left"
     for asked in asked_questions:
         table.add_row(
             Text(printable(asked.question)),
             seconds(asked.step_time_s),
-            f"{seconds(asked.saved_s)} ({asked.saved_s / original_s:+.1%})",
+            f"{seconds(asked.saved_s)} ({asked.saved_s / (asked.step_time_s + asked.saved_s):+.1%})",
             f"{asked.saved_gpu_hours_per_day:,.1f}",
         )
     return Padding(table, (0, 0, 1, 0))

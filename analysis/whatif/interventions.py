@@ -1,0 +1,325 @@
+"""Interventions: what a repair changes in a job, and the step times that result.
+
+In: a replay of any job and `Intervention`s. Out: step times. Edits change costs and launch delays of ops, `Restructure`
+what waits for what, `Together` is several of them; everything else stays as recorded. A `Scenario` instead asks the
+question of the paper: it idealises ops.
+
+Launch delays are kept. In a pipeline, those of compute ops are: the host causes them. So are those of the collectives
+that begin a worker's step, which have nothing earlier to wait for. Launch delays of other communication are dropped: a
+recv is posted when the framework gets to it, so most of its "delay" is waiting, which would go with the straggler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, cast
+
+import numpy as np
+from msgspec import Struct, field
+
+from tracekit.analysis.graph.fold import FoldedSteps
+from tracekit.analysis.graph.labels import LabelledGraph, Mask
+from tracekit.analysis.graph.op_grid import Part
+from tracekit.analysis.graph.rules.gathering import HOST_KINDS
+from tracekit.analysis.graph.template import Template
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
+from tracekit.trace.model import DP_COLLECTIVES
+
+
+class ChangedRows(Struct):
+    """A matrix `base` [rows, lanes] with some rows replaced: `rows` maps a row number to its values, [lanes]."""
+
+    base: Floats
+    rows: dict[int, Floats] = field(default_factory=dict)
+
+    def scale(self, part: Part) -> None:
+        """Multiply the values of a part."""
+        touched = np.unique(part.rows)
+        for row in touched.tolist():
+            if row not in self.rows:
+                self.rows[row] = self.base[row].copy()
+        if part.rows.ndim == 1:
+            for row, factor in zip(part.rows.tolist(), part.values, strict=True):
+                self.rows[row] *= factor
+            return
+        values = np.stack([self.rows[row] for row in touched.tolist()])
+        place = np.searchsorted(touched, part.rows)
+        np.put_along_axis(values, place, np.take_along_axis(values, place, axis=0) * part.values, axis=0)
+        self.rows.update(zip(touched.tolist(), values, strict=True))
+
+    def set(self, part: Part) -> None:
+        """Replace the values of a part by those that are not nan."""
+        for row, values in zip(part.rows.tolist(), part.values, strict=True):
+            self.rows[row] = np.where(np.isnan(values), self.rows.get(row, self.base[row]), values)
+
+    def source(self) -> Ints:
+        """Index of each row in `base`, or, counting on from there, in `changed`, [rows]."""
+        source = np.arange(len(self.base))
+        source[list(self.rows)] = len(self.base) + np.arange(len(self.rows))
+        return source
+
+    def changed(self) -> Floats:
+        """The changed rows, [changed rows, lanes]."""
+        return np.stack(list(self.rows.values())) if self.rows else NO_MATRIX
+
+    def matrix(self) -> Floats:
+        """The whole matrix; `base` itself if nothing changed."""
+        if not self.rows:
+            return self.base
+        whole = self.base.copy()
+        whole[list(self.rows)] = self.changed()
+        return whole
+
+
+class CostOverlay(Struct):
+    """A job while interventions are applied: `replay`, and own costs and launch delays per block. A `CostRule`.
+
+    `stalled_s`, `overlap_s`: seconds of each step in which the job stalls, and that it shares with the next, [steps].
+    `kept`: which rows of each block keep launch delays. `op_cost`: own cost of each op of an op graph, [ops], in place
+    of `cost`; blocks look it up only as they are replayed, so that many overlays fit into memory.
+    """
+
+    replay: GraphReplay
+    cost: list[ChangedRows]
+    delay: list[ChangedRows]
+    stalled_s: Floats
+    overlap_s: Floats
+    kept: list[np.ndarray]
+    keeps_delays: bool = True
+    op_cost: Floats | None = None
+
+    @classmethod
+    def recorded(cls, replay: GraphReplay) -> CostOverlay:
+        """Costs as the job ran."""
+        delays, none = replay.durations.launch_delay, np.zeros(len(replay.graph.steps))
+        stalled_s, overlap_s = None, None
+        kept = [np.ones(block.template.rows, np.bool_) for block in replay.graph.blocks]
+        if isinstance(replay, JobReplay):
+            stalled_s, overlap_s = replay.stalled_s, replay.overlap_s
+            delays = replay.kept_delay or delays
+            if replay.kept_delay is None:
+                kept = [keeps_delay(block.template) for block in replay.graph.blocks]
+            else:
+                kept = [np.asarray(matrix.any(axis=1)) for matrix in delays]
+        return cls(
+            replay,
+            [ChangedRows(matrix) for matrix in replay.durations.cost],
+            [ChangedRows(matrix) for matrix in delays],
+            none if stalled_s is None else stalled_s,
+            none if overlap_s is None else overlap_s,
+            kept,
+        )
+
+    def scale_costs(self, parts: Iterable[Part]) -> None:
+        """Multiply the own costs of `parts`."""
+        for part in parts:
+            self.cost[part.block].scale(part)
+
+    def scale_delays(self, parts: Iterable[Part]) -> None:
+        """Multiply the launch delays of `parts`."""
+        for part in parts:
+            self.delay[part.block].scale(part)
+
+    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
+        """The costs of a block for its replay, see `CostRule.costs`."""
+        assert durations is self.replay.durations, "an overlay is of one replay"
+        cost, delay, rows = self.cost[number], self.delay[number], len(self.kept[number])
+        if self.op_cost is not None:
+            cost = ChangedRows(self.op_cost[cast("FoldedSteps", graph.blocks[number]).op])
+        delayed = np.where(self.kept[number] & self.keeps_delays, np.arange(rows), -1)
+        return Costs(cost.base, cost.source(), np.zeros(rows), delay.matrix(), delayed, cost.changed())
+
+
+class Intervention(Protocol):
+    """One change to a job. Those that multiply may come in any order; others replace what earlier ones did."""
+
+    def make(self, overlay: CostOverlay) -> None:
+        """Apply the intervention to `overlay`."""
+        ...
+
+
+class Grid(Protocol):
+    """Ops that know where they are in the blocks, such as an `OpGrid`."""
+
+    def parts(self, values: Floats) -> Iterator[Part]:
+        """`values`, which broadcast to the grid's shape, as parts of the blocks."""
+        ...
+
+
+class Scale(Struct, frozen=True, eq=False):
+    """Multiply the ops of a grid by `factor`, which broadcasts to the grid."""
+
+    ops: Grid
+    factor: Floats
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.scale_costs(_changed(self.ops.parts(self.factor)))
+
+
+class ScaleDelays(Struct, frozen=True, eq=False):
+    """Multiply the launch delays of a grid's ops by `factor`, which broadcasts to the grid."""
+
+    ops: Grid
+    factor: Floats
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.scale_delays(_changed(self.ops.parts(self.factor)))
+
+
+class ScaleParts(Struct, frozen=True, eq=False):
+    """Multiply the costs of some ops."""
+
+    parts: tuple[Part, ...]
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.scale_costs(self.parts)
+
+
+class SetParts(Struct, frozen=True, eq=False):
+    """Give some ops other costs, seconds; nan for those that keep theirs."""
+
+    parts: tuple[Part, ...]
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        for part in self.parts:
+            overlay.cost[part.block].set(part)
+
+
+class SetOps(Struct, frozen=True, eq=False):
+    """Give each op of an op graph this cost, seconds, [ops]."""
+
+    cost: Floats
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.op_cost = self.cost
+
+
+class NoDelays(Struct, frozen=True):
+    """Remove all launch delays."""
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.keeps_delays = False
+
+
+class NoStalls(Struct, frozen=True):
+    """Remove the time in which no rank does anything."""
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.stalled_s = np.zeros_like(overlay.stalled_s)
+
+
+class NoOverlap(Struct, frozen=True):
+    """Make every step end before the next one begins, which removes whatever made some workers late at its end."""
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.overlap_s = np.zeros_like(overlay.overlap_s)
+
+
+class AddTime(Struct, frozen=True):
+    """Make each step longer by `seconds`, in which no rank does anything."""
+
+    seconds: float
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.stalled_s = overlay.stalled_s + self.seconds
+
+
+class Restructure(Struct, frozen=True, eq=False):
+    """The same ops with other edges, or on another schedule: those of `replay`. Comes before edits of costs."""
+
+    replay: GraphReplay
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        recorded = CostOverlay.recorded(self.replay)
+        for name in CostOverlay.__struct_fields__:
+            setattr(overlay, name, getattr(recorded, name))
+
+
+class Together(Struct, frozen=True):
+    """Several interventions at once."""
+
+    interventions: tuple[Intervention, ...]
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        for intervention in self.interventions:
+            intervention.make(overlay)
+
+
+def step_times(replay: GraphReplay, interventions: Iterable[Intervention]) -> Floats:
+    """The duration of each step after the interventions, seconds, [steps]."""
+    overlay = _after(replay, interventions)
+    return overlay.replay.step_times(overlay) + overlay.stalled_s - overlay.overlap_s
+
+
+def step_times_each(replay: GraphReplay, each: Iterable[Intervention]) -> Floats:
+    """As `step_times` for each of several edits by itself, side by side, seconds, [edits, steps]."""
+    overlays = [_after(replay, (one,)) for one in each]
+    stalls = np.array([overlay.stalled_s - overlay.overlap_s for overlay in overlays])
+    return np.asarray(replay.step_times_each(overlays) + stalls)
+
+
+def _after(replay: GraphReplay, interventions: Iterable[Intervention]) -> CostOverlay:
+    overlay = CostOverlay.recorded(replay)
+    Together(tuple(interventions)).make(overlay)
+    return overlay
+
+
+def scaled_ops(masks: Sequence[Mask], factor: float) -> ScaleParts:
+    """Multiply the costs of the selected ops, `masks` [rows, lanes] of each block."""
+    parts = []
+    for number, mask in enumerate(masks):
+        rows = np.flatnonzero(mask.any(axis=1))
+        parts.append(Part(number, rows, np.where(mask[rows], factor, 1.0)))
+    return ScaleParts(tuple(parts))
+
+
+def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:
+    """The matrices, one [rows, lanes] per block, with the values of `parts` multiplied."""
+    changed = [ChangedRows(matrix) for matrix in matrices]
+    for part in _changed(parts):
+        changed[part.block].scale(part)
+    return tuple(rows.matrix() for rows in changed)
+
+
+def keeps_delay(template: Template) -> np.ndarray:
+    """Rows with launch delays that the host causes, [rows]: of collectives, those that wait only for host work."""
+    collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
+    for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])
+    waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
+    begins = np.arange(template.rows) >= len(waits_for_others)
+    begins[: len(waits_for_others)] |= waits_for_others == 0
+    kept: np.ndarray = ~template.is_communication | (collective & begins)
+    return kept
+
+
+def delayed_step_times(replay: JobReplay) -> Floats:
+    """Recorded step times, seconds, [steps], with all launch delays, including those of communication."""
+    durations = replay.durations
+    return replay.step_times_at(
+        [Costs.of_matrix(cost, delay) for cost, delay in zip(durations.cost, durations.launch_delay, strict=True)]
+    )
+
+
+def _changed(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts without the rows whose factor is 1 throughout."""
+    for part in parts:
+        rows = (part.values != 1).any(axis=1)
+        if rows.all():
+            yield part
+        elif rows.any():
+            yield Part(part.block, part.rows[rows], part.values[rows])

@@ -1,0 +1,55 @@
+"""A fix as text: `whatif --fix EDIT` gives it the price of the report."""
+
+from __future__ import annotations
+
+import pytest
+
+import tracekit
+from tests.handmade import HEALTHY_STEP_S, slow_trace
+from tracekit.base.errors import SelectionError
+from tracekit.synth import SlowLastStage, SynthSpec, synthesize
+from tracekit.trace.model import Layout
+
+
+@pytest.fixture(scope="module")
+def job() -> tracekit.Job:
+    return tracekit.Job(slow_trace(range(4)))
+
+
+def test_the_edit_of_a_fix_has_its_price(job: tracekit.Job) -> None:
+    """The slow worker like its peers takes 11.25 s; so does the fix by name."""
+    fix = job.report.diagnosis.fixes[0]
+    assert fix.edit == "worker=1,0 and kind=forward-compute,backward-compute,optimizer"
+    assert job.answer(fix.edit).step_time_s == fix.new_step_s == pytest.approx(HEALTHY_STEP_S)
+    assert job.answer("fix=replace-workers").step_time_s == fix.new_step_s
+
+
+def test_a_fix_by_name_can_be_changed(job: tracekit.Job) -> None:
+    assert job.answer("fix=replace-workers + all * 2").step_time_s == pytest.approx(2 * HEALTHY_STEP_S)
+
+
+@pytest.mark.parametrize("name", ["repair-link", "replace-workers:7", "replace-workers:x", "more-microbatches", ""])
+def test_a_fix_that_the_job_has_not_is_an_error_that_lists_those_it_has(job: tracekit.Job, name: str) -> None:
+    with pytest.raises(SelectionError, match=r"the job has no such fix; it has .*replace-workers"):
+        job.answer(f"fix={name}")
+
+
+@pytest.mark.parametrize("edit", ["fix=repair-link * 2", "fix=repair-link and stage=1", "layers=4,4", "layers=4,4>x"])
+def test_a_fix_stands_alone(job: tracekit.Job, edit: str) -> None:
+    with pytest.raises(SelectionError, match="stands alone"):
+        job.answer(edit)
+
+
+def test_layers_are_moved_by_hand() -> None:
+    """The split that the fix proposes has its price; moving two layers back costs time again."""
+    trace = synthesize(SynthSpec(Layout(dp=2, pp=4), steps=6, seed=21, causes=(SlowLastStage(factor=1.5),)))
+    job = tracekit.Job(trace)
+    report = job.whatif(layers=(8, 8, 8, 8)).to_dict()
+    (fix,) = (fix for fix in report["fixes"] if fix["kind"] == "repartition-stages")
+    assert fix["edit"] == "layers=8,8,8,8>9,9,9,5"
+    assert job.answer(fix["edit"]).saved_s == fix["saved_s"]
+    assert 0 < job.answer("layers=8,8,8,8>9,8,8,7").saved_s < fix["saved_s"]
+    assert job.answer("layers=8,8,8,8>8,8,8,8").saved_s == 0.0
+    for edit in ("layers=8,8,8,8>9,9,9,9", "layers=8,8>9,7", "layers=0,8,8,8>8,8,8,0"):
+        with pytest.raises(SelectionError, match="expected"):
+            job.answer(edit)
