@@ -13,13 +13,13 @@ from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_RANK
 from tracekit.analysis.detectors.slow_computes import ONE_KIND_CHECK, slow_kind, slower, time_of, worker_figures
 from tracekit.analysis.detectors.uneven_kernels import compared
-from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, worker_series, workers_as_fast_as_peers
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.model import Worker
 
@@ -116,7 +116,7 @@ class BadWorker(Detector):
         return reviewed
 
 
-def _costly(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Change]) -> tuple[Worker, ...]:
+def _costly(evidence: Evidence, workers: tuple[Worker, ...], others: Sequence[Intervention]) -> tuple[Worker, ...]:
     """Return the workers that each cost as much as a finding must; all of them, if they do so only together.
 
     The longer a worker computes beyond its peers, the more it costs, so bisection finds where it begins to matter.

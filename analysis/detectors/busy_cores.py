@@ -9,11 +9,11 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import MOST_OF_EXCESS, busy_s
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import NOTHING, safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -99,7 +99,7 @@ class BusyCores(Detector):
         return kept
 
 
-def without_run_queue(evidence: Evidence, here: Bools) -> Change:
+def without_run_queue(evidence: Evidence, here: Bools) -> Intervention:
     """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
     left = 1 - np.minimum(evidence.run_queue_s / safe(busy_s(evidence)), LARGEST_WAITING_SHARE)
     factor = np.where(here, left, 1.0)[:, None, None, :]

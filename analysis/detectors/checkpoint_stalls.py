@@ -16,9 +16,9 @@ from tracekit.analysis.detectors.stops import (
     slow_at_it,
     stops_s,
 )
-from tracekit.analysis.evidence.changes import Change, NoStalls, Scale, Together
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, confidence_from
 from tracekit.report.verdict import LossKind
@@ -72,7 +72,7 @@ class Checkpoints(Detector):
         figures = figures_of_stops(
             evidence, lost_s, *(("checkpoints", "a checkpoint") if recorded else ("all ranks stand still", "a stall"))
         )
-        changes: list[Change] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
+        changes: list[Intervention] = [Scale(evidence.checkpoints, np.array(0.0))] if recorded else []
         changes += [NoStalls()] if stalled else []
         changes += [breaks.change] if stalled and breaks is not None else []
         few = _stop_the_others(evidence, stops, recorded=recorded, stalled=stalled)

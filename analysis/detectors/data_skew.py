@@ -11,13 +11,13 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Tr
 from tracekit.analysis.detectors.episode_figures import chance_figures, time_of_episodes
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.uneven_kernels import compared
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
 from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 

@@ -16,10 +16,10 @@ from tracekit.analysis.detectors.stops import (
     slow_at_it,
     stops_s,
 )
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Place, confidence_from
 from tracekit.report.verdict import LossKind

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
-from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
+from tracekit.analysis.whatif.interventions import step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
 
@@ -65,7 +65,7 @@ class HostBound(Detector):
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
         change = evidence.host_code.none_but_beyond(slow_host_code(evidence))
-        share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+        share = 1 - float(step_times(evidence.replay, (change,)).mean()) / evidence.unchanged_s
         if share < HOST_BOUND_SHARE:
             return
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)

@@ -8,13 +8,13 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
-from tracekit.analysis.evidence.changes import Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.data_waits import late_ranks
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.whatif.interventions import Scale, ScaleDelays, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind

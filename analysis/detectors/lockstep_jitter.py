@@ -8,9 +8,9 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.lockstep_ranks import late_ranks
-from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.whatif.interventions import step_times
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 
 
@@ -40,7 +40,7 @@ class LockstepJitter(Detector):
         if not even.any():
             return
         change = lockstep.alike(even)
-        lost_s = evidence.unchanged_s - float(step_times_with(evidence.replay, (change,)).mean())
+        lost_s = evidence.unchanged_s - float(step_times(evidence.replay, (change,)).mean())
         if lost_s < SMALLEST_BLAMELESS_SHARE * evidence.unchanged_s:
             return
         here = even[lockstep.worker]

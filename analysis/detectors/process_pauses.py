@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE
-from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.off_cpu import without_stops
 from tracekit.analysis.evidence.paused_starts import paused_share
 from tracekit.analysis.evidence.pauses import Pauses, stopped_cells
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -94,7 +94,7 @@ class ProcessPauses(Detector):
             f"{count:,} computes pause by about {seconds(figures[1].value)} ({pauses.forwards:,} forwards,"
             f" {pauses.backwards:,} backwards)"
         )
-        changes: list[Change] = [Scale(evidence.table, factor)]
+        changes: list[Intervention] = [Scale(evidence.table, factor)]
         if evidence.paused_starts is not None:
             changes.append(evidence.paused_starts.change(~pauses.stopped))
         # No time pattern: pauses are random.
@@ -106,7 +106,7 @@ class ProcessPauses(Detector):
         busy_s = np.nansum(evidence.computing.gather(evidence.replay.durations.cost), axis=1)
         lasts_s = stops[stops > 0]
         usual_and_longest_s = float(np.median(lasts_s)), float(lasts_s.max())
-        changes: list[Change] = [
+        changes: list[Intervention] = [
             Scale(evidence.computing, (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
         ]
         # Who transfers with a stopped worker is in its stage or in its DP rank.
@@ -119,7 +119,7 @@ class ProcessPauses(Detector):
         changes.append(ScaleDelays(evidence.all_ops, without_stops(late_s, hit, usual_and_longest_s)))
         change = Together(tuple(changes))
         # A step that gets shorter without them has a stop, even one that the kernel could not tell from other waits.
-        saved_s = evidence.unchanged - step_times_with(evidence.replay, (change,))
+        saved_s = evidence.unchanged - step_times(evidence.replay, (change,))
         by_step = np.maximum(stops.max(axis=(0, 2)), saved_s.clip(min=0))
         by_step[by_step < NEGLIGIBLE_S] = 0.0
         long = by_step[by_step > 0]
@@ -155,7 +155,7 @@ class ProcessPauses(Detector):
             Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
             Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
         )
-        changes: list[Change] = [Scale(evidence.table, factor)]
+        changes: list[Intervention] = [Scale(evidence.table, factor)]
         for ops in (evidence.data_loads, evidence.host_work):
             if not ops.empty:
                 share_of_op = paused_share(ops.gather(evidence.replay.durations.cost), pauses)

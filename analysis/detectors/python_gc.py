@@ -9,13 +9,13 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
-from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -75,7 +75,7 @@ class PythonGc(Detector):
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
-        changes: list[Change] = []
+        changes: list[Intervention] = []
         figures: list[Figure] = []
         effects: list[str] = []
         stops = stops_s(evidence, evidence.collections)

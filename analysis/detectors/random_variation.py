@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.wander import wander_of
+from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 #: Any job has random variation that costs less than this share of the step.
@@ -37,7 +37,7 @@ class RandomVariation(Detector):
         if not wander.shows:
             return
         change = Scale(evidence.table, wander.even)
-        saved_s = evidence.unchanged_s - float(step_times_with(evidence.replay, (change,)).mean())
+        saved_s = evidence.unchanged_s - float(step_times(evidence.replay, (change,)).mean())
         share = saved_s / evidence.unchanged_s
         if share < SMALLEST_VARIATION_SHARE:
             return

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_CORRELATION, SMALLEST_LENGTH_SPREAD, uneven_lengths
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.wander import wander_of
 from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 

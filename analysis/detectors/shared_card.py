@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import HICCUP_FACTOR, shared_anyway_s
+from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import ratio
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
@@ -49,7 +49,7 @@ class SharedCard(Detector):
         with np.errstate(invalid="ignore", divide="ignore"):
             factor = np.where(long, alone / traffic.seconds, 1.0)
         change = Scale(evidence.transfers, factor)
-        share = 1 - float(step_times_with(evidence.replay, (change,)).mean()) / evidence.unchanged_s
+        share = 1 - float(step_times(evidence.replay, (change,)).mean()) / evidence.unchanged_s
         if share < SMALLEST_BLAMELESS_SHARE:
             return
         figures = (

@@ -10,7 +10,6 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.network_times import network_time, on_one_host
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import card_as_usual
 from tracekit.analysis.evidence.ops import OpEvidence
@@ -18,6 +17,7 @@ from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
 from tracekit.analysis.gpu.behind import Part
 from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import ratio
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.changes import NoOverlap, Scale, Together
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import slow_workers, worker_factor
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
+from tracekit.analysis.whatif.interventions import NoOverlap, Scale, Together
 from tracekit.base.text import ratio, seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 

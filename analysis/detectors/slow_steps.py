@@ -9,11 +9,11 @@ import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.episode_figures import chance_figures
 from tracekit.analysis.detectors.too_little_trace import FEWEST_STEPS
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, safe
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 

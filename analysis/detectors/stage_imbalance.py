@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, larger_chunks, slow_workers, stage_excess
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
 

@@ -20,10 +20,10 @@ from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.first_fix import paying_first
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.diagnosis.verdict import verdict_of
-from tracekit.analysis.evidence.changes import Change
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
+from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.answer import Answer
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
@@ -94,6 +94,6 @@ def diagnose(
     )
 
 
-def _explanations(causes: Sequence[Finding]) -> list[Change]:
+def _explanations(causes: Sequence[Finding]) -> list[Intervention]:
     """Return the changes that remove launch delays for a visible reason."""
     return [cause.change for cause in causes if cause.change is not None and detector_of(cause.kind).explains_delays]

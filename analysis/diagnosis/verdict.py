@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.detectors.registry import detector_of
-from tracekit.analysis.evidence.changes import Change, NoDelays, NoOverlap, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.whatif.interventions import Intervention, NoDelays, NoOverlap, step_times
 from tracekit.analysis.whatif.scenario import Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
@@ -97,7 +97,7 @@ def _gone(evidence: Evidence, causes: Sequence[Finding]) -> Floats:
     changes = [cause.change for cause in causes if cause.change is not None]
     if not changes:
         return np.zeros(len(evidence.unchanged))
-    return np.asarray(evidence.unchanged - step_times_with(evidence.replay, changes))
+    return np.asarray(evidence.unchanged - step_times(evidence.replay, changes))
 
 
 def _losses(evidence: Evidence, causes: Sequence[Finding], gone: Floats, parts: Parts) -> list[Loss]:
@@ -151,11 +151,11 @@ def _explained_of_s(evidence: Evidence, causes: Sequence[Finding]) -> Floats:
 
     S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
     """
-    plain: list[Change] = [NoDelays(), NoOverlap()]
+    plain: list[Intervention] = [NoDelays(), NoOverlap()]
     changes = [cause.change for cause in causes if cause.change is not None]
     if not changes:
         return np.zeros(len(evidence.unchanged))
-    with_s, without_s = (step_times_with(evidence.replay, some) for some in (plain, [*plain, *changes]))
+    with_s, without_s = (step_times(evidence.replay, some) for some in (plain, [*plain, *changes]))
     return np.asarray(with_s - without_s)
 
 
@@ -167,7 +167,7 @@ def _beside(evidence: Evidence, losses: Sequence[Loss]) -> float:
     changes = {loss.kind: [cause.change for cause in loss.causes if cause.change is not None] for loss in losses}
     others = [change for kind, mine in changes.items() if kind is not LossKind.STRAGGLER for change in mine]
     everything = [*others, *changes[LossKind.STRAGGLER]]
-    alone_s = step_times_with(evidence.replay, others).mean() - step_times_with(evidence.replay, everything).mean()
+    alone_s = step_times(evidence.replay, others).mean() - step_times(evidence.replay, everything).mean()
     as_it_is_s = next(loss.lost_s for loss in losses if loss.kind is LossKind.STRAGGLER)
     return max(as_it_is_s, float(alone_s))
 

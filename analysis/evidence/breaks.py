@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.changes import Change, ScaleDelays, Together, scaled
 from tracekit.analysis.evidence.step_edges import stalls_in
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.robust import median, safe
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import Intervention, ScaleDelays, Together, scaled
 from tracekit.trace.model import DP_COLLECTIVES, OpKind
 
 #: A step begins with the first of these; each chunk gathers its parameters.
@@ -40,7 +40,7 @@ class Breaks(Struct, frozen=True, eq=False):
     left: tuple[Floats, ...]
 
     @property
-    def change(self) -> Change:
+    def change(self) -> Intervention:
         """The job without these delays."""
         return Together(tuple(ScaleDelays(grid, left) for grid, left in zip(self.grids, self.left, strict=True)))
 

@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.changes import Change, CostOverlay, Scale
 from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR, ComputeProfile, profile_computes
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.lockstep import Lockstep
@@ -21,6 +20,7 @@ from tracekit.analysis.graph.op_grid import op_grid
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import CostOverlay, Intervention, Scale
 from tracekit.trace.model import OpKind
 
 
@@ -36,13 +36,13 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         return self._after(*self._inside_workers)
 
     @cached_property
-    def _inside_workers(self) -> tuple[Change, ...]:
+    def _inside_workers(self) -> tuple[Intervention, ...]:
         """Changes that make the ranks inside workers as fast as each other; empty if none is slow."""
         if self.lockstep is None or not (slow := self.lockstep.slow(SMALLEST_FACTOR)).any():
             return ()
         return (self.lockstep.as_fast_as_peers(slow),)
 
-    def _after(self, *changes: Change) -> ComputeTable:
+    def _after(self, *changes: Intervention) -> ComputeTable:
         """Their costs after some changes."""
         if not changes:
             return ComputeTable.of(self.replay)

@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.network_repairs import exchanged, level_s, rings_faster, through, to_usual
 from tracekit.analysis.evidence.slow_cards import NO_TIME_S, RECEIVING, SENDING, passing
 from tracekit.analysis.evidence.transfers import Traffic, fewest_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median
+from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 
 #: In a congested step the usual transfer takes this many times as long as in any calm step, and that gap is this many
 #: spreads of the steps on its side with more of them wide.
@@ -45,7 +45,7 @@ class Congestion(Struct, frozen=True, eq=False):
     needed: float
     level: Floats
     rings: Floats
-    change: Change
+    change: Intervention
 
     @property
     def shows(self) -> bool:

@@ -15,7 +15,6 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution, Trust
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
 from tracekit.analysis.evidence.breaks import Breaks, find_breaks
-from tracekit.analysis.evidence.changes import Change, NoDelays, delayed_step_times, step_times_with
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
@@ -32,6 +31,7 @@ from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import Intervention, NoDelays, delayed_step_times, step_times
 from tracekit.trace.canonical import RUN_QUEUE, Trace, share_of_samples
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
@@ -65,7 +65,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         paused = find_paused_starts(by_step, computes.pauses)
         by_step = with_paused_starts(by_step, paused)
         stalled = 0.0 if by_step.stalled_s is None else by_step.stalled_s
-        busy_s = step_times_with(by_step, ()) - stalled  # a stall lies between two steps and belongs to neither
+        busy_s = step_times(by_step, ()) - stalled  # a stall lies between two steps and belongs to neither
         by_step = with_overlap(by_step, trace.step_starts, busy_s)
         return cls(trace, by_step, attribution, computes, paused, find_breaks(by_step))
 
@@ -213,14 +213,14 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         for dp_rank in where.dp_ranks:
             yield from (Worker(dp_rank, stage) for stage in range(self.stages))
 
-    def step_times(self, changes: Sequence[Change]) -> Floats:
+    def step_times(self, changes: Sequence[Intervention]) -> Floats:
         """Return the duration of each step after these changes, seconds, [steps]."""
-        return step_times_with(self.replay, changes)
+        return step_times(self.replay, changes)
 
     @cached_property
     def unchanged(self) -> Floats:
         """Step times of the job without changes, seconds, [steps]; launch delays as in `changes`."""
-        return step_times_with(self.replay, ())
+        return step_times(self.replay, ())
 
     @property
     def unchanged_s(self) -> float:
@@ -261,15 +261,15 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         """The share that a step's own launch delays add to it; below 0 if ops overlap that the graph orders."""
         return float(delayed_step_times(self.replay).mean()) / self.attribution.original_s - 1
 
-    def delay_share_without(self, changes: Sequence[Change]) -> float:
+    def delay_share_without(self, changes: Sequence[Intervention]) -> float:
         """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0."""
         gone_s = self._delays_s(()) - self._delays_s(changes)
         return max(self.delay_share - gone_s / self.attribution.original_s, 0.0)
 
-    def _delays_s(self, changes: Sequence[Change]) -> float:
+    def _delays_s(self, changes: Sequence[Intervention]) -> float:
         """Seconds that the launch delays of compute ops add to the mean step after `changes`."""
-        kept = step_times_with(self.replay, changes)
-        return float((kept - step_times_with(self.replay, (*changes, NoDelays()))).mean())
+        kept = step_times(self.replay, changes)
+        return float((kept - step_times(self.replay, (*changes, NoDelays()))).mean())
 
     @cached_property
     def launch_delays(self) -> tuple[Floats, ...]:
@@ -286,7 +286,7 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         if self.paused_starts is None:
             return 0.0
         everywhere = np.ones((self.stages, len(self.dp_ranks)), np.bool_)
-        without_s = float(step_times_with(self.replay, (self.paused_starts.change(everywhere),)).mean())
+        without_s = float(step_times(self.replay, (self.paused_starts.change(everywhere),)).mean())
         return (self.unchanged_s - without_s) / self.attribution.original_s
 
     @property

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together
 from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import of_peers, safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
 from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         beyond = np.where(slow, self.taken_s - self.usual_s, 0.0).sum(axis=2)
         return np.asarray(np.maximum(beyond / np.maximum(slow.sum(axis=1), 1), 0.0))
 
-    def as_peers(self, slow: Bools) -> Change:
+    def as_peers(self, slow: Bools) -> Intervention:
         """The job in which these workers, [stages, steps, dp_ranks], no longer exceed their peers.
 
         Removes their average share, so that their own scatter stays, also of code that sleeps now and then.
@@ -139,13 +139,13 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         taken_s = np.where(slow, self.taken_s, 0.0).sum(axis=2) / np.maximum(slow.sum(axis=1), 1)
         return np.asarray(np.minimum(self.beyond_s(slow) / safe(taken_s), 1.0))
 
-    def none_but_beyond(self, slow: Bools) -> Change:
+    def none_but_beyond(self, slow: Bools) -> Intervention:
         """The job without host code, except for these workers' excess over their peers. The loss is work, and stays."""
         return self._scaled(np.where(slow, self._share_beyond(slow)[:, :, None], 0.0), _HOST_OPS - {OpKind.LOSS})
 
-    def _scaled(self, factor: Floats, ops: frozenset[OpKind]) -> Change:
+    def _scaled(self, factor: Floats, ops: frozenset[OpKind]) -> Intervention:
         """Multiply host code by `factor`, shaped as `taken_s`; of the ops that are host code themselves, only `ops`."""
-        changes: list[Change] = []
+        changes: list[Intervention] = []
         for place, grid, cells, of_worker in zip(self.places, self.grids, self.cells, factor[:, :, None], strict=True):
             here = np.where(cells, of_worker, 1.0)
             if ops.intersection(_PLACES[place]):

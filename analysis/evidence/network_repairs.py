@@ -1,17 +1,17 @@
 """The job with a faster network: links and cards as fast as usual.
 
-In: `Traffic`. Out: `Change`s.
+In: `Traffic`. Out: `Intervention`s.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR, SlowCard
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, nan_mean
+from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 
 #: A card shared by four workers makes a transfer four times as long; at one and a half times that, it hangs.
 HICCUP_FACTOR = 6.0
@@ -21,7 +21,7 @@ BESIDE_FACTOR = 2.5
 HELD_UP_SHARE = 0.1
 
 
-def links_as_usual(traffic: Traffic, links: Bools) -> Change:
+def links_as_usual(traffic: Traffic, links: Bools) -> Intervention:
     """The transfers of `links` [slots, steps, dp_ranks] as fast as on the usual link, and no waits behind them."""
     return Scale(traffic.evidence.transfers, _of_links(traffic, links))
 
@@ -34,14 +34,14 @@ def _of_links(traffic: Traffic, links: Bools) -> Floats:
     return to_usual(traffic.seconds, usual_s[:, None], where, level)
 
 
-def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1.0) -> Change:
+def rings_faster(traffic: Traffic, factor: Floats, transfers: Floats | float = 1.0) -> Intervention:
     """Multiply data-parallel collectives by `factor`, [stages, ops, steps], and shorten what waits for them on the same
     cards.
 
     `transfers`: factors of transfers from another repair.
     """
     evidence = traffic.evidence
-    rings: Change = Scale(evidence.collectives, factor[..., None])
+    rings: Intervention = Scale(evidence.collectives, factor[..., None])
     if not traffic.seconds.size:
         return rings
     if not (factor < 1).any():
@@ -98,7 +98,7 @@ def _connected(traffic: Traffic, links: Bools) -> Bools:
     return more
 
 
-def card_as_usual(traffic: Traffic, card: SlowCard) -> Change:
+def card_as_usual(traffic: Traffic, card: SlowCard) -> Intervention:
     """Everything that passes a card as fast as elsewhere: transfers, collectives of its stages, embedding gradients."""
     evidence = traffic.evidence
     links = _of_links(traffic, card.flows[:, None, :] & card.steps[:, None])

@@ -13,13 +13,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.changes import Change, Scale, ScaleDelays, Together, keeps_delay, scaled
 from tracekit.analysis.evidence.off_cpu import LONGEST_OF_SEEN
 from tracekit.analysis.evidence.pauses import PAUSE_SPREADS, SMALLEST_PAUSE_SHARE, Pauses
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, keeps_delay, scaled
 from tracekit.trace.model import OpKind
 
 
@@ -37,10 +37,10 @@ class PausedStarts(Struct, frozen=True, eq=False):
     optimizer_share: Floats
     delays_left: tuple[Floats, ...]
 
-    def change(self, workers: Bools) -> Change:
+    def change(self, workers: Bools) -> Intervention:
         """The job without the paused starts of `workers`, [stages, dp_ranks]."""
         here = workers[:, None, None, :]
-        changes: list[Change] = [ScaleDelays(self.ops, 1 - self.delay_share * here)]
+        changes: list[Intervention] = [ScaleDelays(self.ops, 1 - self.delay_share * here)]
         if not self.optimizers.empty:
             changes.append(Scale(self.optimizers, 1 - self.optimizer_share * here))
         return Together(tuple(changes))

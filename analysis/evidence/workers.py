@@ -1,7 +1,7 @@
 """Find slow workers, when and by how much they are slow, and the job without the slowdown.
 
 In: `Evidence`. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
-and more data, and `Change`s that make workers as fast as their peers. Rules name the workers; fixes plan with them.
+and more data, and `Intervention`s that make workers as fast as their peers. Rules name the workers; fixes plan with them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.evidence.changes import Change, Scale, Together
 from tracekit.analysis.evidence.compute_profile import OPTIMIZER_SHARE, SMALLEST_FACTOR, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import lower_median, median, of_peers, safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.trace.model import Worker
 
 #: Stages differ by design; this much more than the usual stage is an imbalance.
@@ -36,19 +36,19 @@ MOST_OF_EXCESS = 0.5
 ONE_FACTOR_SHARE = 0.25
 
 
-def workers_as_fast_as_peers(evidence: Evidence, hit: Bools) -> Change:
+def workers_as_fast_as_peers(evidence: Evidence, hit: Bools) -> Intervention:
     """The workers in `hit` [stages, dp_ranks] as fast as their peers, in the steps in which they are slow."""
     return cells_as_fast_as_peers(evidence, _slowness(evidence), hit[None, :, None, :], hit[:, None, :])
 
 
-def cells_as_fast_as_peers(evidence: Evidence, factor: Floats, computes: Bools, optimizers: Bools) -> Change:
+def cells_as_fast_as_peers(evidence: Evidence, factor: Floats, computes: Bools, optimizers: Bools) -> Intervention:
     """Cells of workers as fast as their peers, where they are slow by `factor` [kinds, stages, steps, dp_ranks].
 
     `computes`: whose forwards and backwards, broadcasts to that; `optimizers`: whose optimizers, to [stages, steps,
     dp_ranks].
     """
     repair = np.where(computes, 1 / np.maximum(factor, 1.0), 1.0)
-    changes: list[Change] = [Scale(evidence.table, repair[:, :, None, None])]
+    changes: list[Intervention] = [Scale(evidence.table, repair[:, :, None, None])]
     if not evidence.optimizers.empty:
         slow = np.where(optimizers, optimizer_factor(evidence), 1.0)
         slow = np.where((slow > 1 + SMALLEST_FACTOR) & (repair < 1).any(axis=0), slow, 1.0)
@@ -71,7 +71,7 @@ def slowness_with_data(evidence: Evidence) -> Floats:
     return slowness * data_factor(evidence) if evidence.stages > 1 and len(evidence.dp_ranks) > 1 else slowness
 
 
-def as_fast_as_peers(evidence: Evidence, workers: Sequence[Worker]) -> Change:
+def as_fast_as_peers(evidence: Evidence, workers: Sequence[Worker]) -> Intervention:
     """These workers as fast as their peers."""
     return workers_as_fast_as_peers(evidence, evidence.cells_of(workers))
 

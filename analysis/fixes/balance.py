@@ -11,12 +11,12 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import microbatch_cost
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Finding, Place
 
 #: Stop improving the deal of a step after this many swaps.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place
 from tracekit.trace.model import DP_COLLECTIVES
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import worker_factor
 from tracekit.analysis.fixes.partition import (
@@ -26,6 +25,7 @@ from tracekit.analysis.fixes.partition import (
 )
 from tracekit.analysis.fixes.plan import MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.report.finding import Finding, Place

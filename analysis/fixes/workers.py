@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracekit.analysis.evidence.changes import Scale
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.workers import as_fast_as_peers, worker_factor
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
+from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.model import Worker
 

@@ -15,8 +15,8 @@ from benchmarks.eventsim.truth import mean_step_s, without
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.verdict import main_clause
-from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import step_times
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.pipeline import PipelineReport
 from tracekit.report.verdict import LossKind, Verdict
@@ -238,7 +238,7 @@ def test_the_first_line_says_what_the_first_cause_costs_alone_and_what_all_of_th
     report = job.whatif()
     found, step_s = report.diagnosis, report.attribution.recorded_s
     first, second = found.causes
-    without_both_s = step_times_with(job.replay, [cause.change for cause in found.causes if cause.change]).mean()
+    without_both_s = step_times(job.replay, [cause.change for cause in found.causes if cause.change]).mean()
     assert min(first.saved_s, second.saved_s) > 0.05 * step_s
     assert f" {first.saved_s / step_s:.0%} of each step: {main_clause(first.effect)}" in found.verdict.sentence
     assert found.verdict.sentence.endswith(f"; with another cause {1 - without_both_s / step_s:.0%}")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.changes import CostOverlay, Scale
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import CostOverlay, Scale
 
 
 def disturbed(replay: JobReplay, factor: np.ndarray) -> JobReplay:

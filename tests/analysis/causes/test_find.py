@@ -24,9 +24,9 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.detectors.registry import detectors
 from tracekit.analysis.diagnosis.find import find_causes
-from tracekit.analysis.evidence.changes import step_times_with
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
 from tracekit.synth import (
     BaseCosts,
@@ -115,7 +115,7 @@ class TestSlowInOneKind:
         (cause,) = find_causes(trace, slow, attribute(slow))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, layout.pp - 1),))
         assert cause.confidence > 0.95
-        lost_s = (step_times_with(slow, ()) - step_times_with(replay, ())).mean()
+        lost_s = (step_times(slow, ()) - step_times(replay, ())).mean()
         assert cause.saved_s == pytest.approx(lost_s, rel=0.03)
 
 

@@ -21,11 +21,11 @@ from benchmarks.eventsim.truth import mean_step_s
 from benchmarks.verdicts import judged_job
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.network_repairs import rings_faster
 from tracekit.analysis.evidence.pauses import _own_length, _pauses_in
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
 
@@ -175,7 +175,7 @@ class TestNetwork:
         assert traffic.shared_s.max() > traffic.usual_s.max()
         assert traffic.shared_with(half) == pytest.approx(traffic.shared_s / 2)
         together, alone, gone = (
-            float(step_times_with(evidence.replay, (change,)).mean())
+            float(step_times(evidence.replay, (change,)).mean())
             for change in (
                 rings_faster(traffic, half),
                 Scale(evidence.collectives, np.array(0.5)),

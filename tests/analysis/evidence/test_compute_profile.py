@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise
 from tests.properties import examples
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
-from tracekit.analysis.evidence.changes import Scale, step_times_with
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
     FORWARD,
@@ -26,6 +25,7 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.synth import (
     MissingRanks,
     PythonGc,
@@ -92,7 +92,7 @@ class TestComputesInParts:
         steps = []
         for replay in (whole, parts):
             table = ComputeTable.of(replay)
-            steps.append(step_times_with(replay, [Scale(table, np.linspace(0.5, 2, table.shape[3])[:, None, None])]))
+            steps.append(step_times(replay, [Scale(table, np.linspace(0.5, 2, table.shape[3])[:, None, None])]))
         np.testing.assert_allclose(steps[1], steps[0], rtol=1e-9)
 
     def test_forwards_correlate_with_backwards_as_whole_ones_do(self):
@@ -253,7 +253,7 @@ class TestGrids:
         replay = replay_of(layout=Layout(dp=2, pp=2, vpp=2), schedule=Schedule.INTERLEAVED, microbatches=4)
         table = ComputeTable.of(replay)
         factor = np.random.default_rng(0).uniform(0.5, 2, table.shape)
-        from tracekit.analysis.evidence.changes import CostOverlay
+        from tracekit.analysis.whatif.interventions import CostOverlay
 
         overlay = CostOverlay.recorded(replay)
         Scale(table, factor).make(overlay)
@@ -261,8 +261,8 @@ class TestGrids:
 
     def test_a_change_by_one_changes_nothing(self):
         replay = replay_of(SlowWorker())
-        same = step_times_with(replay, (Scale(ComputeTable.of(replay), np.ones((1,) * 6)),))
-        assert np.array_equal(same, step_times_with(replay, ()))
+        same = step_times(replay, (Scale(ComputeTable.of(replay), np.ones((1,) * 6)),))
+        assert np.array_equal(same, step_times(replay, ()))
 
     def test_transfers_are_found_by_link(self):
         replay = replay_of(SlowP2pLink(dp_rank=3, pp_rank=1, factor=50))

@@ -18,11 +18,11 @@ from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.find import causes_of, find_causes
 from tracekit.analysis.diagnosis.price import fixes_of, price_fixes
-from tracekit.analysis.evidence.changes import CostOverlay, step_times_with
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import CostOverlay, step_times
 from tracekit.base.errors import SelectionError
 from tracekit.synth import (
     BaseCosts,
@@ -255,7 +255,7 @@ class TestPlans:
         )
 
         def suffices(chosen) -> bool:
-            return float(step_times_with(evidence.replay, (as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
+            return float(step_times(evidence.replay, (as_fast_as_peers(evidence, chosen),)).mean()) <= target_s
 
         fewest = next(
             size

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tracekit.analysis.gpu.behind import GpuCause
 
 from benchmarks.kinetosim import Job, Trouble
 from tests.kineto_files import write
+from tracekit.analysis.gpu.behind import GpuCause
 from tracekit.job.load import load_gpu
 
 Document = dict[str, Any]

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from tracekit.analysis.gpu.behind import GpuCause, saved_by_rank
 from tracekit.analysis.gpu.remedy import ACTIONS, EFFECTS
 
 from benchmarks.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import load_ranks, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
+from tracekit.analysis.gpu.behind import GpuCause, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.job.load import load_gpu

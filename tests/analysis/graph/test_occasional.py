@@ -9,7 +9,6 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.attribution.critical_path import critical_ops, critical_path
-from tracekit.analysis.evidence.changes import delayed_step_times
 from tracekit.analysis.evidence.step_edges import with_step_delays
 from tracekit.analysis.graph import occasional
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
@@ -18,6 +17,7 @@ from tracekit.analysis.replay.clocks import Clocks
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
+from tracekit.analysis.whatif.interventions import delayed_step_times
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import count_selected, dp_rank, everything, kind, slowest
 from tracekit.analysis.whatif.timeline import compared_frame
