@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
-from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.dependency_graph import Block
+    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.analysis.replay.graph_replay import GraphReplay
 
 #: Mention what nothing explains if it is at least this share of the step and this many standard errors; make it the
 #: headline from the larger share on.
@@ -170,6 +173,5 @@ def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:
         if work.any():  # whose ideal is the mean
             some = factor[work]
             factor[work] = some / some.mean()
-        factor *= ideal if ideal.ndim == 2 else ideal[:, None]
-        costs.append(Costs.of_matrix(factor))
+        costs.append(Costs.of_matrix(np.multiply(factor, ideal if ideal.ndim == 2 else ideal[:, None], out=factor)))
     return replay.step_times_at(costs)
