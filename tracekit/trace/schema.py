@@ -204,15 +204,11 @@ def _kinds(column: pl.Series, source: Source) -> pl.Series:
         raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
     if column.dtype == KIND_TYPE:
         return column
-    known, names = set(KINDS), column.unique()
-    if unknown := [name for name in names.cast(pl.String).to_list() if name not in known]:
+    known = set(KINDS)
+    if unknown := [name for name in column.unique().cast(pl.String).to_list() if name not in known]:
         row = int((column == unknown[0]).arg_max() or 0)  # not as strings: a category can be long and in every row
         raise violation(source, column, row, f"known kinds: {', '.join(KINDS)}")
-    if column.dtype == pl.String:
-        return column.cast(KIND_TYPE)
-    code_of = np.zeros(int(names.to_physical().max()) + 1, np.uint8)  # type: ignore[arg-type]
-    code_of[names.to_physical()] = names.cast(KIND_TYPE).to_physical()
-    return pl.Series(column.name, code_of[column.to_physical()]).cat.to(KIND_TYPE)
+    return column.cast(KIND_TYPE)
 
 
 def _check_values(ops: pl.DataFrame, source: Source) -> None:
