@@ -245,6 +245,11 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         """The DP ranks in the graph, ascending."""
         return tuple(np.unique(np.concatenate([block.dp_rank for block in self.blocks])).tolist())
 
+    @cached_property
+    def dp_indices(self) -> tuple[Ints, ...]:
+        """`dp_index` of each block."""
+        return tuple(map(self.dp_index, self.blocks))
+
     def dp_index(self, block: Block) -> Ints:
         """The position in `dp_ranks` of each lane's DP rank, [lanes]."""
         return np.searchsorted(self.dp_ranks, block.dp_rank)

@@ -16,7 +16,7 @@ from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.trace.model import OpKind
+from tracekit.trace.model import KINDS, OpKind
 
 
 class _Place(Struct, frozen=True, eq=False):
@@ -97,15 +97,14 @@ class TransferGrid(Struct, frozen=True, eq=False):
 
 def op_grid(graph: DependencyGraph, kinds: Collection[OpKind], *, most: int | None = None) -> OpGrid:
     """Ops of `kinds` by stage, in row order; at most the first `most` of each stage."""
-    codes = [kind.code for kind in kinds]
+    wanted = np.zeros(len(KINDS), np.bool_)
+    wanted[[kind.code for kind in kinds]] = True
     places = []
     for number, block in enumerate(graph.blocks):
-        template = block.template
-        for stage in range(graph.layout.pp):
-            here = (template.pp_rank == stage) & np.isin(template.kind, codes)
-            rows = np.flatnonzero(here)
-            if len(rows):
-                places.append(_place(graph, number, stage, rows, most))
+        rows = np.flatnonzero(wanted[block.template.kind])
+        stage_of = block.template.pp_rank[rows]
+        for stage in np.unique(stage_of).tolist():
+            places.append(_place(graph, number, stage, rows[stage_of == stage], most))
     return _grid(graph, places, graph.layout.pp)
 
 
@@ -149,7 +148,7 @@ def _paired_rows(template: Template) -> tuple[Ints, Ints]:
 def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints, most: int | None) -> _Place:
     """The place of at most the first `most` of the rows; counted per lane if some ops are absent."""
     block = graph.blocks[number]
-    dp_index = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+    dp_index = graph.dp_indices[number]
     if block.present is None or block.present[rows].all():
         return _Place(number, slot, rows[:most], block.step, dp_index)
     present = block.present[rows]
