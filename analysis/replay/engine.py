@@ -102,6 +102,13 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         ideal = ideal_rows(self.graph.blocks, durations.cost, self.graph.layout.pp, method, durations.ideal)
         return replace(self, durations=replace(durations, ideal=ideal))
 
+    def with_published_rules(self) -> JobReplay:
+        """The same job by the published method, of a trace from which the replay left out nothing and in which it
+        corrected no clock.
+        """
+        graph = self.graph.as_published()
+        return JobReplay(graph, measure_durations(graph, Method.PUBLISHED), Clocks.right(graph))
+
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
         """The same job with only these step numbers; ideal costs stay those of the whole job.
 
