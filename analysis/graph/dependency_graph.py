@@ -255,9 +255,11 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         return tuple(np.unique(np.concatenate([block.dp_rank for block in self.blocks])).tolist())
 
     @cached_property
-    def dp_indices(self) -> tuple[Ints, ...]:
-        """`dp_index` of each block."""
-        return tuple(map(self.dp_index, self.blocks))
+    def places_of_lanes(self) -> tuple[Ints | slice, ...]:
+        """Where the lanes of each block are among all steps x dp_ranks, [lanes]; a slice if they are all in order."""
+        places = [block.step * len(self.dp_ranks) + self.dp_index(block) for block in self.blocks]
+        cells = np.arange(len(self.steps) * len(self.dp_ranks))
+        return tuple(slice(None) if np.array_equal(place, cells) else place for place in places)
 
     def dp_index(self, block: Block) -> Ints:
         """The position in `dp_ranks` of each lane's DP rank, [lanes]."""
