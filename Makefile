@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo demo-live test suite test-fleet check docs bench fuzz wheels lock clean
 
 # A stamp per set of extras; stale once pyproject.toml, the lock or the C code changes, or the environment is gone.
-$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c)
+$(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch] collectors/importers/kineto/*.c tracekit/trace/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard]'
 	touch $@
@@ -87,4 +87,4 @@ lock: $(VENV)/.dev
 	$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip > requirements.lock
 
 clean:
-	rm -rf $(VENV) build *.egg-info analysis/native/*.so collectors/importers/kineto/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info analysis/native/*.so collectors/importers/kineto/*.so tracekit/trace/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

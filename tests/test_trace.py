@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
-from tracekit.trace.schema import SCHEMA, first_rows, step_positions
+from tracekit.trace.schema import SCHEMA, Source, _check_identity, first_rows, step_positions
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
@@ -194,6 +195,27 @@ def test_steps_left_out_are_gone_and_at_least_one_stays() -> None:
 def test_first_rows_are_those_where_a_combination_is_new(rows: list[tuple[int, ...]]) -> None:
     found = first_rows(*np.array(rows, np.int32).T)
     assert found.tolist() == [row for row, one in enumerate(rows) if one not in rows[:row]]
+
+
+BIT = st.integers(0, 1)
+STREAMS = st.tuples(*[st.sampled_from([0, 1, 2**20])] * 2, BIT, st.sampled_from(KINDS[:2]))
+
+
+@examples(80)
+@given(st.data(), st.dictionaries(STREAMS, st.integers(1, 3), min_size=1, max_size=6))
+def test_ops_in_any_order_are_refused_exactly_if_a_rank_or_a_seq_is_wrong(data, streams: dict[Any, int]) -> None:
+    """Each worker has one rank; each stream counts its ops from 0."""
+    ordered = [
+        [step, 2 * dp_rank + pp_rank, dp_rank, pp_rank, str(kind), seq, None, None, 0.0, 0.5]
+        for (step, dp_rank, pp_rank, kind), ops in streams.items()
+        for seq in range(ops)
+    ]
+    rows = data.draw(st.permutations(ordered))
+    row, column, more = data.draw(st.sampled_from(rows)), data.draw(st.sampled_from(["rank", "seq"])), data.draw(BIT)
+    row[list(SCHEMA).index(column)] += more
+    only = column == "rank" and sum(other[2:4] == row[2:4] for other in rows) == 1
+    with pytest.raises(TraceError) if more and not only else nullcontext():
+        _check_identity(pl.DataFrame(rows, dict(SCHEMA), orient="row"), Source("x", {}))
 
 
 def test_the_outline_of_a_shuffled_trace_has_one_op_of_each_worker_and_step() -> None:

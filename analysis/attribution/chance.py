@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.fold import FoldedGraph
+from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
-from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Costs
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.dependency_graph import Block
+    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.analysis.replay.graph_replay import GraphReplay
 
 #: Mention an unexplained loss if it is at least this share of the step and this many standard errors; make it the
 #: headline from the larger share on.
@@ -99,14 +103,21 @@ class Parts(Struct, frozen=True):
 
 def noisy_step_times(replay: JobReplay) -> Floats:
     """The step times of a pipeline's ideal job with the noise of the run, seconds, [steps]."""
-    factors = []
-    for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
-        factor = _of_previous(cost, _previous_lane(block))
-        for kind in np.unique(block.template.kind).tolist():
-            rows = block.template.kind == kind
-            factor[rows] = _usual(factor[rows], float(np.median(np.abs(sampled(factor[rows])))))
-        factors.append(factor)
-    return _with_factors(replay, factors)
+    blocks = zip(replay.graph.blocks, replay.durations.cost, strict=True)
+    return _with_factors(replay, [_factors(block, cost) for block, cost in blocks])
+
+
+def _factors(block: Block, cost: Floats) -> Floats:
+    """The noise of each op of a block as a factor of its usual cost, [rows, lanes]."""
+    factor, previous = np.empty_like(cost), _previous_lane(block)
+
+    def compare(kind: int) -> None:
+        rows = np.flatnonzero(block.template.kind == kind)
+        logs = _of_previous(cost[rows], previous)
+        factor[rows] = _usual(logs, float(np.median(np.abs(sampled(logs)))))
+
+    parallel.each(compare, np.unique(block.template.kind).tolist(), numbers=cost.size)
+    return factor
 
 
 def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
@@ -143,7 +154,10 @@ def _of_previous(cost: Floats, previous: Ints) -> Floats:
     """The logarithm of each op over the one before it, scaled to the scatter of one op, [rows, lanes]."""
     before = cost[:, previous]
     there = (cost > NOTHING) & (before > NOTHING)
-    return np.where(there, np.log(np.where(there, cost, 1.0) / np.where(there, before, 1.0)) / np.sqrt(2), 0.0)
+    logs: Floats = np.divide(cost, before, out=np.ones_like(cost), where=there)
+    np.log(logs, out=logs)
+    logs /= np.sqrt(2)
+    return logs
 
 
 def _usual(logs: Floats, usual: Floats | float) -> Floats:
@@ -157,6 +171,7 @@ def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:
     for block, ideal, factor in zip(replay.graph.blocks, replay.durations.ideal, factors, strict=True):
         work = ~block.template.is_communication
         if work.any():  # whose ideal is the mean
-            factor[work] /= factor[work].mean()
-        costs.append(Costs.of_matrix((ideal if ideal.ndim == 2 else ideal[:, None]) * factor))
+            some = factor[work]
+            factor[work] = some / some.mean()
+        costs.append(Costs.of_matrix(np.multiply(factor, ideal if ideal.ndim == 2 else ideal[:, None], out=factor)))
     return replay.step_times_at(costs)

@@ -63,8 +63,10 @@ def _basis(steps: int, start: int) -> Floats:
     after = np.arange(steps) >= start
     degree = min(HIGHEST_DEGREE, (steps - start) // STEPS_PER_DEGREE)
     place = np.clip(2 * (np.arange(steps) - start) / (steps - 1 - start) - 1, -1, 1)
-    curves = np.polynomial.legendre.legvander(place, degree).T * after
-    return np.asarray(np.concatenate([curves, ~after[None]]) if start else curves, np.float64)
+    curves = [np.ones(steps), place]
+    for n in range(2, degree + 1):  # Legendre's polynomials; importing numpy's takes longer than fitting all curves
+        curves.append((curves[-1] * place * (2 * n - 1) - curves[-2] * (n - 1)) / n)
+    return np.array([*(curve * after for curve in curves[: degree + 1]), *[~after] * bool(start)], np.float64)
 
 
 def _fitted(series: Floats, basis: Floats, memory: float) -> Floats:

@@ -124,7 +124,8 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     `dropped_lanes`: (step, dp_rank) of lanes from which a whole stage is missing. `gaps`: members of collectives that
     were not recorded; `reconstructed`: they were added. `posting`: the rule by which receives are posted. `trace`: a
     summary of the trace, with its ranks and hosts. `rank_begin_s`: usual begin of a step on each worker, seconds after
-    the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together.
+    the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together. `lanes`:
+    those of the whole trace, without inferred rules.
     """
 
     layout: Layout
@@ -137,6 +138,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     posting: PostingRule = PUBLISHED
     trace: Trace | None = None
     rank_begin_s: Floats | None = None
+    lanes: Lanes | None = None
 
     @classmethod
     def from_trace(
@@ -159,10 +161,17 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None) -> DependencyGraph:
         if posting is None:
             try:
-                return cls._built(trace, *_posted(lanes))
+                return replace(cls._built(trace, *_posted(lanes)), lanes=lanes)
             except GraphError:  # if the recorded order contradicts the other rules, keep the rules
                 pass
-        return cls._built(trace, lanes, PUBLISHED)
+        return replace(cls._built(trace, lanes, PUBLISHED), lanes=lanes)
+
+    def as_published(self) -> DependencyGraph:
+        """The graph of the same trace by the rules of the published method, which infers none."""
+        assert self.lanes is not None, "a graph built from a trace"
+        assert self.trace is not None, "a graph built from a trace"
+        graph = DependencyGraph._built(self.trace, self.lanes, PUBLISHED)
+        return replace(graph, gaps=self.gaps, lanes=self.lanes)
 
     @classmethod
     def _built(cls, trace: Trace, lanes: Lanes, posting: PostingRule) -> DependencyGraph:
@@ -244,6 +253,13 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     def dp_ranks(self) -> tuple[int, ...]:
         """The DP ranks in the graph, ascending."""
         return tuple(np.unique(np.concatenate([block.dp_rank for block in self.blocks])).tolist())
+
+    @cached_property
+    def places_of_lanes(self) -> tuple[Ints | slice, ...]:
+        """Where the lanes of each block are among all steps x dp_ranks, [lanes]; a slice if they are all in order."""
+        places = [block.step * len(self.dp_ranks) + self.dp_index(block) for block in self.blocks]
+        cells = np.arange(len(self.steps) * len(self.dp_ranks))
+        return tuple(slice(None) if np.array_equal(place, cells) else place for place in places)
 
     def dp_index(self, block: Block) -> Ints:
         """The position in `dp_ranks` of each lane's DP rank, [lanes]."""

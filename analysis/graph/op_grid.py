@@ -15,12 +15,12 @@ from msgspec import Struct
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.trace.model import OpKind
+from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.trace.model import KINDS, OpKind
 
 
 class _Place(Struct, frozen=True, eq=False):
-    """Rows of one slot in one block, and the grid indices of its lanes.
+    """Rows of one slot in one block, and where its lanes are among all steps x dp_ranks; all in order for a slice.
 
     `rows`: [ops], or [ops, lanes] if lanes differ; then `there`, [ops, lanes], is true where a lane has that op.
     """
@@ -28,8 +28,7 @@ class _Place(Struct, frozen=True, eq=False):
     block: int
     slot: int
     rows: Ints
-    step: Int32s
-    dp_index: Ints
+    lanes: Ints | slice
     there: npt.NDArray[np.bool_] | None = None
 
 
@@ -54,14 +53,19 @@ class OpGrid(Struct, frozen=True, eq=False):
 
     def gather(self, matrices: Sequence[Floats]) -> Floats:
         """The ops' values in `matrices` (one [rows, lanes] matrix per block)."""
-        grid = np.full(self.shape, np.nan)
+        whole = len(self.places) == self.shape[0] and all(
+            isinstance(place.lanes, slice) and len(place.rows) == self.shape[1] for place in self.places
+        )
+        grid = np.empty(self.shape) if whole else np.full(self.shape, np.nan)
 
         def run(place: _Place) -> None:
-            if place.there is None:
-                values = matrices[place.block][place.rows]
+            cells, matrix = self._cells(grid, place), matrices[place.block]
+            if place.there is not None:
+                cells[:, place.lanes] = np.where(place.there, np.take_along_axis(matrix, place.rows, axis=0), np.nan)
+            elif isinstance(place.lanes, slice):
+                np.take(matrix, place.rows, axis=0, out=cells, mode="clip")  # any other mode makes a copy first
             else:
-                values = np.where(place.there, np.take_along_axis(matrices[place.block], place.rows, axis=0), np.nan)
-            grid[place.slot, : len(place.rows), place.step, place.dp_index] = values.T
+                cells[:, place.lanes] = matrix[place.rows]
 
         parallel.each(run, self.places, numbers=grid.size)
         return grid
@@ -70,8 +74,13 @@ class OpGrid(Struct, frozen=True, eq=False):
         """`values`, which broadcast to the grid's shape, as parts of the blocks."""
         wide = np.broadcast_to(values, self.shape)
         for place in self.places:
-            here = wide[place.slot, : len(place.rows), place.step, place.dp_index].T
+            here = self._cells(wide, place)[:, place.lanes]
             yield Part(place.block, place.rows, here if place.there is None else np.where(place.there, here, 1.0))
+
+    def _cells(self, grid: Floats, place: _Place) -> Floats:
+        """The cells of a place's ops in all steps and DP ranks, [ops, steps x dp_ranks]."""
+        cells: Floats = grid[place.slot, : len(place.rows)].reshape(len(place.rows), -1)
+        return cells
 
 
 class TransferGrid(Struct, frozen=True, eq=False):
@@ -97,15 +106,14 @@ class TransferGrid(Struct, frozen=True, eq=False):
 
 def op_grid(graph: DependencyGraph, kinds: Collection[OpKind], *, most: int | None = None) -> OpGrid:
     """Ops of `kinds` by stage, in row order; at most the first `most` of each stage."""
-    codes = [kind.code for kind in kinds]
+    wanted = np.zeros(len(KINDS), np.bool_)
+    wanted[[kind.code for kind in kinds]] = True
     places = []
     for number, block in enumerate(graph.blocks):
-        template = block.template
-        for stage in range(graph.layout.pp):
-            here = (template.pp_rank == stage) & np.isin(template.kind, codes)
-            rows = np.flatnonzero(here)
-            if len(rows):
-                places.append(_place(graph, number, stage, rows, most))
+        rows = np.flatnonzero(wanted[block.template.kind])
+        stage_of = block.template.pp_rank[rows]
+        for stage in np.unique(stage_of).tolist():
+            places.append(_place(graph, number, stage, rows[stage_of == stage], most))
     return _grid(graph, places, graph.layout.pp)
 
 
@@ -149,12 +157,12 @@ def _paired_rows(template: Template) -> tuple[Ints, Ints]:
 def _place(graph: DependencyGraph, number: int, slot: int, rows: Ints, most: int | None) -> _Place:
     """The place of at most the first `most` of the rows; counted per lane if some ops are absent."""
     block = graph.blocks[number]
-    dp_index = np.searchsorted(np.array(graph.dp_ranks), block.dp_rank)
+    lanes = graph.places_of_lanes[number]
     if block.present is None or block.present[rows].all():
-        return _Place(number, slot, rows[:most], block.step, dp_index)
+        return _Place(number, slot, rows[:most], lanes)
     present = block.present[rows]
     first = np.argsort(~present, axis=0, kind="stable")[: int(present.sum(axis=0).max())][:most]
-    return _Place(number, slot, rows[first], block.step, dp_index, np.take_along_axis(present, first, axis=0))
+    return _Place(number, slot, rows[first], lanes, np.take_along_axis(present, first, axis=0))
 
 
 def _grid(graph: DependencyGraph, places: list[_Place], slots: int) -> OpGrid:

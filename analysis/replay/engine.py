@@ -98,8 +98,16 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
-        ideal = ideal_rows(self.graph.blocks, self.durations.cost, self.graph.layout.pp, method)
-        return replace(self, durations=replace(self.durations, ideal=ideal))
+        durations = self.durations
+        ideal = ideal_rows(self.graph.blocks, durations.cost, self.graph.layout.pp, method, durations.ideal)
+        return replace(self, durations=replace(durations, ideal=ideal))
+
+    def with_published_rules(self) -> JobReplay:
+        """The same job by the published method, of a trace from which the replay left out nothing and in which it
+        corrected no clock.
+        """
+        graph = self.graph.as_published()
+        return JobReplay(graph, measure_durations(graph, Method.PUBLISHED), Clocks.right(graph))
 
     def only_steps(self, steps: Sequence[int]) -> JobReplay:
         """The same job with only these step numbers; ideal costs stay those of the whole job.

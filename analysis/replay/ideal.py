@@ -31,15 +31,27 @@ SCHEDULED = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
 OCCASIONAL_BY_STAGE = frozenset({OpKind.DATA_LOAD})
 
 
-def ideal_rows(blocks: Sequence[Block], costs: Sequence[Floats], stages: int, method: Method) -> tuple[Floats, ...]:
+def ideal_rows(
+    blocks: Sequence[Block],
+    costs: Sequence[Floats],
+    stages: int,
+    method: Method,
+    known: Sequence[Floats] | None = None,
+) -> tuple[Floats, ...]:
     """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] if some ops of a row are absent.
 
-    `costs`: the cost of each op, seconds, [rows, lanes] per block.
+    `costs`: the cost of each op, seconds, [rows, lanes] per block. `known`: the ideal cost by another method.
     """
     ideal = [np.zeros(block.template.rows) for block in blocks]
     rows_of = {kind: [np.flatnonzero(block.template.kind == kind.code) for block in blocks] for kind in KINDS}
     here = [kind for kind, rows in rows_of.items() if any(len(part) for part in rows)]
     by_total = [kind for kind in here if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
+    if known is not None and all(one.ndim == 1 for one in known):  # methods differ in occasional kinds only
+        here = [kind for kind in here if kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
+        ideal = [
+            np.where(np.isin(block.template.kind, [kind.code for kind in here]), 0.0, one)
+            for block, one in zip(blocks, known, strict=True)
+        ]
     usual: dict[OpKind, float] = {}
 
     def compare(kind: OpKind) -> None:

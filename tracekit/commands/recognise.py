@@ -5,7 +5,6 @@ In: a path that a command cannot use. Out: one sentence, None if nothing is know
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,6 +102,8 @@ def _nearest(path: Path) -> str | None:
     """Return the existing path with a similar name; None if there is none on this machine."""
     if path.parts[:1] == ("s3:",):
         return None
+    import difflib
+
     folder = path.parent
     names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
     found = difflib.get_close_matches(path.name, names, n=1)
@@ -112,11 +113,11 @@ def _nearest(path: Path) -> str | None:
 
 def jobs_in(path: Path) -> list[Path]:
     """Return the jobs in a folder. Several folders of torch.profiler count as one; their reader separates them."""
+    if not path.is_dir() or is_store(path):
+        return []
     from tracekit.fleet.sources import find_sources
     from tracekit.job.load import are_gpu_traces
 
-    if not path.is_dir() or is_store(path):
-        return []
     try:
         sources = find_sources([str(path)])
     except SelectionError:

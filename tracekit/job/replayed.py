@@ -131,10 +131,12 @@ def published_view(trace: Trace, replay: JobReplay, method: Method) -> Published
         )
     if not reasons:
         return None
-    if replay.clocks.any_off or graph.reconstructed or not same_rules:
+    if replay.clocks.any_off or graph.reconstructed or (replay.left_out_steps and not same_rules):
         published = JobReplay.from_trace(trace, Method.PUBLISHED)
-    else:  # the same graph and costs, different ideals
+    elif same_rules:  # the same graph and costs, different ideals
         published = replay.with_ideals(Method.PUBLISHED)
+    else:
+        published = replay.with_published_rules()
     if not published.mean_step_time(IDEAL):  # no slowdown; the attribution reports it
         return None
     return PublishedView(slowdown_of(published), tuple(reasons))

@@ -152,13 +152,17 @@ class Trace:
         """`OpKind.code` of each op, uint8 [ops]."""
         return self.ops["kind"].cat.physical().to_numpy()
 
-    @cached_property
+    @property
     def _worker_steps(self) -> pl.DataFrame:
         """The first op of each worker and step."""
-        return self.ops[first_rows(*(self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")))]
+        return self._outline.ops
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
+        return self._worker_ranks
+
+    @cached_property
+    def _worker_ranks(self) -> dict[Worker, int]:
         some = self._worker_steps
         dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
@@ -167,7 +171,7 @@ class Trace:
         workers = np.argwhere(traced).tolist()
         return {Worker(*worker): rank for worker, rank in zip(workers, rank_of[traced].tolist(), strict=True)}
 
-    @property
+    @cached_property
     def hosts(self) -> dict[int, str]:
         """Rank -> host from the free metadata, as far as it is valid."""
         hosts = self.metadata.get("hosts")
@@ -252,7 +256,12 @@ class Trace:
 
         Keeps all ops if they record waits inside workers (WAITED), which the analysis reads.
         """
-        return self if WAITED in self.ops.columns else replace(self, ops=self._worker_steps)
+        return self if WAITED in self.ops.columns else self._outline
+
+    @cached_property
+    def _outline(self) -> Trace:
+        rows = first_rows(*(self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")))
+        return replace(self, ops=self.ops[rows])
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the canonical Parquet file; replaces only another one.

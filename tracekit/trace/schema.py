@@ -6,6 +6,7 @@ types, or one error that names source, column, row, value, expectation and next 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 
 from tracekit.base.errors import LayoutError, TraceError
 from tracekit.base.text import LONGEST_NAME, cut, listed, printable, quoted
+from tracekit.trace import _rows
 from tracekit.trace.model import KINDS, Layout, Worker
 
 KIND_TYPE = pl.Enum([str(kind) for kind in KINDS])
@@ -46,62 +48,53 @@ POSTED, RESUMED = "posted", "resumed"
 #: An optional column: seconds of a worker's step in which the training thread of each of its ranks should have worked,
 #: and neither ran nor was ready to, ranks as above, on the first op of the worker's step; null elsewhere.
 OFF_CPU = "off_cpu"
-#: Work on runs of equal rows instead of rows if runs are at least this long on average.
-SHORTEST_RUN = 4
 
 
-def run_starts(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """Where runs of rows that are equal in all of `columns` begin.
-
-    Traces are written worker by worker and step by step, so there are far fewer runs than rows.
-    """
-    begins = np.zeros(len(columns[0]), np.bool_)
-    begins[:1] = True
-    for column in columns:
-        begins[1:] |= column[1:] != column[:-1]
-    return np.flatnonzero(begins)
-
-
-def distinct_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
     """The step numbers (or other numbers from 0) that occur, ascending."""
-    step = step[run_starts(step)]
     first, last = int(step.min()), int(step.max())
     if last - first > 4 * len(step) + 1_000_000:
-        return np.unique(step)
+        return np.unique(step).astype(np.int32)
     seen = np.zeros(last - first + 1, np.bool_)
-    seen[step - first] = True
+    _rows.mark(np.ascontiguousarray(step, np.int32), first, seen)
     return (np.flatnonzero(seen) + first).astype(np.int32)
 
 
-def step_positions(step: npt.NDArray[np.int32], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Index of each of `step` in the ascending step numbers `steps`, int32."""
-    starts = run_starts(step)
-    if len(starts) < len(step) // SHORTEST_RUN:
-        lengths = np.diff(starts, append=len(step))
-        return np.repeat(step_positions(step[starts], steps), lengths)
     first, last = int(steps[0]), int(steps[-1])
     if last - first > 4 * len(step) + 1_000_000:
         return np.searchsorted(steps, step).astype(np.int32)
     table = np.zeros(last - first + 1, np.int32)
     table[steps - first] = np.arange(len(steps), dtype=np.int32)
-    positions: npt.NDArray[np.int32] = table[step - first]
+    positions = np.empty(len(step), np.int32)
+    _rows.look_up(np.ascontiguousarray(step, np.int32), first, table, positions)
     return positions
 
 
-def first_rows(*columns: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+def _cells(*columns: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.int32], tuple[int, ...]] | None:
+    """The number of each row's combination of values, int32 [rows], and how many values each column has.
+
+    None if only a few of very many combinations may occur, so that a table of them would waste memory.
+    """
+    values = [distinct_steps(column) for column in columns]
+    if math.prod(map(len, values)) > min(4 * len(columns[0]) + 1_000_000, np.iinfo(np.int32).max):
+        return None
+    cell = step_positions(columns[0], values[0])
+    for column, known in zip(columns[1:], values[1:], strict=True):
+        cell *= np.int32(len(known))
+        cell += step_positions(column, known)
+    return cell, tuple(map(len, values))
+
+
+def first_rows(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
     """Where each combination of values of `columns`, numbers from 0, first occurs, ascending."""
-    starts = run_starts(*columns)
-    cell, cells = np.zeros(len(starts), np.int64), 1
-    for column in columns:
-        values = distinct_steps(column[starts])
-        cell *= len(values)
-        cell += step_positions(column[starts], values)
-        cells *= len(values)
-    if cells > 4 * len(cell) + 1_000_000:
-        return starts[np.sort(np.unique(cell, return_index=True)[1])]
-    first = np.full(cells, len(cell), np.int64)
-    first[cell[::-1]] = np.arange(len(cell) - 1, -1, -1)  # of a repeated index, the last value stays
-    return starts[np.sort(first[first < len(cell)])]
+    if (cells := _cells(*columns)) is None:
+        return np.sort(np.unique(np.stack(columns), axis=1, return_index=True)[1])
+    cell, sizes = cells
+    first = np.full(math.prod(sizes), -1, np.int64)
+    _rows.first_rows(cell, first)
+    return np.sort(first[first >= 0])
 
 
 class Source(Struct, frozen=True):
@@ -266,7 +259,7 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
     """Check that each worker has one rank, and that (step, worker, kind, seq) identifies an op, with seq from 0 without
     gaps.
     """
-    if _is_in_runs(ops):
+    if _are_identified(ops):
         return
     dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
     worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
@@ -311,24 +304,18 @@ def _check_identity(ops: pl.DataFrame, source: Source) -> None:
         )
 
 
-def _is_in_runs(ops: pl.DataFrame) -> bool:
-    """Whether ops satisfy `_check_identity` and those of a stream are adjacent; False if that is uncertain."""
-    columns = [ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank", "rank")]
-    kind, seq = ops["kind"].cat.physical().to_numpy(), ops["seq"].to_numpy()
-    starts = run_starts(*columns, kind)
-    if len(starts) > len(seq) // SHORTEST_RUN:
+def _are_identified(ops: pl.DataFrame) -> bool:
+    """Whether ops satisfy `_check_identity`; False if that is uncertain."""
+    step, dp_rank, rank, seq = (ops[name].to_numpy() for name in ("step", "dp_rank", "rank", "seq"))
+    cells = _cells(step, dp_rank, ops["pp_rank"].to_numpy())
+    if cells is None:
         return False
-    follows = np.diff(seq) == 1
-    follows[starts[1:] - 1] = True
-    if seq[starts].any() or not follows.all():
+    cell, (steps, *workers) = cells
+    rank_of = np.full((steps, math.prod(workers)), -1, np.int32)
+    kind = ops["kind"].cat.physical().to_numpy()
+    if not _rows.are_identified(cell, rank, kind, seq, len(KINDS), rank_of.reshape(-1)):
         return False
-    step, dp_rank, pp_rank, rank = (column[starts] for column in columns)
-    worker = dp_rank.astype(np.int64) * (int(pp_rank.max()) + 1) + pp_rank
-    rank_of = np.zeros(int(worker.max()) + 1, rank.dtype)
-    rank_of[worker] = rank
-    stream = (step_positions(step, distinct_steps(step)) * len(rank_of) + worker) * len(KINDS) + kind[starts]
-    in_order = bool((stream[1:] > stream[:-1]).all())
-    return bool((rank_of[worker] == rank).all()) and (in_order or len(np.unique(stream)) == len(stream))
+    return bool(((rank_of == rank_of.max(axis=0)) | (rank_of < 0)).all())
 
 
 def _describe(ops: pl.DataFrame, row: int) -> str:

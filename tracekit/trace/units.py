@@ -50,12 +50,14 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
     if start is None or duration is None or "step" not in ops.columns or not ops["step"].dtype.is_integer():
         return Timed(ops, step_starts)
     per_second = (unit or Unit.S).per_second
-    if _may_run_on(ops, start, duration, per_second):
+    runs_on = _may_run_on(ops, start, duration, per_second)
+    if not runs_on and per_second == 1:
+        return Timed(ops, step_starts)
+    start, duration = (one if one.dtype == pl.Int64 else one.cast(pl.Float64) for one in (start, duration))
+    if runs_on:
         rank = ops["rank"] if _has_ranks(ops) else pl.repeat(0, ops.height, eager=True)
         raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
         start, step_starts = _from_step_start(raw, unit or Unit.S, step_starts, source, stated=unit is not None)
-    elif per_second == 1:
-        return Timed(ops, step_starts)
     times: list[pl.Series | pl.Expr] = [(start / per_second).alias("start"), (duration / per_second).alias("duration")]
     times += [pl.col(name) / per_second for name in (POSTED, RESUMED) if ops.schema.get(name, pl.String).is_numeric()]
     for name in (WAITED, LASTED, OFF_CPU):
@@ -65,11 +67,12 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
 
 
 def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:
-    """A column of times as Int64 or Float64; None if a value is missing, infinite or not a number."""
-    if name not in ops.columns or not ops[name].dtype.is_numeric():
+    """A column of times as Int64, Float64 or Float32; None if a value is missing, infinite or not a number."""
+    if name not in ops.columns or not (column := ops[name]).dtype.is_numeric():
         return None
-    column = ops[name].cast(pl.Int64 if ops[name].dtype.is_integer() else pl.Float64, strict=False)
-    if column.null_count() or not len(column) or (column.dtype == pl.Float64 and not column.is_finite().all()):
+    if column.dtype != pl.Float32:
+        column = column.cast(pl.Int64 if column.dtype.is_integer() else pl.Float64, strict=False)
+    if column.null_count() or not len(column) or (column.dtype != pl.Int64 and not column.is_finite().all()):
         return None
     return column
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.graph import dependency_graph
+from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.job.pipeline import PipelineJob
-from tracekit.trace.canonical import Trace
+from tracekit.job.replayed import published_view
+from tracekit.trace.canonical import Trace, read_parquet
+
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 
 
 def slowdown(trace: Trace, method: Method = Method.TRACEKIT) -> float:
@@ -114,3 +121,14 @@ def test_ideals_of_another_method_are_those_of_a_replay_made_with_it(method):
     trace = data_parallel_job([[FORWARD, BACKWARD], [FORWARD, ("gc", 0.4), BACKWARD]])
     made_with_it = attribute(JobReplay.from_trace(trace, method)).slowdown
     assert attribute(JobReplay.from_trace(trace).with_ideals(method)).slowdown == pytest.approx(made_with_it, rel=1e-12)
+
+
+def test_the_published_method_reuses_the_placed_ops_and_finds_what_it_finds_alone(monkeypatch):
+    trace = read_parquet(SAMPLES / "collected.parquet")
+    replay = JobReplay.from_trace(trace)
+    assert replay.graph.posting.posting is not Posting.SAME_DIRECTION
+    alone = slowdown(trace, Method.PUBLISHED)
+    monkeypatch.delattr(dependency_graph, "place_lanes")
+    view = published_view(trace, replay, Method.TRACEKIT)
+    assert view is not None
+    assert view.slowdown == alone
