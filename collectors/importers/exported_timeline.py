@@ -93,8 +93,8 @@ class ExportedImporter:
             )
         except msgspec.MsgspecError as error:
             raise FormatError(
-                f"{path}: not a complete timeline ({error!s:.160}); expected one written by `tracekit export`; export it"
-                " again"
+                f"{path}: not a complete timeline ({error!s:.160}); expected one written by `tracekit export`;"
+                " export it again"
             ) from None
         except LayoutError as error:
             raise LayoutError(f"{path}: {error}") from None
