@@ -164,7 +164,7 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
             tasks["the watch of the run"] = watch.tick
         if watcher is not None:
             tasks["hang detection"] = watcher.tick
-            tasks["keeping reports on hangs"] = functools.partial(_keep_hangs, hangs, watcher)
+            tasks["keeping reports on hangs"] = functools.partial(hangs.keep, watcher.found)
 
         launched = run_command(options.command, environment, directory, tasks, str(options.name))
         if watcher is not None:
@@ -198,10 +198,6 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         return CollectSummary(
             launched.exit_code, launched.wall_s, (), str(directory), False, problem, unstored=unstored
         )
-
-
-def _keep_hangs(hangs: KeptHangs, watcher: HangWatcher) -> None:
-    hangs.keep(watcher.found)
 
 
 def _temporary_folder() -> Path:

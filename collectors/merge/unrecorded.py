@@ -96,10 +96,9 @@ def _last_step(one: RankRecording) -> int:
 def _lost(ranks: Iterable[RankRecording]) -> tuple[LostHook, ...]:
     where: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for one in ranks:
-        version = str(_told(one, "torch").get("version", "?"))
+        version = one.facts.get("torch", [{"version": "?"}])[-1]["version"]
         for fact in one.facts.get("lost-hook", []):
-            told = fact if isinstance(fact, dict) else {}
-            key = (str(told.get("hook")), str(told.get("reason")), str(told.get("lacks")), version)
+            key = (fact["hook"], fact["reason"], fact["lacks"], version)
             if one.rank not in where[key]:
                 where[key].append(one.rank)
     return tuple(LostHook(*key, tuple(sorted(members))) for key, members in where.items())
@@ -117,17 +116,11 @@ def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
     """The GPU platform that torch could have used, if every rank ended without using a GPU; else None."""
     versions = set()
     for one in ranks:
-        version = _told(one, "torch").get("device")
+        version = one.facts.get("torch", [{}])[-1].get("device")
         if version is None or one.facts.get("device-clock") or (one.summary or {}).get("gpu_used", True):
             return None
         versions.add(str(version))
     return ", ".join(sorted(versions)) or None
-
-
-def _told(one: RankRecording, kind: str) -> dict[str, Any]:
-    """The last fact of a kind if it is an object; otherwise an empty dict."""
-    facts = one.facts.get(kind, [])
-    return facts[-1] if facts and isinstance(facts[-1], dict) else {}
 
 
 def _ranks(numbers: tuple[int, ...]) -> str:
