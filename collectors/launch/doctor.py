@@ -203,7 +203,7 @@ def _trial(python: str) -> Check:
     """Train two ranks under `tracekit collect`, and check the trace."""
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         out = Path(folder) / "trial.parquet"
-        collect = [sys.executable, "-P", "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", "--"]
+        collect = [sys.executable, "-P", "-m", "tracekit", "collect", "--out", str(out), "--no-store", "--json", "--"]
         run = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(_TRIAL)]
         try:
             ran = subprocess.run(  # noqa: S603  the user names the interpreter

@@ -166,7 +166,7 @@ COMMAND = "import os, signal, select; os.kill(os.getppid(), signal.{}); select.s
 def test_a_signal_to_the_launcher_ends_the_command_as_it_would_alone(name, tmp_path):
     """With a shell's exit code."""
     command = [sys.executable, "-c", COMMAND.format(name)]
-    under = [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command]
+    under = [sys.executable, "-m", "tracekit", "collect", "--no-store", "--", *command]
     ran = subprocess.run(under, cwd=tmp_path, env=environment(), timeout=TIMEOUT_S, capture_output=True)
     assert ran.returncode == 128 + getattr(signal, name)
 

@@ -28,7 +28,7 @@ def run_nodes(directory, segments, command):
         port = probe.getsockname()[1]
     nodes = []
     for node, folder in enumerate(segments):
-        collect = [sys.executable, "-m", "tracekit.collectors", "--segments", folder, "--no-store", "--json"]
+        collect = [sys.executable, "-m", "tracekit", "collect", "--segments", folder, "--no-store", "--json"]
         place = {"RANK": node, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         words = [str(node) if word == "NODE" else word for word in command]
         if command is TORCHRUN:

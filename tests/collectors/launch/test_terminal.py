@@ -63,14 +63,12 @@ def at_terminal(command, directory, press_at, **variables):
 
 def under_collect(command):
     """The command under `tracekit collect`, trace in job.parquet."""
-    return [sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", "job.parquet", "--", *command]
+    return [sys.executable, "-m", "tracekit", "collect", "--no-store", "--out", "job.parquet", "--", *command]
 
 
-@pytest.mark.parametrize("entry", [("tracekit", "collect"), ("tracekit.collectors",)])
-def test_no_thread_of_the_launcher_takes_a_signal_of_the_command(entry, tmp_path):
+def test_no_thread_of_the_launcher_takes_a_signal_of_the_command(tmp_path):
     """One that did would end the launcher while the job runs; the kernel may choose any thread that blocks it not."""
-    module, *words = entry
-    under = [sys.executable, "-m", module, *words, "--no-store", "--out", "job.parquet", "--"]
+    under = [sys.executable, "-m", "tracekit", "collect", "--no-store", "--out", "job.parquet", "--"]
     said = plain([*under, sys.executable, "-c", PARENT_BLOCKS], tmp_path)
     masks = [int(mask, 16) for mask in re.findall(r"^blocks (\w+)$", said.stdout, re.MULTILINE)]
     assert len(masks) > 1, said  # the libraries' threads and the clock's
