@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.trace.canonical import Trace
 from tracekit.trace.chrome import MARK, OPS_MARK, RECORDED, VERSION
@@ -30,8 +30,8 @@ class _Place(msgspec.Struct, gc=False):
     """Where an op belongs."""
 
     step: int = -1
-    dp_rank: int | None = None
-    pp_rank: int | None = None
+    dp_rank: int = -1
+    pp_rank: int = -1
     seq: int | None = None
     microbatch: int | None = None
     chunk: int | None = None
@@ -77,9 +77,7 @@ class ExportedImporter:
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace of the steps that were exported. Raises FormatError if the file is damaged or another's."""
-        if layout is not None:
-            raise FormatError(f"{path}: a timeline of `tracekit export` carries its layout; leave out --layout")
-        refuse_unit(path, unit, "a timeline of `tracekit export`")
+        refuse_options(path, layout, unit, "a timeline of `tracekit export`")
         try:
             file = msgspec.json.decode(_unpacked(path), type=_File)
             other = _other(file.other, path)

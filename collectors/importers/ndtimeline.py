@@ -20,7 +20,8 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.importers.formats import refuse_options
+from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
@@ -78,14 +79,12 @@ class RawLogImporter:
 
     def sniff(self, path: Path) -> bool:
         """A text file whose first line carries a metric name and raw parts."""
-        head = _head(path)
+        head = first_bytes(path, _HEAD_BYTES)
         return b"metric_name: " in head and b"recent_since_start_raw_parts: " in head
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
-        if layout is not None:
-            raise FormatError(f"{path}: an NDTimeline raw log carries its layout; leave out --layout")
-        refuse_unit(path, unit, "an NDTimeline file")
+        refuse_options(path, layout, unit, "an NDTimeline file")
         sizes: dict[str, int] = {}
         events = list(_raw_events(path, sizes))
         if not events:
@@ -107,14 +106,12 @@ class ChromeImporter:
 
     def sniff(self, path: Path) -> bool:
         """A JSON list of complete events whose args hold rank, step, tp and pp."""
-        head = _head(path)
+        head = first_bytes(path, _HEAD_BYTES)
         return head.lstrip().startswith(b"[") and all(key in head for key in (b'"rank"', b'"step"', b'"tp"', b'"pp"'))
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
         """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
-        if layout is not None:
-            raise FormatError(f"{path}: an NDTimeline Chrome trace carries its layout; leave out --layout")
-        refuse_unit(path, unit, "an NDTimeline file")
+        refuse_options(path, layout, unit, "an NDTimeline file")
         events = list(_chrome_events(path))
         if not events:
             raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
@@ -124,13 +121,6 @@ class ChromeImporter:
             tp=1 + max(event.tp_rank for event in events),
         )
         return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
-
-
-def _head(path: Path) -> bytes:
-    if path.is_dir():
-        return b""
-    with path.open("rb") as file:
-        return file.read(_HEAD_BYTES)
 
 
 def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:

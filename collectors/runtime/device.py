@@ -129,7 +129,7 @@ class DeviceClock:
         A process that has not used CUDA captures nothing. CUDA is not asked then: without a driver, the call raises.
         """
         try:
-            return self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
+            return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
         except Exception as error:
             self._switch_off(error)
             return True

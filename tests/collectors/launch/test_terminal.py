@@ -10,8 +10,6 @@ import subprocess
 import sys
 import termios
 
-import pytest
-
 from tests.collectors.conftest import TIMEOUT_S, environment, plain, python, torchrun
 from tracekit.trace.canonical import read_parquet
 
