@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tracekit.base.text import listed, ranks_text
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 
 #: Name at most this many ranks in a line.
@@ -65,14 +66,13 @@ class Unrecorded:
         if not self.stopped:
             return None
         shown = [f"{rank} (step {step})" for rank, step in self.stopped.items()]
-        more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
-        where = f"{'rank' if len(shown) == 1 else 'ranks'} {', '.join(shown[:MOST_SHOWN])}{more}"
+        where = f"{'rank' if len(shown) == 1 else 'ranks'} {listed(shown, MOST_SHOWN)}"
         return f"the recording stops early on {where}: killed, out of disk space, or still running"
 
     def lines(self) -> list[str]:
         """Closing lines for the user. They omit failed hooks, which are reported per rank elsewhere."""
         lines = [
-            f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {_ranks(one.ranks)}; the"
+            f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {ranks_text(one.ranks)}; the"
             f" trace lacks {one.lacks}"
             for one in self.lost
         ]
@@ -121,9 +121,3 @@ def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
             return None
         versions.add(str(version))
     return ", ".join(sorted(versions)) or None
-
-
-def _ranks(numbers: tuple[int, ...]) -> str:
-    more = f" and {len(numbers) - MOST_SHOWN} more" if len(numbers) > MOST_SHOWN else ""
-    shown = ", ".join(map(str, numbers[:MOST_SHOWN])) + more
-    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
