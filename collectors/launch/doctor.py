@@ -80,21 +80,21 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     """All checks, the trial last. `python`: the interpreter of the training."""
     yield _system()
     probe = _probe(python)
-    torch = _torch(probe, python)
-    yield torch
-    recorder = _recorder(probe, python)
-    yield recorder
-    yield _gpus(probe)
-    yield _nccl(probe)
+    if problem := probe.get("problem"):
+        lacking = "torch"
+        yield Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
+        for subject in ("recorder", "GPUs", "NCCL plugin"):
+            yield Check(subject, Outcome.NOTE, "not known without torch")
+    else:
+        yield _torch(probe, python)
+        lacking = None if probe["lacks"] is None else "the recorder"
+        yield _recorder(probe, python)
+        yield _gpus(probe)
+        yield _nccl(probe)
     yield _place(store or default_store())
     yield _temporary()
     yield _clock()
-    if torch.outcome is Outcome.FAILS:
-        yield Check("trial", Outcome.FAILS, "not run without torch")
-    elif recorder.outcome is Outcome.FAILS:
-        yield Check("trial", Outcome.FAILS, "not run without the recorder")
-    else:
-        yield _trial(python)
+    yield _trial(python) if lacking is None else Check("trial", Outcome.FAILS, f"not run without {lacking}")
 
 
 def _system() -> Check:
@@ -120,8 +120,6 @@ def _probe(python: str) -> dict[str, Any]:
 
 
 def _torch(probe: dict[str, Any], python: str) -> Check:
-    if problem := probe.get("problem"):
-        return Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
     build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
     found = f"{probe['torch']} ({build}) on Python {probe['python']}, {python}"
     if not probe["distributed"]:
@@ -132,8 +130,6 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
 
 def _recorder(probe: dict[str, Any], python: str) -> Check:
     """Whether the training can load what records it."""
-    if "problem" in probe:
-        return Check("recorder", Outcome.NOTE, "not known without torch")
     if probe["lacks"] is None:
         return Check("recorder", Outcome.OK, f"tracekit can be imported by {python}")
     install = install_command(python)
@@ -143,8 +139,6 @@ def _recorder(probe: dict[str, Any], python: str) -> Check:
 
 
 def _gpus(probe: dict[str, Any]) -> Check:
-    if "problem" in probe:
-        return Check("GPUs", Outcome.NOTE, "not known without torch")
     gpus: list[str] = probe["gpus"]
     if gpus:
         kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
@@ -155,8 +149,6 @@ def _gpus(probe: dict[str, Any]) -> Check:
 
 def _nccl(probe: dict[str, Any]) -> Check:
     """Whether `--nccl` would work; nothing else needs the plugin."""
-    if "problem" in probe:
-        return Check("NCCL plugin", Outcome.NOTE, "not known without torch")
     if not probe.get("nccl"):
         return Check("NCCL plugin", Outcome.NOTE, "not needed: this torch has no NCCL")
     try:
