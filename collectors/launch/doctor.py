@@ -87,14 +87,14 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
             yield Check(subject, Outcome.NOTE, "not known without torch")
     else:
         yield _torch(probe, python)
-        lacking = None if probe["lacks"] is None else "the recorder"
+        lacking = "" if probe["lacks"] is None else "the recorder"
         yield _recorder(probe, python)
         yield _gpus(probe)
         yield _nccl(probe)
     yield _place(store or default_store())
     yield _temporary()
     yield _clock()
-    yield _trial(python) if lacking is None else Check("trial", Outcome.FAILS, f"not run without {lacking}")
+    yield Check("trial", Outcome.FAILS, f"not run without {lacking}") if lacking else _trial(python)
 
 
 def _system() -> Check:
