@@ -1,7 +1,8 @@
 """Find slow workers, when and by how much they are slow, and the job without the slowdown.
 
 In: `Evidence`. Out: factors over the peers, the cells of the grid that stand out, the distinction between slow machines
-and more data, and `Intervention`s that make workers as fast as their peers. Rules name the workers; fixes plan with them.
+and more data, and `Intervention`s that make workers as fast as their peers. Detectors name the workers; fixes plan with
+them.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class GroupTable:
         """
         found: dict[str, int] = {}
         times: Counter[tuple[str, str]] = Counter()
-        for name in sorted(map(str, config), key=_creation):
+        for name in sorted(map(str, config), key=creation):
             about = config[name]
             members = about.get("ranks")
             if not members or members == "[]":  # gloo's recorder does not record groups
@@ -97,8 +97,8 @@ class GroupTable:
         return tuple(groups.values()), {place: places[same.get(key, key)] for key, place in self._keys.items()}
 
 
-def _creation(name: str) -> tuple[int, int | str]:
-    """Sort key in order of creation: numeric names count the groups of a process."""
+def creation(name: str) -> tuple[int, int | str]:
+    """A key for the order of creation: names that are numbers count the groups of a process."""
     return (0, int(name)) if name.isdecimal() else (1, name)
 
 

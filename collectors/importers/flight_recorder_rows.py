@@ -18,7 +18,7 @@ from tracekit.collectors.importers.flight_recorder_entries import (
     first_dtype,
     whole_number,
 )
-from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS, GroupTable
+from tracekit.collectors.importers.flight_recorder_groups import MOST_RANKS, GroupTable, creation
 from tracekit.trace.dumps import Progress
 
 #: Newest finished operations to keep per rank: they show where the calls of ranks begin to differ.
@@ -142,7 +142,7 @@ def take_statuses(
         checked = {_number(number): _counts(status) for number, status in dict(statuses).items()}
     except (TypeError, ValueError) as error:
         return f"pg_status is not used: {error!s:.200}"
-    names = sorted(groups, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
+    names = sorted(groups, key=creation)
     in_order = dict(zip(sorted(checked), (groups[name] for name in names), strict=False))
     agrees = len(checked) == len(names) and all(in_order.get(number) == place for number, place in places.items())
     for number, place in (in_order if agrees else places).items():

@@ -16,6 +16,13 @@ from tracekit.trace.model import Unit
 DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
 
 
+def refuse_options(path: Path, layout: Path | None, unit: Unit | None, form: str) -> None:
+    """Raise FormatError if a `layout` or a `unit` was stated for a format that has both. `form`: its name, in words."""
+    if layout is not None:
+        raise FormatError(f"{path}: {form} carries its layout; leave out --layout")
+    refuse_unit(path, unit, form)
+
+
 def refuse_unit(path: Path, unit: Unit | None, form: str) -> None:
     """Raise FormatError if a `unit` is given for a format with a fixed one. `form`: the name of the format."""
     if unit is not None:

@@ -26,7 +26,8 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable
-from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.importers.formats import refuse_options
+from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, Unit, is_size
 
@@ -72,15 +73,12 @@ class InspectorImporter:
         """Recognise a file that begins with an Inspector line, or a folder with one."""
         if path.is_dir():
             return any(self.sniff(one) for one in _files(path))
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        head = first_bytes(path, _HEAD_BYTES)
         return head.startswith(b"{") and b'"inspector_output_format_version"' in head and b'"header"' in head
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """Read the collective that took longest in total. Raises FormatError with file and line."""
-        if layout is not None:
-            raise FormatError(f"{path}: a log of the NCCL Inspector takes no layout; leave out --layout")
-        refuse_unit(path, unit, "a log of the NCCL Inspector")
+        """The trace of the collective that took longest in total. Raises FormatError with file and line."""
+        refuse_options(path, layout, unit, "a log of the NCCL Inspector")
         log = _Log([], Counter(), {})
         for file in _files(path):
             _read_file(file, log)

@@ -20,7 +20,8 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_unit
+from tracekit.collectors.importers.formats import refuse_options
+from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
@@ -77,15 +78,13 @@ class RawLogImporter:
     description = "raw log of veScale NDTimeline (timeline_run*_raw.log)"
 
     def sniff(self, path: Path) -> bool:
-        """Recognise a text file whose first line has a metric name and raw parts."""
-        head = _head(path)
+        """A text file whose first line carries a metric name and raw parts."""
+        head = first_bytes(path, _HEAD_BYTES)
         return b"metric_name: " in head and b"recent_since_start_raw_parts: " in head
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """Read the trace; sizes are in the log. Raises FormatError with the invalid line."""
-        if layout is not None:
-            raise FormatError(f"{path}: an NDTimeline raw log carries its layout; leave out --layout")
-        refuse_unit(path, unit, "an NDTimeline file")
+        """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
+        refuse_options(path, layout, unit, "an NDTimeline file")
         sizes: dict[str, int] = {}
         events = list(_raw_events(path, sizes))
         if not events:
@@ -106,15 +105,13 @@ class ChromeImporter:
     description = "Chrome trace of veScale NDTimeline (trace_step*)"
 
     def sniff(self, path: Path) -> bool:
-        """Recognise a JSON list of complete events whose args contain rank, step, tp and pp."""
-        head = _head(path)
+        """A JSON list of complete events whose args hold rank, step, tp and pp."""
+        head = first_bytes(path, _HEAD_BYTES)
         return head.lstrip().startswith(b"[") and all(key in head for key in (b'"rank"', b'"step"', b'"tp"', b'"pp"'))
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """Read the trace; sizes are the largest ranks seen. Raises FormatError with the invalid event."""
-        if layout is not None:
-            raise FormatError(f"{path}: an NDTimeline Chrome trace carries its layout; leave out --layout")
-        refuse_unit(path, unit, "an NDTimeline file")
+        """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
+        refuse_options(path, layout, unit, "an NDTimeline file")
         events = list(_chrome_events(path))
         if not events:
             raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
@@ -124,13 +121,6 @@ class ChromeImporter:
             tp=1 + max(event.tp_rank for event in events),
         )
         return _trace(events, job, path, "ndtimeline-chrome", Unit.US)
-
-
-def _head(path: Path) -> bytes:
-    if path.is_dir():
-        return b""
-    with path.open("rb") as file:
-        return file.read(_HEAD_BYTES)
 
 
 def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_Event]:

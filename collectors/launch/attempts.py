@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tracekit.base.errors import OutputError, TracekitError
 from tracekit.collectors.merge.merge import MergedAttempt, RankReport, merge_attempt, rank_report
 from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
@@ -40,18 +42,18 @@ class CollectedAttempt:
     """
 
     attempt: int
-    name: str
-    world_size: int
-    steps: int
-    ops: int
-    layout: dict[str, int] | None
-    layout_source: str | None
-    ranks: tuple[RankReport, ...]
-    missing_ranks: tuple[int, ...]
-    out: str | None
-    store: str | None
-    cost: RecordingCost | str | None
-    problem: str | None
+    name: str = ""
+    world_size: int = 0
+    steps: int = 0
+    ops: int = 0
+    layout: dict[str, int] | None = None
+    layout_source: str | None = None
+    ranks: tuple[RankReport, ...] = ()
+    missing_ranks: tuple[int, ...] = ()
+    out: str | None = None
+    store: str | None = None
+    cost: RecordingCost | str | None = None
+    problem: str | None = None
     notes: tuple[str, ...] = ()
     nccl: tuple[str, ...] = ()
     continued: bool = False
@@ -70,7 +72,7 @@ def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence
         if (kept_in := traces.get(collected.attempt)) is None:
             yield replace(collected, name=job_name(options, collected.attempt, last=collected.attempt == numbers[-1]))
         else:
-            yield replace(collected, **kept_in.of(collected.attempt))
+            yield kept_in.given_to(collected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,10 @@ class _KeptTrace:
     store: str | None
     problem: str | None
 
-    def of(self, attempt: int) -> dict[str, Any]:
-        """Fields for an attempt whose trace this is."""
-        continued = attempt != self.last_attempt
-        return {
-            "name": self.name,
-            "out": self.out,
-            "store": self.store,
-            "problem": self.problem,
-            "continued": continued,
-        }
+    def given_to(self, one: CollectedAttempt) -> CollectedAttempt:
+        """An attempt whose trace this is."""
+        continued = one.attempt != self.last_attempt
+        return replace(one, name=self.name, out=self.out, store=self.store, problem=self.problem, continued=continued)
 
 
 def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _ReadAttempt:
@@ -155,16 +151,9 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
 def _recorded_steps(recording: AttemptRecording) -> bool:
     """True if a step after the first was recorded."""
     whole = int(Flag.COMPLETE | Flag.RECORDING)
-    return any(
-        bool(
-            (
-                (one.records["flags"] & whole == whole)
-                & (one.records["category"] == Category.STEP)
-                & (one.records["step"] > 0)
-            ).any()
-        )
-        for one in recording.ranks.values()
-    )
+    records = np.concatenate([one.records for one in recording.ranks.values()])
+    ends = records[(records["category"] == Category.STEP) & (records["step"] > 0)]
+    return bool((ends["flags"] & whole == whole).any())
 
 
 def _nccl_lines(options: CollectOptions, recording: AttemptRecording, report: dict[str, Any] | None) -> tuple[str, ...]:
@@ -193,10 +182,7 @@ def _merged_attempt(number: int, merged: MergedAttempt, cost: RecordingCost | st
         layout_source=merged.placement.source,
         ranks=merged.ranks,
         missing_ranks=merged.missing_ranks,
-        out=None,
-        store=None,
         cost=cost,
-        problem=None,
     )
 
 
@@ -204,19 +190,13 @@ def _failed_attempt(
     number: int, recording: AttemptRecording | None, problem: str | None, cost: RecordingCost | str | None = None
 ) -> CollectedAttempt:
     """An attempt without a trace, with the reports of its ranks."""
-    ranks = tuple(rank_report(one) for one in recording.ranks.values()) if recording else ()
+    if recording is None:
+        return CollectedAttempt(number, problem=problem)
     return CollectedAttempt(
         attempt=number,
-        name="",
-        world_size=recording.world_size if recording else 0,
-        steps=0,
-        ops=0,
-        layout=None,
-        layout_source=None,
-        ranks=ranks,
-        missing_ranks=recording.missing_ranks if recording else (),
-        out=None,
-        store=None,
+        world_size=recording.world_size,
+        ranks=tuple(rank_report(one) for one in recording.ranks.values()),
+        missing_ranks=recording.missing_ranks,
         cost=cost,
         problem=problem,
     )

@@ -38,7 +38,6 @@ from tracekit.collectors.launch.launcher import (
     why_nothing_was_recorded,
 )
 from tracekit.collectors.launch.live import WatchOptions, WatchProcess
-from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.nccl.drain import Drain
 from tracekit.collectors.nccl.launching import prepare_nccl
@@ -115,7 +114,7 @@ class CollectSummary:
         return asdict(self)
 
 
-def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSummary:
+def collect(options: CollectOptions) -> CollectSummary:
     """Run the command and collect its trace.
 
     Raises OutputError if the run cannot be started or its trace cannot be written, StoreError if it cannot be stored.
@@ -130,7 +129,6 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
     )
     _check_targets(options)
     directory = options.segments or _temporary_folder()
-    progress = Progress(directory)
     drain = Drain(directory)
     watcher: HangWatcher | None = None
     watch: WatchProcess | None = None
@@ -157,13 +155,11 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         tasks: dict[str, Callable[[], object]] = {}
         if options.nccl is not None:
             tasks["reading NCCL's rings"] = drain.update
-        if show_progress:
-            tasks["the progress line"] = progress.show
         if watch is not None:
             tasks["the watch of the run"] = watch.tick
         if watcher is not None:
             tasks["hang detection"] = watcher.tick
-            tasks["keeping reports on hangs"] = functools.partial(_keep_hangs, hangs, watcher)
+            tasks["keeping reports on hangs"] = functools.partial(hangs.keep, watcher.found)
 
         launched = run_command(options.command, environment, directory, tasks, str(options.name))
         if watcher is not None:
@@ -197,10 +193,6 @@ def collect(options: CollectOptions, *, show_progress: bool = True) -> CollectSu
         return CollectSummary(
             launched.exit_code, launched.wall_s, (), str(directory), False, problem, unstored=unstored
         )
-
-
-def _keep_hangs(hangs: KeptHangs, watcher: HangWatcher) -> None:
-    hangs.keep(watcher.found)
 
 
 def _temporary_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import say
-from tracekit.base.text import printable, short
+from tracekit.base.text import printable, ranks_text, short
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.collectors.launch.option_values import parse_size, parse_steps, schedule_options
 from tracekit.collectors.launch.signals import hold, release
@@ -25,51 +26,24 @@ LIVE_HANG_AFTER_S = 300.0
 _PATH = click.Path(path_type=Path)
 
 
-class StepRange(click.ParamType[tuple[int, int | None]]):
-    """`100:200`, `100:` or `:200`; the end is exclusive."""
+class Parsed(click.ParamType[Any]):
+    """Text that `parse` turns into a value; it raises ValueError for text that is none. `name`: what stands for it."""
 
-    name = "FROM:TO"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
-        """First step and exclusive last step."""
-        if isinstance(value, tuple):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value."""
         try:
-            return parse_steps(value)
+            return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Size(click.ParamType[int]):
-    """`500MB` or `2GB`, as bytes."""
+def _mask(text: str) -> int:
+    from tracekit.collectors.nccl.launching import parse_mask
 
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Bytes."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class NcclMask(click.ParamType[int]):
-    """`coll,p2p,kernel,proxy` or NCCL's own number, as a mask."""
-
-    name = "EVENTS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The mask."""
-        if isinstance(value, int):
-            return value
-        from tracekit.collectors.nccl.launching import parse_mask
-
-        try:
-            return parse_mask(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    return parse_mask(text)
 
 
 @click.command("collect", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -79,20 +53,26 @@ class NcclMask(click.ParamType[int]):
 @click.option("--no-store", is_flag=True, help="Do not write to the store; for use with --out.")
 @click.option("--name", help="Name of the job in the store [default: script and time].")
 @click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")
-@click.option("--steps", type=StepRange(), default="1:", help="Steps to record, such as 100:200 [default: 1:].")
+@click.option(
+    "--steps", type=Parsed("FROM:TO", parse_steps), default="1:", help="Steps to record, such as 100:200 [default: 1:]."
+)
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Record one step in N.")
 @click.option(
     "--for", "length", type=click.IntRange(min=1), default=1, metavar="N", help="With --every: record N steps in a row."
 )
 @click.option("--idle", is_flag=True, help="Record nothing until `tracekit attach` asks for it.")
-@click.option("--keep", type=Size(), help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.")
+@click.option(
+    "--keep",
+    type=Parsed("SIZE", parse_size),
+    help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.",
+)
 @click.option("--dp", type=click.IntRange(min=1), help="Data-parallel size, if it cannot be found.")
 @click.option("--pp", type=click.IntRange(min=1), help="Pipeline-parallel size, if it cannot be found.")
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size, if it cannot be found.")
 @click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, if they cannot be found.")
 @click.option(
     "--nccl",
-    type=NcclMask(),
+    type=Parsed("EVENTS", _mask),
     is_flag=False,
     flag_value="coll,p2p,kernel",
     help="Let NCCL time communication on the GPU; any of coll,p2p,kernel,proxy [default: coll,p2p,kernel].",
@@ -235,9 +215,8 @@ def _attempt_lines(one: CollectedAttempt, several: bool) -> list[str]:
     if one.problem:
         lines.append(f"{title}no trace: {one.problem}")
     if one.missing_ranks:
-        shown = ", ".join(map(str, one.missing_ranks[:16])) + (" ..." if len(one.missing_ranks) > 16 else "")
         lines.append(
-            f"WARNING: {title}{len(one.missing_ranks)} ranks reported nothing: {shown}; the trace lacks them"
+            f"WARNING: {title}{ranks_text(one.missing_ranks, 16)} reported nothing; the trace lacks them"
             ' (see "Missing ranks" in collectors/README.md)'
         )
     lines += [f"{title}{line}" for line in (*one.notes, *one.nccl)]

@@ -80,21 +80,21 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     """All checks, the trial last. `python`: the interpreter of the training."""
     yield _system()
     probe = _probe(python)
-    torch = _torch(probe, python)
-    yield torch
-    recorder = _recorder(probe, python)
-    yield recorder
-    yield _gpus(probe)
-    yield _nccl(probe)
+    if problem := probe.get("problem"):
+        lacking = "torch"
+        yield Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
+        for subject in ("recorder", "GPUs", "NCCL plugin"):
+            yield Check(subject, Outcome.NOTE, "not known without torch")
+    else:
+        yield _torch(probe, python)
+        lacking = "" if probe["lacks"] is None else "the recorder"
+        yield _recorder(probe, python)
+        yield _gpus(probe)
+        yield _nccl(probe)
     yield _place(store or default_store())
     yield _temporary()
     yield _clock()
-    if torch.outcome is Outcome.FAILS:
-        yield Check("trial", Outcome.FAILS, "not run without torch")
-    elif recorder.outcome is Outcome.FAILS:
-        yield Check("trial", Outcome.FAILS, "not run without the recorder")
-    else:
-        yield _trial(python)
+    yield Check("trial", Outcome.FAILS, f"not run without {lacking}") if lacking else _trial(python)
 
 
 def _system() -> Check:
@@ -120,8 +120,6 @@ def _probe(python: str) -> dict[str, Any]:
 
 
 def _torch(probe: dict[str, Any], python: str) -> Check:
-    if problem := probe.get("problem"):
-        return Check("torch", Outcome.FAILS, f"{problem}; name the training's interpreter with --python")
     build = f"CUDA {probe['cuda']}" if probe["cuda"] else f"ROCm {probe['hip']}" if probe["hip"] else "CPU only"
     found = f"{probe['torch']} ({build}) on Python {probe['python']}, {python}"
     if not probe["distributed"]:
@@ -131,9 +129,7 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
 
 
 def _recorder(probe: dict[str, Any], python: str) -> Check:
-    """Check that the training can import the recorder."""
-    if "problem" in probe:
-        return Check("recorder", Outcome.NOTE, "not known without torch")
+    """Whether the training can load what records it."""
     if probe["lacks"] is None:
         return Check("recorder", Outcome.OK, f"tracekit can be imported by {python}")
     install = install_command(python)
@@ -143,8 +139,6 @@ def _recorder(probe: dict[str, Any], python: str) -> Check:
 
 
 def _gpus(probe: dict[str, Any]) -> Check:
-    if "problem" in probe:
-        return Check("GPUs", Outcome.NOTE, "not known without torch")
     gpus: list[str] = probe["gpus"]
     if gpus:
         kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
@@ -154,9 +148,7 @@ def _gpus(probe: dict[str, Any]) -> Check:
 
 
 def _nccl(probe: dict[str, Any]) -> Check:
-    """Check that `--nccl` works; nothing else needs the plugin."""
-    if "problem" in probe:
-        return Check("NCCL plugin", Outcome.NOTE, "not known without torch")
+    """Whether `--nccl` would work; nothing else needs the plugin."""
     if not probe.get("nccl"):
         return Check("NCCL plugin", Outcome.NOTE, "not needed: this torch has no NCCL")
     try:
@@ -203,7 +195,7 @@ def _trial(python: str) -> Check:
     """Train two ranks under `tracekit collect`, and check the trace."""
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         out = Path(folder) / "trial.parquet"
-        collect = [sys.executable, "-P", "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", "--"]
+        collect = [sys.executable, "-P", "-m", "tracekit", "collect", "--out", str(out), "--no-store", "--json", "--"]
         run = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(_TRIAL)]
         try:
             ran = subprocess.run(  # noqa: S603  the user names the interpreter

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
@@ -40,35 +40,15 @@ _LEFT = "operations fail because a rank left"
 _FAILURES = (OSError, ValueError, LookupError, TypeError)
 
 
-class Explainer(Protocol):
-    """Turns dumps into a report, next to the launcher."""
-
-    def start(self) -> None:
-        """Start, unless already started."""
-
-    def explain(self, folder: Path, attempt: Path | None, ended_ns: Mapping[int, int]) -> None:
-        """Begin to write report.txt, then report.json, into `folder`.
-
-        The answers of `attempt` are gathered there first; None: the dumps are there. `ended_ns`: process id -> when it
-        was seen to end.
-        """
-
-    def alive(self) -> bool:
-        """True if a report can still be expected."""
-
-    def close(self) -> None:
-        """Stop: no more reports are needed."""
-
-
 class ExplainerProcess:
-    """`command`, which reads a line of JSON per report to make, and ends with its input."""
+    """Turns dumps into reports, beside the launcher: `command`, which reads a line of JSON per report to make."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start the process: it imports the analysis and waits."""
+        """Start the process, unless it runs: it imports the analysis and waits."""
         if not self.alive():
             self._process = subprocess.Popen(  # noqa: S603  no shell; tracekit itself
                 self._command,
@@ -80,7 +60,11 @@ class ExplainerProcess:
             )
 
     def explain(self, folder: Path, attempt: Path | None, ended_ns: Mapping[int, int]) -> None:
-        """Request a report. Raises OSError."""
+        """Request report.txt, then report.json, in `folder`. Raises OSError.
+
+        The answers of `attempt` are gathered there first; None: the dumps are there. `ended_ns`: process id -> when it
+        was seen to end.
+        """
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
@@ -93,7 +77,7 @@ class ExplainerProcess:
         self._process.stdin.flush()
 
     def alive(self) -> bool:
-        """True if the process runs."""
+        """Whether a report can still be expected."""
         return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
@@ -118,7 +102,7 @@ class HangWatcher:
     directory: Path
     hang_after_s: float
     reports: Path
-    explainer: Explainer
+    explainer: ExplainerProcess
     stop: bool = False
     now: Callable[[], float] = time.monotonic
     found: list[Path] = field(default_factory=list)

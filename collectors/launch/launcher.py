@@ -14,7 +14,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -87,7 +87,7 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         run_file = directory / RUN_FILE
         if Place(run_file, _RUN_KIND).check() and _state(run_file).get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
-        write_text(run_file, json.dumps({"command": list(command), "options": options.to_dict()}), _RUN_KIND)
+        write_text(run_file, json.dumps({"command": list(command), "options": asdict(options)}), _RUN_KIND)
     except OSError as error:
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
@@ -98,7 +98,7 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = str(INJECTED) if not inherited else f"{INJECTED}{os.pathsep}{inherited}"
     environment[ENV_DIRECTORY] = str(directory)
-    environment[ENV_OPTIONS] = json.dumps(options.to_dict())
+    environment[ENV_OPTIONS] = json.dumps(asdict(options))
     return environment
 
 

@@ -160,21 +160,17 @@ class WatchProcess:
         )
 
     def _by_hand(self) -> str:
-        words = ["tracekit", "watch", f"--store={self.store}", f"--name={self.name}", *self.options.arguments()]
-        return shlex.join([*words, *self._sizes(), str(self.directory)])
+        return shlex.join([*self._words(), str(self.directory)])
 
     def _command(self) -> list[str]:
-        return [
-            *(sys.executable, "-P", "-m", "tracekit", "watch", f"--store={self.store}", f"--name={self.name}"),
-            *self.options.arguments(),
-            *self._sizes(),
-            *(["--consume"] if self.consume else []),
-            *("--", str(self.directory)),
-        ]
+        consume = ["--consume"] if self.consume else []
+        return [*(sys.executable, "-P", "-m"), *self._words(), *consume, "--", str(self.directory)]
 
-    def _sizes(self) -> list[str]:
+    def _words(self) -> list[str]:
         sizes = {"--dp": self.layout.dp, "--pp": self.layout.pp, "--tp": self.layout.tp}
-        return [f"{option}={size}" for option, size in sizes.items() if size is not None]
+        stated = [f"{option}={size}" for option, size in sizes.items() if size is not None]
+        job = (f"--store={self.store}", f"--name={self.name}")
+        return ["tracekit", "watch", *job, *self.options.arguments(), *stated]
 
 
 def _beside() -> None:

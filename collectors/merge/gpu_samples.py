@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntFlag
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,6 @@ class Spread:
     median: float
     max: float
 
-    def to_dict(self) -> dict[str, float]:
-        """Plain data, for metadata."""
-        return {"min": self.min, "median": self.median, "max": self.max}
-
 
 @dataclass(frozen=True, slots=True)
 class GpuSummary:
@@ -62,14 +58,8 @@ class GpuSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for metadata."""
-        spreads = {"sm_mhz": self.sm_mhz, "temperature_c": self.temperature_c, "power_w": self.power_w}
-        return {
-            **self.facts,
-            "samples": self.samples,
-            **{name: spread and spread.to_dict() for name, spread in spreads.items()},
-            "throttled": self.throttled,
-            "reasons": dict(self.reasons),
-        }
+        plain = asdict(self)
+        return {**plain.pop("facts"), **plain}
 
 
 def read_samples(directory: Path, rank: int) -> list[list[int | None]]:

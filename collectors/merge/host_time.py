@@ -46,8 +46,10 @@ def between_ops(ops: pl.DataFrame, transfers: pl.DataFrame, on_device: Sequence[
         )
         .select(*key, start_ns="free_ns", end_ns="start_ns")
     )
-    return gaps.join(place, on=key).with_columns(
-        kind=pl.lit(str(OpKind.HOST_DELAY)),
-        microbatch=pl.lit(None, ops.schema["microbatch"]),
-        chunk=pl.lit(None, ops.schema["chunk"]),
-    )
+    return as_host_delays(gaps.join(place, on=key), ops)
+
+
+def as_host_delays(gaps: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """`gaps` as ops like `ops`, of no microbatch or chunk."""
+    none = {name: pl.lit(None, ops.schema[name]) for name in ("microbatch", "chunk")}
+    return gaps.with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)), **none)

@@ -8,7 +8,7 @@ Only their waits for each other show which one it is. Between such ops, each ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -30,6 +30,12 @@ def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
         for ranks in workers.values()
         if len(ranks) > 1 and any(stands_for_worker(placement.places[rank]) for rank in ranks)
     }
+
+
+def positions(members: Mapping[int, Sequence[int]]) -> pl.DataFrame:
+    """`members` as a table: `stands`, the rank that represents the worker, `rank` and its `position` in the worker."""
+    rows = [(stands, rank, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)]
+    return pl.DataFrame(rows, {"stands": pl.Int32, "rank": pl.Int32, "position": pl.Int64}, orient="row")
 
 
 def stands_for_worker(place: Place) -> bool:
@@ -57,16 +63,11 @@ def with_waits_for_peers(
     waits = waits.filter(pl.col("ranks") == size)
     if waits.is_empty():
         return ops
-    of_rank = pl.DataFrame(
-        [(rank, stands, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)],
-        {"rank": pl.Int32, "stands": pl.Int32, "position": pl.Int64},
-        orient="row",
-    )
     steps = pl.DataFrame(
         {"step": list(step_starts_ns), "step_ns": list(step_starts_ns.values())},
         {"step": waits.schema["step"], "step_ns": pl.Int64},
     )
-    waits = waits.join(of_rank, on="rank").join(steps, on="step")
+    waits = waits.join(positions(members), on="rank").join(steps, on="step")
     # The op inside which the rank that represents the worker met the others.
     met = waits.filter(pl.col("rank") == pl.col("stands")).select(
         "step", "instance", rank="stands", met=(pl.col("start_ns") - pl.col("step_ns")) / 1e9
@@ -103,11 +104,7 @@ def with_work_of_ranks(ops: pl.DataFrame, of_ranks: pl.DataFrame, placement: Pla
     gets an op of no length at the start of the step, to hold their times.
     """
     members = ranks_of_workers(placement)
-    places = pl.DataFrame(
-        [(stands, rank, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)],
-        {"stands": pl.Int32, "rank": pl.Int32, "position": pl.Int64},
-        orient="row",
-    )
+    places = positions(members)
     size = max(map(len, members.values()))
     took = of_ranks.group_by("step", "rank", "kind").agg(took=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9)
     took = took.join(places, on="rank")

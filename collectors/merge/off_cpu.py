@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from tracekit.collectors.merge.collective_ops import ALIKE, all_there_ns, counted_alike
+from tracekit.collectors.merge.lockstep import positions
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import LASTED, OFF_CPU
 
@@ -100,10 +101,10 @@ def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Se
     alone = alone.select("step", "rank", "own_s", member="rank", position=pl.lit(0, pl.Int64))
     if not members or LASTED not in ops.columns:
         return alone
-    places = pl.DataFrame(
-        [(stands, rank, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)],
-        {"rank": own.schema["rank"], "member": own.schema["rank"], "position": pl.Int64},
-        orient="row",
+    places = (
+        positions(members)
+        .select("position", rank="stands", member="rank")
+        .cast(dict.fromkeys(("rank", "member"), own.schema["rank"]))
     )
     told = own.filter(pl.col(LASTED).list.len() > 0)
     position = pl.int_ranges(pl.col(LASTED).list.len(), dtype=pl.Int64)

@@ -16,7 +16,7 @@ loop's work between two steps is also `host-delay`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -37,7 +37,7 @@ from tracekit.collectors.merge.collective_ops import (
 )
 from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
-from tracekit.collectors.merge.host_time import between_ops
+from tracekit.collectors.merge.host_time import as_host_delays, between_ops
 from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
 from tracekit.trace.model import Layout, OpKind
 
@@ -94,7 +94,8 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
     ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
-    ops = one_after_another(ops, records.filter(ON_DEVICE)["rank"].unique().to_list())
+    on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
+    ops = one_after_another(ops, on_device)
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
     if layout.pp == 1:
         ops = with_waits_apart(ops, waits.filter("joins_all").select("rank", "start_ns", "end_ns"))
@@ -113,10 +114,9 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     delays, other = _host_delays(pl.concat([frame.select(_UNKINDED) for frame in unkinded]), ops)
     ops = pl.concat([ops, delays.select(OP_COLUMNS)])
     meetings = collectives.select("rank", wait_ns="start_ns", released_ns="all_there_ns")
-    gaps = without_meetings(_between_steps(steps, ops, optimizers, records), meetings)
+    gaps = without_meetings(_between_steps(steps, ops, optimizers, on_device), meetings)
     ops = pl.concat([ops, gaps.select(OP_COLUMNS)])
     if transfers.ops.height:
-        on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
         host = without_meetings(between_ops(ops, transfers.ops, on_device).select(OP_COLUMNS), meetings)
         ops = pl.concat([ops, host])
     ops = _with_waits_of_host(ops, transfers.ops)
@@ -290,31 +290,27 @@ def _collected_inside(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _between_steps(
-    steps: pl.DataFrame, ops: pl.DataFrame, optimizers: pl.DataFrame, records: pl.DataFrame
+    steps: pl.DataFrame, ops: pl.DataFrame, optimizers: pl.DataFrame, on_device: Sequence[int]
 ) -> pl.DataFrame:
     """The time from the end of a rank's previous step to its first op, as host-delay: logging, evaluation, other work.
 
     `optimizers`: as recorded, since `ops` no longer includes the waits at their end. If the previous step was not
-    recorded, it ends when the host ended it; ranks timed by a GPU then get no delay, as their GPU may have ended later.
+    recorded, it ends when the host ended it; ranks timed by a GPU (`on_device`) then get no delay, as their GPU may
+    have ended later.
     """
-    on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
     spanned = ops.group_by("rank", "dp_rank", "pp_rank", "step").agg(
         first_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max()
     )
     ended = pl.concat([spanned.select("rank", "step", "last_ns"), optimizers.select("rank", "step", last_ns="end_ns")])
     before = ended.group_by("rank", pl.col("step") + 1).agg(before_ns=pl.col("last_ns").max())
     host = steps.filter(~pl.col("rank").is_in(on_device)).select("rank", "step", ended_ns="start_ns")
-    return (
+    gaps = (
         spanned.join(before, on=["rank", "step"], how="left")
         .join(host, on=["rank", "step"], how="left")
         .with_columns(start_ns=pl.coalesce("before_ns", "ended_ns"), end_ns="first_ns")
         .filter(pl.col("start_ns") < pl.col("end_ns"))
-        .with_columns(
-            kind=pl.lit(str(OpKind.HOST_DELAY)),
-            microbatch=pl.lit(None, ops.schema["microbatch"]),
-            chunk=pl.lit(None, ops.schema["chunk"]),
-        )
     )
+    return as_host_delays(gaps, ops)
 
 
 def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, dict[str, float]]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracekit.base.errors import LayoutError
+from tracekit.base.text import ranks_text
 from tracekit.trace.model import Layout
 
 #: Name of a mesh dimension -> dimension of the layout.
@@ -145,7 +146,7 @@ def _agreed_world_size(ranks: list[RankFacts]) -> int:
         usual = sizes.most_common(1)[0][0]
         odd = [one.rank for one in ranks if one.world_size != usual]
         raise LayoutError(
-            f"ranks {_list(odd)} saw a world size other than {usual}, unlike the rest; they belong to another run:"
+            f"{ranks_text(odd)} saw a world size other than {usual}, unlike the rest; they belong to another run:"
             " give each run its own --segments folder"
         )
     return ranks[0].world_size
@@ -162,8 +163,8 @@ def _check_loops(ranks: list[RankFacts]) -> None:
         size = len(one.pipelines[0]["ranks"]) if one.pipelines else 1
         if len({stage % size for stage in stages}) > 1:
             raise LayoutError(
-                f"rank {one.rank} has the pipeline stages {_list(stages)}: V-shaped schedules are not supported; use an"
-                " interleaved one to get a trace"
+                f"rank {one.rank} has the pipeline stages {', '.join(map(str, stages))}: V-shaped schedules are not"
+                " supported; use an interleaved one to get a trace"
             )
 
 
@@ -216,7 +217,7 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Found | None:
     if len(builders) > 1:
         odd = sorted(rank for mesh, members in builders.items() if mesh != usual for rank in members)
         raise LayoutError(
-            f"ranks {_list(odd)} built a device mesh other than {usual.shown}, which the rest built; start them with"
+            f"{ranks_text(odd)} built a device mesh other than {usual.shown}, which the rest built; start them with"
             f" the same parallel sizes, or {STATE_THEM}"
         )
     places = {}
@@ -249,8 +250,8 @@ def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Found | None:
     silent = [one.rank for one in ranks if one.megatron is None]
     if odd or silent:
         raise LayoutError(
-            f"Megatron's parallel sizes are {usual} on rank {knowing[0].rank}, but ranks {_list(odd or silent)} say"
-            f" {'otherwise' if odd else 'nothing'}; {STATE_THEM}"
+            f"Megatron's parallel sizes are {usual} on rank {knowing[0].rank}, but {'others' if odd else 'unknown'}"
+            f" on {ranks_text(odd or silent)}; {STATE_THEM}"
         )
     places = {
         one.rank: Place(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
@@ -340,10 +341,3 @@ def _flatten(nested: Any) -> tuple[list[int], list[int]]:
     for _ in shape[1:]:
         members = [item for part in members for item in part]
     return shape, [int(member) for member in members]
-
-
-def _list(ranks: Iterable[int]) -> str:
-    """Ranks for a message, at most eight."""
-    numbers = list(ranks)
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tracekit.base.text import listed, ranks_text
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
 
 #: Name at most this many ranks in a line.
@@ -65,14 +66,13 @@ class Unrecorded:
         if not self.stopped:
             return None
         shown = [f"{rank} (step {step})" for rank, step in self.stopped.items()]
-        more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
-        where = f"{'rank' if len(shown) == 1 else 'ranks'} {', '.join(shown[:MOST_SHOWN])}{more}"
+        where = f"{'rank' if len(shown) == 1 else 'ranks'} {listed(shown, MOST_SHOWN)}"
         return f"the recording stops early on {where}: killed, out of disk space, or still running"
 
     def lines(self) -> list[str]:
         """Closing lines for the user. They omit failed hooks, which are reported per rank elsewhere."""
         lines = [
-            f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {_ranks(one.ranks)}; the"
+            f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {ranks_text(one.ranks)}; the"
             f" trace lacks {one.lacks}"
             for one in self.lost
         ]
@@ -96,10 +96,9 @@ def _last_step(one: RankRecording) -> int:
 def _lost(ranks: Iterable[RankRecording]) -> tuple[LostHook, ...]:
     where: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for one in ranks:
-        version = str(_told(one, "torch").get("version", "?"))
+        version = one.facts.get("torch", [{"version": "?"}])[-1]["version"]
         for fact in one.facts.get("lost-hook", []):
-            told = fact if isinstance(fact, dict) else {}
-            key = (str(told.get("hook")), str(told.get("reason")), str(told.get("lacks")), version)
+            key = (fact["hook"], fact["reason"], fact["lacks"], version)
             if one.rank not in where[key]:
                 where[key].append(one.rank)
     return tuple(LostHook(*key, tuple(sorted(members))) for key, members in where.items())
@@ -117,20 +116,8 @@ def _unused_device(ranks: Iterable[RankRecording]) -> str | None:
     """The GPU platform that torch could have used, if every rank ended without using a GPU; else None."""
     versions = set()
     for one in ranks:
-        version = _told(one, "torch").get("device")
+        version = one.facts.get("torch", [{}])[-1].get("device")
         if version is None or one.facts.get("device-clock") or (one.summary or {}).get("gpu_used", True):
             return None
         versions.add(str(version))
     return ", ".join(sorted(versions)) or None
-
-
-def _told(one: RankRecording, kind: str) -> dict[str, Any]:
-    """The last fact of a kind if it is an object; otherwise an empty dict."""
-    facts = one.facts.get(kind, [])
-    return facts[-1] if facts and isinstance(facts[-1], dict) else {}
-
-
-def _ranks(numbers: tuple[int, ...]) -> str:
-    more = f" and {len(numbers) - MOST_SHOWN} more" if len(numbers) > MOST_SHOWN else ""
-    shown = ", ".join(map(str, numbers[:MOST_SHOWN])) + more
-    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"

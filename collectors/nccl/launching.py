@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.base.errors import OutputError
+from tracekit.base.text import ranks_text
 from tracekit.collectors.nccl.build import build_plugin
 from tracekit.collectors.nccl.recording import ring_files
 from tracekit.collectors.run_directory.segments import AttemptRecording
@@ -134,8 +135,7 @@ def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, ma
         why = _why(recording, recording.ranks)
         return [*lines, f"no NCCL ring appeared on any of {len(recording.ranks)} ranks: {why}"]
     if missing := report["ranks_without_ring"]:
-        shown = ", ".join(map(str, missing[:16])) + (" ..." if len(missing) > 16 else "")
-        lines.append(f"no NCCL ring appeared on {len(missing)} ranks: {shown}: {_why(recording, missing)}")
+        lines.append(f"no NCCL ring appeared on {ranks_text(missing, 16)}: {_why(recording, missing)}")
     return [*lines, *report["unreadable"], *_joined(report)]
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import FactParser
-from tracekit.collectors.run_directory.followed_rank import FollowedRank, Notice, Trouble
+from tracekit.collectors.run_directory.followed_rank import FileRead, FollowedRank, Notice, Trouble
 from tracekit.collectors.run_directory.plausible import GarbageError
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
@@ -39,15 +39,6 @@ from tracekit.collectors.runtime.wire_format import (
 READ_RETRY_S = 300.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 10.0
 _FILE = re.compile(rf"rank-(\d+)(?:-(\d+))?({'|'.join(map(re.escape, (OPEN_SUFFIX, SEALED_SUFFIX, FACTS_SUFFIX)))})$")
-
-
-@dataclass(slots=True)
-class _File:
-    """Read position in a file, and the newest step of a record in it. `lines`: number of whole lines of facts."""
-
-    read: int
-    newest_step: int = -1
-    lines: int = 0
 
 
 class _FileName(NamedTuple):
@@ -79,7 +70,7 @@ class AttemptFollower:
     first: int = -1
     ranks: dict[int, FollowedRank] = field(default_factory=dict)
     grew: bool = False
-    _files: dict[str, _File] = field(default_factory=dict)
+    _files: dict[str, FileRead] = field(default_factory=dict)
     _names: dict[str, _FileName] = field(default_factory=dict)
     _parser: FactParser = field(default_factory=FactParser)
 
@@ -148,7 +139,7 @@ class AttemptFollower:
     def _read_on(self, entry: os.DirEntry[str], name: _FileName, rank: FollowedRank) -> list[Notice]:
         is_segment = name.suffix != FACTS_SUFFIX
         if (known := self._files.get(name.key)) is None:
-            known = self._files[name.key] = _File(0)
+            known = self._files[name.key] = FileRead(0)
         if entry.stat().st_size <= known.read:
             return []
         path = Path(entry.path)
@@ -242,7 +233,7 @@ class AttemptFollower:
         for entry, name in self._listed():
             if name.rank in ranks and name.suffix != FACTS_SUFFIX:
                 size = entry.stat().st_size
-                known = self._files.setdefault(name.key, _File(0))
+                known = self._files.setdefault(name.key, FileRead(0))
                 if size >= HEADER.size:
                     known.read = size - (size - HEADER.size) % RECORD.size
 

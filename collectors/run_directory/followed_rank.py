@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +38,13 @@ class Notice:
     left_out: bool = False
 
 
-class Lines(Protocol):
-    """Number of lines read of a file of facts."""
+@dataclass(slots=True)
+class FileRead:
+    """How far a file was read, and the newest step of a record in it. `lines`: of facts, those that are whole."""
 
-    lines: int
+    read: int
+    newest_step: int = -1
+    lines: int = 0
 
 
 @dataclass(slots=True)
@@ -90,8 +93,8 @@ class FollowedRank:
         followed.add_records(records, 0, 0)
         return followed
 
-    def add_facts(self, content: bytes, path: Path, file: Lines, parser: FactParser) -> list[Notice]:
-        """Add new facts of a rank; an incomplete line waits for its end. Raises FormatError."""
+    def add_facts(self, content: bytes, path: Path, file: FileRead, parser: FactParser) -> list[Notice]:
+        """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
         *lines, self._line = (self._line + content).split(b"\n")
         notices = []
         for line in lines:

@@ -100,9 +100,8 @@ class AttemptRecording:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The arguments of the first rank's process; empty if unknown."""
-        told = self.ranks[min(self.ranks)].facts["process"][0].get("program")
-        return tuple(map(str, told)) if isinstance(told, list) else ()
+        """The arguments of the first rank's process, none if it did not tell them."""
+        return tuple(self.ranks[min(self.ranks)].facts["process"][0].get("program") or ())
 
     def processes(self) -> dict[int, ProcessId]:
         """The process of each rank."""
@@ -186,15 +185,3 @@ def read_run(directory: Path) -> Run:
 def is_run_directory(path: str | os.PathLike[str]) -> bool:
     """True if a path is a run directory of `tracekit collect`."""
     return Path(path).is_dir() and (Path(path) / RUN_FILE).exists()
-
-
-__all__ = [
-    "AttemptRecording",
-    "ProcessId",
-    "RankRecording",
-    "Run",
-    "is_run_directory",
-    "read_run",
-    "read_segment",
-    "records_in",
-]

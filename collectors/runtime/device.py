@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tracekit.collectors.runtime.ring import Record
 from tracekit.collectors.runtime.wire_format import Category, Flag
@@ -40,28 +40,6 @@ PENDING_LIMIT = 1 << 15
 POOL_LIMIT = 1 << 12
 #: Take this many readings at a time and keep the narrowest; query each this many times before leaving it for later.
 READINGS, QUERIES = 3, 64
-
-
-class Cuda(Protocol):
-    """The part of `torch.cuda` that the clock uses."""
-
-    def is_initialized(self) -> bool:
-        """True if the process already uses CUDA."""
-
-    def is_current_stream_capturing(self) -> bool:
-        """True while a graph is being captured."""
-
-    def current_stream(self) -> Any:
-        """The stream that the thread launches on."""
-
-    def current_device(self) -> int:
-        """The device that the thread launches on."""
-
-    def Stream(self, device: Any = None, priority: int = 0) -> Any:  # noqa: N802  torch's name
-        """A stream of the current device."""
-
-    def Event(self, enable_timing: bool = False) -> Any:  # noqa: N802  torch's name
-        """An event."""
 
 
 class Mark:
@@ -98,14 +76,15 @@ class _Pending(NamedTuple):
 class DeviceClock:
     """Times the ops of one rank on the clock of its GPU; a rank has one GPU, ops on others are timed on the host.
 
-    `deliver` receives finished records, `tell` readings of the clock: device ns, host ns before, host ns after.
-    `opened` is called when the clock starts, `failed` with the error if CUDA fails: from then on, host times are used.
-    Device times count from the host time of the first reading, so they differ from host times by drift only.
+    `cuda`: `torch.cuda`, of which it uses streams, events and what is current.
+    `deliver` takes finished records, `tell` readings of the clock: device ns, host ns before, host ns after. `opened`
+    is called when the clock starts, `failed` with the error if CUDA fails: from then on, host times are used.
+    Device times count from the host time of the first reading, so they are host times but for drift.
     """
 
     def __init__(
         self,
-        cuda: Cuda,
+        cuda: Any,
         deliver: Callable[[Record], None],
         tell: Callable[[tuple[int, int, int]], None],
         *,
@@ -150,7 +129,7 @@ class DeviceClock:
         A process that has not used CUDA captures nothing. It is not queried then: without a driver, the call raises.
         """
         try:
-            return self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()
+            return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
         except Exception as error:
             self._switch_off(error)
             return True

@@ -18,7 +18,7 @@ from tracekit.collectors.runtime.recorder import Recorder
 class Guard:
     """The hooks of one rank: those installed (`patches`), how often each has failed (`failures`), which are `off`.
 
-    A hook's body runs in `attempt_hook`; on the path of every collective, the same lines are inlined.
+    A hook's body runs in `attempt_hook`.
     """
 
     def __init__(self, recorder: Recorder, rank: int) -> None:
@@ -38,14 +38,11 @@ class Guard:
                     " training continues, and `tracekit collect` reports further failures at the end"
                 )
 
-    def skip(self, hook: str) -> None:
-        """Count a call of a hook that is off."""
-        self.failures[hook] += 1
-
     def attempt_hook(self, hook: str, body: Callable[..., Any], *args: Any) -> Any:
         """Run a hook's body; None if it failed or is off."""
         if hook in self.off:
-            return self.skip(hook)
+            self.failures[hook] += 1
+            return None
         try:
             return body(*args)
         except Exception as error:

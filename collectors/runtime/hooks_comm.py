@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import COMPILES, compiler_says, is_traced
+from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
 from tracekit.collectors.runtime.wire_format import Category
@@ -61,7 +61,7 @@ class CollectiveHooks:
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if not session.recording or is_traced() or compiler_says(COMPILES):
+            if not session.recording or is_compiling():
                 return original(*args, **kwargs)
             if reducer is not None and reducer.hooked:
                 with BelowAutograd():  # bypass the reducer's kernel: this call is recorded here, at half the cost
@@ -71,29 +71,21 @@ class CollectiveHooks:
         return collective
 
     def _recorded(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, begins, started = self.session, self.collectives.begins, self.collectives.started
-        off, inside = session.off, self.collectives.inside
+        attempt, begins, started = self.session.attempt_hook, self.collectives.begins, self._started
 
         def recorded(group: Any, *args: Any, **kwargs: Any) -> Any:
-            start = None
-            try:
-                if name in off:
-                    session.skip(name)
-                else:
-                    start = begins(args)
-            except Exception as error:
-                session.failed(name, error)
+            start = attempt(name, begins, args)
             work = original(group, *args, **kwargs)
             if start is not None:
-                try:
-                    number = started(name, group, args, start, work)
-                    if work is not None and (session.busy or session.optimizing):
-                        inside[id(work)] = (name, number)  # by id: keeping the work would keep its tensors
-                except Exception as error:
-                    session.failed(name, error)
+                attempt(name, started, name, group, args, start, work)
             return work
 
         return recorded
+
+    def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
+        number = self.collectives.started(name, group, args, start, work)
+        if work is not None and (self.session.busy or self.session.optimizing):
+            self.collectives.inside[id(work)] = (name, number)  # by id: keeping the work would keep its tensors
 
     def _point_to_point(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Record when the call was made; its end is recorded where its caller waits."""

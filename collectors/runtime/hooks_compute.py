@@ -19,7 +19,7 @@ from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.evaluation import in_training_mode
 from tracekit.collectors.runtime.patches import Patch, Wrap
 from tracekit.collectors.runtime.session import Session, now_ns
-from tracekit.collectors.runtime.wire_format import NONE, Flag
+from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
 
 FORWARD, BACKWARD, BACKWARD_WEIGHT = "forward-compute", "backward-compute", "backward-weight"
 LOSS = "loss"
@@ -134,33 +134,32 @@ class PipelineHooks:
     def _loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
 
+        def ended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if (args[1] if len(args) > 1 else kwargs["stage"]).is_last:
+                session.flush_held(session.instant())
+
         @functools.wraps(original)
         def compute_loss(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if session.recording and "loss" not in session.off:
-                try:
-                    stage = args[1] if len(args) > 1 else kwargs["stage"]
-                    if stage.is_last:
-                        session.flush_held(session.instant())
-                except Exception as error:
-                    session.failed("loss", error)
+            if session.recording:
+                session.attempt_hook(LOSS, ended, args, kwargs)
             return result
 
         return compute_loss
 
     def _tag(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        session, evaluation, off = self.session, self.session.evaluation, self.session.off
+        session = self.session
+
+        def tag_all(ops: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tag = (kind, args[1] if len(args) > 1 else _chunk(kwargs), args[0].stage_index)
+            for op in ops:
+                setattr(op, _TAG, tag)
 
         @functools.wraps(original)
         def make_ops(*args: Any, **kwargs: Any) -> Any:
             ops = original(*args, **kwargs)
-            if session.recording and not evaluation.under_way and kind not in off:
-                try:
-                    tag = (kind, args[1] if len(args) > 1 else _chunk(kwargs), args[0].stage_index)
-                    for op in ops:
-                        setattr(op, _TAG, tag)
-                except Exception as error:
-                    session.failed(kind, error)
+            if session.recording and not session.evaluation.under_way:
+                session.attempt_hook(kind, tag_all, ops, args, kwargs)
             return ops
 
         return make_ops
@@ -172,24 +171,14 @@ class PipelineHooks:
         def batch_p2p(*args: Any, **kwargs: Any) -> Any:
             if not session.recording or not args or not args[0]:
                 return original(*args, **kwargs)
-            start = None
-            try:
-                if "p2p" in session.off:
-                    session.skip("p2p")
-                else:
-                    start = session.begin_op_on(args[0][0].tensor)
-            except Exception as error:
-                session.failed("p2p", error)
+            start = session.attempt_hook("p2p", lambda ops: session.begin_op_on(ops[0].tensor), args[0])
             session.busy += 1
             try:
                 works = original(*args, **kwargs)
             finally:
                 session.busy -= 1
             if start is not None:
-                try:
-                    posted(args[0], works, start)
-                except Exception as error:
-                    session.failed("p2p", error)
+                session.attempt_hook("p2p", posted, args[0], works, start)
             return works
 
         return batch_p2p
@@ -238,7 +227,9 @@ class PipelineHooks:
         posted = self._waiting.pop(id(work), None)
         entries = (posted,) if posted is not None else self._take_coalesced(work)
         for _, kind, microbatch, stage_index, peer, start in entries:
-            session.record_transfer(kind, start, end, microbatch, stage_index, peer, waits)
+            session.record(
+                *(Category.P2P, kind, start, end), microbatch=microbatch, chunk=stage_index, peer=peer, extra=waits
+            )
         return end
 
     def _take_coalesced(self, work: Any) -> list[tuple[Any, str, int, int, int, Instant]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from tracekit.collectors.runtime.collectives import Collectives
-from tracekit.collectors.runtime.compiling import COMPILES, compiler_says, is_traced
+from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.wire_format import Category
 
@@ -43,32 +43,26 @@ class FunctionalHooks:
 
     def functional(self, name: str, module: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         """Hook a function of `module` that starts a collective of one tensor."""
-        session, begins, started, off = self.session, self.collectives.begins, self._started, self.session.off
+        session, begins, started = self.session, self.collectives.begins, self._started
         group_at = list(inspect.signature(original).parameters).index("group")
 
         @functools.wraps(original)
         def functional(*args: Any, **kwargs: Any) -> Any:
-            if not session.recording or is_traced() or compiler_says(COMPILES):
+            if not session.recording or is_compiling():
                 return original(*args, **kwargs)
-            start = None
-            try:
-                if name in off:
-                    session.skip(name)
-                else:
-                    start = begins(args)
-            except Exception as error:
-                session.failed(name, error)
+            start = session.attempt_hook(name, begins, args)
             result = original(*args, **kwargs)
             if start is not None:
-                try:
-                    started(name, module, kwargs["group"] if "group" in kwargs else args[group_at], start, result)
-                except Exception as error:
-                    session.failed(name, error)
+                session.attempt_hook(name, started, name, module, args[group_at:], kwargs, start, result)
             return result
 
         return functional
 
-    def _started(self, name: str, module: Any, group: Any, start: Instant, result: Any) -> None:
+    def _started(
+        self, name: str, module: Any, rest: tuple[Any, ...], kwargs: Mapping[str, Any], start: Instant, result: Any
+    ) -> None:
+        """`rest`: arguments from the group on, unless `kwargs` have it."""
+        group = kwargs["group"] if "group" in kwargs else rest[0]
         try:
             number = self._groups[group]
         except (KeyError, TypeError):  # TypeError: a list of ranks
@@ -89,7 +83,7 @@ class FunctionalHooks:
 
         @functools.wraps(original)
         def wait_tensor(*args: Any, **kwargs: Any) -> Any:
-            if is_traced() or compiler_says(COMPILES):
+            if is_compiling():
                 return original(*args, **kwargs)
             result = original(*args, **kwargs)
             if waited_for:

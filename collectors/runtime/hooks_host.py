@@ -103,10 +103,7 @@ class HostHooks:
             finally:
                 session.busy -= 1
                 if start_ns is not None and session.recording:
-                    try:
-                        session.record(category, name, start_ns, now_ns())
-                    except Exception as error:
-                        session.failed(name, error)
+                    session.attempt_hook(name, lambda: session.record(category, name, start_ns, now_ns()))
 
         return timed
 

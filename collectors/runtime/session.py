@@ -25,7 +25,7 @@ from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, Runtim
 from tracekit.trace.model import OpKind
 
 now_ns = time.monotonic_ns
-_COMPUTE, _OPTIMIZER, _P2P = Category.COMPUTE, Category.OPTIMIZER, Category.P2P
+_COMPUTE, _OPTIMIZER = Category.COMPUTE, Category.OPTIMIZER
 #: An op under way: its record without the end.
 UnderWay = tuple[int, int, int, int, int, int, int, Instant, int]
 #: Limit on names, so that a script with a new name for each span does not fill the memory; the rest share one.
@@ -204,14 +204,12 @@ class Session(Guard):
         step: int | None = None,
     ) -> None:
         """Keep one op of the current step."""
-        number = self._names.get(name)
-        if number is None:
-            number = self.name(name)
         at = self.step if step is None else step
+        head = (category, flags, self.name(name), at, microbatch, chunk, peer)
         if self.device is None:
-            self.recorder.add((category, flags, number, at, microbatch, chunk, peer, start, end, extra))
+            self.recorder.add((*head, start, end, extra))
         else:
-            self.device.keep((category, flags, number, at, microbatch, chunk, peer), start, end, extra)
+            self.device.keep(head, start, end, extra)
 
     def record_compute(
         self,
@@ -225,35 +223,12 @@ class Session(Guard):
         step: int | None = None,
     ) -> None:
         """Keep one forward or backward."""
-        number = self._names.get(name)
-        if number is None:
-            number = self.name(name)
-        at = self.step if step is None else step
-        if self.device is None:
-            self._compute_ns += end - start
-            self.recorder.add((_COMPUTE, flags, number, at, microbatch, chunk, NONE, start, end, 0))
-        else:
-            self._compute_ns += host_ns(end) - host_ns(start)
-            self.device.keep((_COMPUTE, flags, number, at, microbatch, chunk, NONE), start, end, 0)
-
-    def record_transfer(
-        self, name: str, start: Instant, end: Instant, microbatch: int, chunk: int, peer: int, waits: Instant
-    ) -> None:
-        """Keep one transfer between stages, waited for since `waits`."""
-        number = self._names.get(name)
-        if number is None:
-            number = self.name(name)
-        if self.device is None:
-            self.recorder.add((_P2P, 0, number, self.step, microbatch, chunk, peer, start, end, waits))
-        else:
-            self.device.keep((_P2P, 0, number, self.step, microbatch, chunk, peer), start, end, waits)
+        self._compute_ns += host_ns(end) - host_ns(start)
+        self.record(_COMPUTE, name, start, end, microbatch=microbatch, chunk=chunk, flags=flags, step=step)
 
     def under_way(self, category: int, name: str, start: Instant, group: int, size: int, flags: int) -> UnderWay:
         """A collective of `size` bytes over the process group with that number, or a wait for one; see `ended`."""
-        number = self._names.get(name)
-        if number is None:
-            number = self.name(name)
-        return (category, flags, number, self.step, NONE, NONE, group, start, size)
+        return (category, flags, self.name(name), self.step, NONE, NONE, group, start, size)
 
     def ended(self, op: UnderWay) -> None:
         """Keep an op that was under way; it ends now."""
@@ -288,20 +263,17 @@ class Session(Guard):
 
     def begin_op(self) -> Instant:
         """The start of an op on the main thread; begins a new step if an optimizer has ended the last one."""
-        if self.step_over or self.held is not None:
-            self._settle()
+        self._settle()
         return self.instant()
 
     def begin_host_op(self) -> int:
         """As `begin_op`, on the host's clock: for host work while a device may still be busy."""
-        if self.step_over or self.held is not None:
-            self._settle()
+        self._settle()
         return now_ns()
 
     def begin_op_on(self, tensor: Any) -> Instant:
         """As `begin_op`, on the clock of `tensor`'s device."""
-        if self.step_over or self.held is not None:
-            self._settle()
+        self._settle()
         return now_ns() if self.device is None else self.instant_for(tensor)
 
     def _settle(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.collectors.runtime.wire_format import ENV_DIRECTORY
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class SpanSink(Protocol):
-    """Receives spans while a collector is active in this process."""
+class _Nobody:
+    """The sink outside `tracekit collect`, and what a sink must have."""
+
+    __slots__ = ()
 
     def begin_span(self) -> Any:
         """The start of a span, to be passed to `end_span`; 0 if nothing is recorded."""
+        return 0
 
     def end_span(self, name: str, start: Any) -> None:
         """End a span of that name now."""
@@ -36,29 +39,11 @@ class SpanSink(Protocol):
         """Start the next step now."""
 
 
-class _Nobody:
-    """The sink outside `tracekit collect`."""
-
-    __slots__ = ()
-
-    def begin_span(self) -> int:
-        return 0
-
-    def end_span(self, name: str, start: Any) -> None:
-        """Do nothing."""
-
-    def set_step(self, step: int) -> None:
-        """Do nothing."""
-
-    def begin_step(self) -> None:
-        """Do nothing."""
-
-
 NOBODY = _Nobody()
-_sink: SpanSink = NOBODY
+_sink: Any = NOBODY
 
 
-def attach(sink: SpanSink) -> None:
+def attach(sink: Any) -> None:
     """Send spans to `sink` from now on; `NOBODY` switches them off."""
     global _sink  # noqa: PLW0603  one process has one collector
     _sink = sink

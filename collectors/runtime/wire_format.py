@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import re
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 #: category, flags, name number, step, microbatch, stage index, peer or group number, start ns, end ns, extra, and the
 #: number of the record on its rank, from 1.
@@ -127,8 +126,8 @@ IDLE = Schedule(first_step=1, last_step=1)
 
 
 @dataclass(frozen=True)
-class RuntimeOptions:
-    """Settings that the launcher passes to the ranks. `first_step` to `length` are a `Schedule`.
+class RuntimeOptions(Schedule):
+    """What the launcher tells the ranks.
 
     `gpu_sample_s`: how often the state of the GPU (clock, temperature, power, throttling) is sampled. `hang_after_s`:
     after this long without progress, the launcher requests the ranks' state; 0: never. `profiler_steps`: how many steps
@@ -136,10 +135,6 @@ class RuntimeOptions:
     segments, of which the oldest are deleted; 0: no limit.
     """
 
-    first_step: int = 1
-    last_step: int | None = None
-    every: int = 1
-    length: int = 1
     ring_capacity: int = RING_CAPACITY
     records_per_segment: int = 1 << 17
     gpu_sample_s: float = 2.0
@@ -147,10 +142,6 @@ class RuntimeOptions:
     profiler_folder: str = ""
     profiler_steps: int = 0
     keep_bytes: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for the environment."""
-        return asdict(self)
 
     @property
     def schedule(self) -> Schedule:

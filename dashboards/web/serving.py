@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import flask
 from dash import Dash
+from flask_compress import Compress
 from werkzeug.exceptions import BadRequest, HTTPException
 from werkzeug.wrappers import Response
 
@@ -22,7 +23,6 @@ from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web import downloads, search
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
-from tracekit.dashboards.web.compression import compress
 from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _HEADERS = {
 _TLS_ONLY = "max-age=31536000; includeSubDomains"
 #: Bundles and assets carry their version in the address.
 _KEPT = "public, max-age=31536000, immutable"
+#: Without text/plain: health checks and metrics stay readable to the simplest client.
+_COMPRESSED = ("application/json", "application/javascript", "text/javascript", "text/css", "text/csv", "text/html")
 
 
 def harden(app: Dash, access: Access) -> None:
@@ -70,6 +72,21 @@ def harden(app: Dash, access: Access) -> None:
     search.register(server)
     if access.auth is not None:
         access.auth.register(server)
+    _compress(server)
+
+
+def _compress(server: flask.Flask) -> None:
+    """Compress whole answers for browsers that ask for it; a range counts plain bytes and stays as it is."""
+    server.config.update(COMPRESS_MIMETYPES=_COMPRESSED, COMPRESS_MIN_SIZE=1000, COMPRESS_REGISTER=False)
+    compressor = Compress(server)
+
+    def compress(response: flask.Response) -> flask.Response:
+        if response.status_code != 200 or response.mimetype not in _COMPRESSED:
+            return response
+        response.direct_passthrough = False
+        response.make_sequence()  # as a stream, the file would not be closed
+        return compressor.after_request(response)
+
     server.after_request(compress)
 
 

@@ -60,6 +60,9 @@ class _Shown:
         self.stored = analysed(texts.get("job", ""))
         name = self.stored.name
         self.by_worker = results().table(name, "by_worker")
+        self.about = self.by_worker.select(
+            pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
+        )
         read = read_state(texts, results().table(name, "by_step"), self.by_worker)
         if read.remarks:
             raise SelectionError(read.remarks[0])
@@ -172,16 +175,8 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
 
 def _facts(shown: _Shown) -> pl.DataFrame:
     """Rank, host and exact S of the workers shown, in their order."""
-    cells = pl.DataFrame(
-        {
-            "dp_rank": shown.ops.dp_rank[shown.workers],
-            "pp_rank": shown.ops.pp_rank[shown.workers],
-        }
-    )
-    about = shown.by_worker.select(
-        pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
-    )
-    return cells.join(about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
+    cells = pl.DataFrame({name: getattr(shown.ops, name)[shown.workers] for name in ("dp_rank", "pp_rank")})
+    return cells.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
         pl.col("slowdown").fill_null(1.0)
     )
 
@@ -358,19 +353,15 @@ def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
 def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
     """The slowest ops of the view with rank and host."""
     table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most)
-    about = shown.by_worker.select(pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String))
-    joined = table.join(about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
+    joined = table.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
     return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])
 
 
 def _export(texts: Mapping[str, str]) -> flask.Response:
     """The timeline of the step for ui.perfetto.dev, as `tracekit export` writes it."""
     stored = analysed(texts.get("job", ""))
-    read = read_state(
-        {"step": texts.get("step", "")},
-        results().table(stored.name, "by_step"),
-        results().table(stored.name, "by_worker"),
-    )
+    steps, workers = (results().table(stored.name, table) for table in ("by_step", "by_worker"))
+    read = read_state({"step": texts.get("step", "")}, steps, workers)
     if read.remarks:
         raise SelectionError(read.remarks[0])
     with tempfile.TemporaryDirectory(prefix="tracekit.") as folder:

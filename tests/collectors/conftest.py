@@ -96,7 +96,7 @@ def python(script: str, *arguments: str) -> list[str]:
 def collect(directory: Path, command: list[str], *options: str, **variables) -> Collected:
     """Run `tracekit collect` in `directory`."""
     out = directory / "job.parquet"
-    under = [sys.executable, "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", *options, "--"]
+    under = [sys.executable, "-m", "tracekit", "collect", "--out", str(out), "--no-store", "--json", *options, "--"]
     process = plain([*under, *command], directory, **variables)
     lines = [line for line in process.stdout.splitlines() if line.startswith('{"exit_code"')]
     assert lines, process.stderr

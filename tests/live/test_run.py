@@ -194,7 +194,7 @@ def test_a_rank_with_which_no_window_can_be_made_is_left_out(
     beside.look()
     (line,) = beside.said
     assert line.startswith(
-        "rank 1 is left out from step 11 on: with it, steps 1 to 10 cannot be analysed: ranks 1 built"
+        "rank 1 is left out from step 11 on: with it, steps 1 to 10 cannot be analysed: rank 1 built"
     )
     assert beside.windows() == [(1, 10)]
     assert beside.store.load("job").metadata["missing_ranks"] == [1]

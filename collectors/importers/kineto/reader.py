@@ -6,6 +6,7 @@ In: paths. Out: a `GpuRecording`. Files are read in separate processes, several 
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
-from tracekit.collectors.importers.kineto.packing import unpacked
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.collectors.importers.kineto.reading import read_file
 from tracekit.collectors.importers.kineto.sniff import SUFFIXES, traces_in
@@ -76,7 +76,10 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
             raise FormatError(
                 f"{file}: the process that read it was killed ({process.returncode}); read fewer files at a time"
             )
-        return unpacked(output)
+        found: list[RankColumns] | FormatError = pickle.loads(output)  # noqa: S301  of the process that we started
+        if isinstance(found, FormatError):
+            raise found
+        return found
 
     with ThreadPoolExecutor(min(processes, len(files))) as pool:
         futures = [pool.submit(read_apart, file) for file in files]

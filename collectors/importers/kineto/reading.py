@@ -6,6 +6,7 @@ In: a path. Out: `RankColumns`. Imports no data-frame library, to keep that proc
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
 from tracekit.collectors.importers.kineto.event_tables import CATEGORIES
 from tracekit.collectors.importers.kineto.json_events import EventStream
-from tracekit.collectors.importers.kineto.packing import packed
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
 
 
@@ -48,12 +48,13 @@ def read_file(path: Path) -> list[RankColumns]:
 
 
 def send_file() -> None:
-    """Entry point of a reading process: write the ranks of the file in argv, or the error, to stdout, packed."""
+    """In a process of its own: the ranks of the file that the arguments name, or the error, pickled, on stdout."""
+    found: list[RankColumns] | FormatError
     try:
-        found = packed(read_file(Path(sys.argv[1])))
+        found = read_file(Path(sys.argv[1]))
     except FormatError as error:
-        found = packed(error)
-    sys.stdout.buffer.write(found)
+        found = error
+    pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager

@@ -45,15 +45,15 @@ def _is_trace(path: Path) -> bool:
     return MARK.encode() not in head
 
 
-def first_bytes(path: Path) -> bytes:
-    """Return the first bytes of a file, unpacked; empty if it is damaged there."""
+def first_bytes(path: Path, most: int = _SNIFFED_BYTES) -> bytes:
+    """At most so many first bytes of a file, unpacked; none if it is damaged there."""
     if not path.is_file():
         return b""
     with path.open("rb") as file:
-        head = file.read(_SNIFFED_BYTES)
+        head = file.read(most)
     if head[:2] != b"\x1f\x8b":
         return head
     try:
-        return zlib.decompressobj(wbits=31).decompress(head, _SNIFFED_BYTES)
+        return zlib.decompressobj(wbits=31).decompress(head, most)
     except zlib.error:
         return b""

@@ -22,7 +22,7 @@ def test_exit_code_and_streams_pass_through(tmp_path):
     """What the command prints and returns is what the caller gets."""
     command = ["sh", "-c", "echo to-stdout; echo to-stderr >&2; cat; exit 7"]
     process = subprocess.run(
-        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command],
+        [sys.executable, "-m", "tracekit", "collect", "--no-store", "--", *command],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -40,7 +40,7 @@ def test_the_exit_code_passes_through_where_exits_of_children_are_ignored(tmp_pa
     """As some supervisors pass on; the command itself starts with it."""
     command = [sys.executable, "-c", "import signal, sys; sys.exit(7 - 3 * (signal.getsignal(signal.SIGCHLD) != 1))"]
     process = subprocess.run(
-        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command],
+        [sys.executable, "-m", "tracekit", "collect", "--no-store", "--", *command],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -65,12 +65,10 @@ def shell(redirection, *command):
     return ["sh", "-c", f'exec "$@" {redirection}', "sh", *command]
 
 
-@pytest.mark.parametrize(
-    ("module", "redirection"), [(("tracekit", "collect"), "2>/dev/full"), (("tracekit.collectors",), "2>&-")]
-)
-def test_without_a_stderr_the_exit_code_is_the_commands(tmp_path, module, redirection):
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_without_a_stderr_the_exit_code_is_the_commands(tmp_path, redirection):
     """Closed or full: what cannot be said must not part the launcher from its command."""
-    under = shell(redirection, sys.executable, "-m", *module, "--no-store", "--", "sh", "-c", "exit 7")
+    under = shell(redirection, sys.executable, "-m", "tracekit", "collect", "--no-store", "--", "sh", "-c", "exit 7")
     assert subprocess.run(under, cwd=tmp_path, env=environment(), timeout=TIMEOUT_S).returncode == 7
 
 
@@ -81,14 +79,11 @@ def test_two_runs_without_a_stderr_share_the_store_and_lose_nothing(tmp_path):
     """
     collections = [
         subprocess.Popen(
-            shell(redirection, sys.executable, "-m", *module, "--name", name, "--", *python("quick.py")),
+            shell(redirection, sys.executable, "-m", "tracekit", "collect", "--name", name, "--", *python("quick.py")),
             cwd=tmp_path,
             env=environment(END="raise"),
         )
-        for name, module, redirection in (
-            ("closed", ("tracekit", "collect"), "2>&-"),
-            ("full", ("tracekit.collectors",), "2>/dev/full"),
-        )
+        for name, redirection in (("closed", "2>&-"), ("full", "2>/dev/full"))
     ]
     assert [one.wait(TIMEOUT_S) for one in collections] == [1, 1]
     store = Store(tmp_path / "tracekit.store")
@@ -177,7 +172,7 @@ def test_an_interruption_sent_to_the_launcher_alone_reaches_the_command(tmp_path
     # signal.pause() would miss a signal that comes just before it.
     waits = "import select; print('ready', flush=True)\nwhile True: select.select([], [], [], 0.1)"
     with subprocess.Popen(
-        [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", sys.executable, "-c", waits],
+        [sys.executable, "-m", "tracekit", "collect", "--no-store", "--", sys.executable, "-c", waits],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,

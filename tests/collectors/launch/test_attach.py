@@ -57,7 +57,7 @@ def test_an_idle_job_records_what_it_is_asked_for(tmp_path):
 
     On a busy machine, it may have some more before them: `attach` asks again where a rank did not record all in time.
     """
-    under = [sys.executable, "-m", "tracekit.collectors", "--idle", "--name", "dormant", "--segments", "run", "--json"]
+    under = [sys.executable, "-m", "tracekit", "collect", "--idle", "--name", "dormant", "--segments", "run", "--json"]
     with subprocess.Popen(
         [*under, "--no-store", "--out", "all.parquet", "--", *forks(2, "slow_on_demand.py")],
         cwd=tmp_path,

@@ -16,7 +16,6 @@ from tracekit.collectors.launch.clock_keeper import ClockKeeper
 from tracekit.collectors.launch.collect import CollectOptions, collect
 from tracekit.collectors.launch.departures import Departures
 from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
-from tracekit.collectors.launch.progress import Progress
 from tracekit.collectors.run_directory import clock_pings, job_notes
 from tracekit.collectors.run_directory.clock_pings import append_sample
 from tracekit.collectors.run_directory.launchers import announce, announce_end
@@ -84,7 +83,6 @@ BESIDE = {
     "the first launcher": (ClockKeeper, "_claim"),
     "what runs beside the command": (launcher, "_await"),
     "the sign of life": (launcher._Beside, "_beat"),
-    "the progress line": (Progress, "show"),
     "hang detection": (HangWatcher, "tick"),
     "watched processes": (Departures, "follow"),
     "its start": (library, "_hang_watcher"),
@@ -166,7 +164,7 @@ COMMAND = "import os, signal, select; os.kill(os.getppid(), signal.{}); select.s
 def test_a_signal_to_the_launcher_ends_the_command_as_it_would_alone(name, tmp_path):
     """With a shell's exit code."""
     command = [sys.executable, "-c", COMMAND.format(name)]
-    under = [sys.executable, "-m", "tracekit.collectors", "--no-store", "--", *command]
+    under = [sys.executable, "-m", "tracekit", "collect", "--no-store", "--", *command]
     ran = subprocess.run(under, cwd=tmp_path, env=environment(), timeout=TIMEOUT_S, capture_output=True)
     assert ran.returncode == 128 + getattr(signal, name)
 

@@ -19,7 +19,7 @@ class Training:
 
     def __init__(self, folder: Path) -> None:
         self.run, self._stop = folder / "run", folder / "stop"
-        under = [sys.executable, "-m", "tracekit.collectors", "--no-store", "--out", "job.parquet", "--segments", "run"]
+        under = [sys.executable, "-m", "tracekit", "collect", "--no-store", "--out", "job.parquet", "--segments", "run"]
         self.launcher = subprocess.Popen(
             [*under, "--", *forks(2, "slow_on_demand.py")],
             cwd=folder,

@@ -144,7 +144,7 @@ def test_what_was_joined_is_said(tmp_path):
     missing, damaged, timed, sizes, lost = launching.nccl_lines(
         recording(tmp_path, {"version": None, "backends": "nccl"}), report, 0x46
     )
-    assert missing.startswith("no NCCL ring appeared on 1 ranks: 1: NCCL did not load the plugin")
+    assert missing.startswith("no NCCL ring appeared on rank 1: NCCL did not load the plugin")
     assert damaged == "x: damaged"
     assert timed == (
         "NCCL timed 40 communication ops; 1 that it did not time and 3 that it did not report keep their host times;"

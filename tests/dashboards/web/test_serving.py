@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from email.message import Message
 from pathlib import Path
 from urllib.parse import urlencode
 
+import brotli
 import pytest
 from playwright.sync_api import Page
 from prometheus_client.parser import text_string_to_metric_families
@@ -48,6 +50,8 @@ from tracekit.store import Incoming, Store
 for number in range(8):
     Store(Path(sys.argv[1])).add([Incoming(slow_trace((0,)), f"job {number}", "x")])
 """
+
+STYLE = "/assets/tracekit.css"
 
 #: Ctrl-C while a request is handed to a thread, which is done under a lock.
 INTERRUPTED = """
@@ -409,3 +413,23 @@ class TestBrokenAndHostile:
         assert importing.returncode == 0
         assert {status for status, _, _ in answers} == {200}
         assert len(get(f"{base}/download/jobs.csv")[1].splitlines()) == 10
+
+
+def test_answers_are_compressed_for_browsers_that_take_it(sample_store: Path) -> None:
+    """Pages, scripts and styles; a HEAD says so without content. What is small, or a part of a file, stays as it is."""
+    client = make_app(sample_store).server.test_client()
+    plain, text = (client.get(address, buffered=True).get_data() for address in ("/_dash-layout", STYLE))
+    for encoding, unpack in (("gzip", gzip.decompress), ("br", brotli.decompress)):
+        answer = client.get("/_dash-layout", headers={"Accept-Encoding": encoding})
+        assert (answer.headers["Content-Encoding"], answer.headers["Vary"]) == (encoding, "Accept-Encoding")
+        assert unpack(answer.get_data()) == plain
+    head = client.head("/_dash-layout", headers={"Accept-Encoding": "gzip"})
+    assert (head.headers["Content-Encoding"], head.get_data()) == ("gzip", b"")
+    style = client.get(STYLE, headers={"Accept-Encoding": "br"}, buffered=True)
+    assert brotli.decompress(style.get_data()) == text
+    part = client.get(STYLE, headers={"Accept-Encoding": "br", "Range": "bytes=10-99"}, buffered=True)
+    assert (part.status_code, part.get_data()) == (206, text[10:100])
+    known = {"Accept-Encoding": "br", "If-None-Match": style.headers["ETag"]}
+    assert client.get(STYLE, headers=known, buffered=True).status_code == 304
+    for small in ("/healthz", "/metrics"):
+        assert "Content-Encoding" not in client.get(small, headers={"Accept-Encoding": "gzip"}).headers
