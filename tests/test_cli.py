@@ -22,7 +22,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 import tracekit
-from tests.cases import case
 from tests.handmade import (
     COMMANDS,
     FIXED_STEP_S,

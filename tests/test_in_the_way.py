@@ -249,7 +249,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "gzip of others": lambda path: path.write_bytes(gzip.compress(b'{"displayTimeUnit": "ms", "traceEvents": []}')),
     "CSV of others": lambda path: path.write_text("kind,slowdown\ngc,1.0\n"),
     "trace": lambda path: slow_trace().write_parquet(path),
-    "table": lambda path: slow_job().report.write_parquet(path),
+    "table": lambda path: slow_job().report.write_parquet(path),  # noqa: PLW0108 - made when asked
     "timeline": lambda path: slow_job().export(path),
     "CSV table": lambda path: slow_job().report.by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
     "store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
@@ -257,7 +257,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 #: What each way of writing may replace, and how the library writes it.
 KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "trace": ("out", lambda path: slow_trace().write_parquet(path)),
-    "table": ("out", lambda path: slow_job().report.write_parquet(path)),
+    "table": ("out", lambda path: slow_job().report.write_parquet(path)),  # noqa: PLW0108 - made when asked
     "timeline": ("out", lambda path: slow_job().export(path)),
     "CSV table": ("by_kind.csv", lambda path: slow_job().report.write_csv(path.parent)),
     "store": ("out", lambda path: Store(path).add([Incoming(slow_trace(), "new", "by hand")])),
