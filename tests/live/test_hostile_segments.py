@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from benchmarks.writtenrun import WrittenRun
 from tests.cases import case
@@ -85,14 +84,12 @@ def lines(follower: AttemptFollower) -> list[str]:
     return [notice.line for notice in (*follower.update(0.0), *follower.leave_out_strangers())]
 
 
-def last_record(run: WrittenRun, rank: int) -> np.ndarray:
-    """The last record of a rank, numbered on."""
+def copy_last(run: WrittenRun, rank: int, *changes: Callable[[np.ndarray], None]) -> None:
+    """Append the last record of a rank once more, numbered on and changed."""
     record = np.frombuffer(run.segment(rank).read_bytes()[32:], RECORD_DTYPE)[-1:].copy()
     record["number"] += 1
-    return record
-
-
-def append(run: WrittenRun, rank: int, record: np.ndarray) -> None:
+    for change in changes:
+        change(record)
     run._written[rank] += 1
     run.write(rank, record.tobytes())
 
@@ -122,9 +119,7 @@ def test_a_record_that_cannot_be_leaves_its_rank_out(tmp_path: Path) -> None:
         follower = followed(written)
         written.run(range(1, 11))
         told = [] if seen_by_itself else lines(follower)
-        put("category", Category.COMPUTE)(record := last_record(written, 1))
-        change(record)
-        append(written, 1, record)
+        copy_last(written, 1, put("category", Category.COMPUTE), change)
         told += lines(follower) if seen_by_itself else []
         written.run(range(11, 21))
         with case((name, seen_by_itself)):
@@ -139,8 +134,7 @@ def test_windows_go_on_behind_a_whole_step_of_an_absurd_number(
 ) -> None:
     beside = Beside(tmp_path, clock)
     written.run(range(1, 10))
-    put("step", 2**31 - 1)(record := last_record(written, 1))
-    append(written, 1, record)
+    copy_last(written, 1, put("step", 2**31 - 1))
     beside.look()  # 9 steps, and one that nobody else has
     assert beside.said == []
     written.run(range(10, 21))
@@ -192,21 +186,22 @@ def test_a_rank_that_is_none_of_its_own_count_is_left_out(written: WrittenRun) -
     assert list(follower.good) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("by_ns", "way"), [(-HOUR_NS, "back"), (HOUR_NS, "forward")])
-def test_a_clock_that_steps_between_two_steps_is_said(by_ns: int, way: str, written: WrittenRun) -> None:
-    follower = followed(written)
-    written.run(range(1, 15))
-    before = written.segment(1).stat().st_size
-    written.run(range(15, 31))
-    content = written.segment(1).read_bytes()
-    records = np.frombuffer(content[before:], RECORD_DTYPE).copy()
-    for field in ("start_ns", "end_ns"):
-        records[field] += by_ns
-    written.segment(1).write_bytes(content[:before] + records.tobytes())
-    assert lines(follower) == [
-        f"rank 1 is left out from step 1 on: between steps 14 and 15 its clock stepped {way} by 3.6e+03 s"
-    ]
-    assert sorted(follower.good) == [0, 2, 3]
+def test_a_clock_that_steps_between_two_steps_is_said(tmp_path: Path) -> None:
+    for way, by_ns in (("back", -HOUR_NS), ("forward", HOUR_NS)):
+        written = WrittenRun(tmp_path / way, 4, per_host=2)
+        follower = followed(written)
+        written.run(range(1, 15))
+        before = written.segment(1).stat().st_size
+        written.run(range(15, 31))
+        content = written.segment(1).read_bytes()
+        records = np.frombuffer(content[before:], RECORD_DTYPE).copy()
+        for field in ("start_ns", "end_ns"):
+            records[field] += by_ns
+        written.segment(1).write_bytes(content[:before] + records.tobytes())
+        assert lines(follower) == [
+            f"rank 1 is left out from step 1 on: between steps 14 and 15 its clock stepped {way} by 3.6e+03 s"
+        ]
+        assert sorted(follower.good) == [0, 2, 3]
 
 
 def test_zeros_of_a_shared_folder_are_read_again(written: WrittenRun) -> None:

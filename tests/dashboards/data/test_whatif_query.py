@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tracekit
+from tests.cases import case
 from tests.dashboards.conftest import SAMPLES
 from tests.properties import examples
 from tracekit.analysis.whatif.selection_text import parse_selection
@@ -36,19 +37,16 @@ def test_kept_questions_survive_the_address(kept: list[WhatifQuery]) -> None:
     assert read_kept(kept_text(kept)) == (tuple(kept), ())
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_cannot_be_read_of_the_kept_ones_is_said_and_the_rest_shown() -> None:
+    for text, said in (
         ("rubbish", "no kept scenario"),
         ("idealise:worker=1", "'1' is not DP_RANK,PP_RANK"),
         ("explode:worker=1,2", "action 'explode' is not known"),
         ("scale*much:worker=1,2", "expected a number from 0 to 100"),
-    ],
-)
-def test_what_cannot_be_read_of_the_kept_ones_is_said_and_the_rest_shown(text: str, said: str) -> None:
-    kept, problems = read_kept(f"keep:stage=2;{text}")
-    assert kept == (WhatifQuery("stage=2", QueryAction.KEEP),)
-    assert said in problems[0]
+    ):
+        kept, problems = read_kept(f"keep:stage=2;{text}")
+        assert kept == (WhatifQuery("stage=2", QueryAction.KEEP),), text
+        assert said in problems[0]
 
 
 def test_more_kept_questions_than_fit_are_cut_and_that_is_said() -> None:
@@ -57,10 +55,10 @@ def test_more_kept_questions_than_fit_are_cut_and_that_is_said() -> None:
     assert f"the first {MOST_KEPT} are shown" in problems[0]
 
 
-@pytest.mark.parametrize("factor", ["", "nan", "inf", "-1", "101", "half", None])
-def test_a_factor_is_a_number_from_0_to_100(factor: str | None) -> None:
-    with pytest.raises(SelectionError, match="expected a number from 0 to 100"):
-        read_query("all", "scale", factor)
+def test_a_factor_is_a_number_from_0_to_100() -> None:
+    for factor in ("", "nan", "inf", "-1", "101", "half", None):
+        with case(factor), pytest.raises(SelectionError, match="expected a number from 0 to 100"):
+            read_query("all", "scale", factor)
 
 
 def test_a_selection_of_absurd_length_is_refused_before_it_is_parsed() -> None:
@@ -73,13 +71,14 @@ def test_the_factor_counts_only_where_something_is_scaled() -> None:
     assert read_query(" all  but\tkind=gc ", None) == WhatifQuery("all but kind=gc")
 
 
-@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.parquet")), ids=lambda path: path.stem)
-def test_every_suggestion_for_a_job_can_be_answered_by_it(sample) -> None:
-    job = tracekit.load(sample)
-    suggested = suggestions(job.whatif().to_dict())
-    assert len({suggestion.query for suggestion in suggested}) == len(suggested) >= 5
-    for suggestion in suggested:
-        assert job.answer(suggestion.query.selection).ops > 0
+def test_every_suggestion_for_a_job_can_be_answered_by_it() -> None:
+    for sample in sorted(SAMPLES.glob("*.parquet")):
+        job = tracekit.load(sample)
+        with case(sample.stem):
+            suggested = suggestions(job.whatif().to_dict())
+            assert len({suggestion.query for suggestion in suggested}) == len(suggested) >= 5
+            for suggestion in suggested:
+                assert job.answer(suggestion.query.selection).ops > 0
 
 
 def test_the_first_suggestion_is_the_first_cause() -> None:
@@ -130,6 +129,6 @@ def test_the_controls_show_the_selections_that_they_can_write() -> None:
     assert Choice.of("worker=1,2 and microbatch=4") == Choice(workers="1,2", microbatches="4")
 
 
-@pytest.mark.parametrize("text", ["", "not stage=3", "stage=1 or stage=2", "stage=1 and stage=2", "<script>"])
-def test_the_controls_stay_empty_for_what_they_cannot_write(text: str) -> None:
-    assert Choice.of(text) == Choice()
+def test_the_controls_stay_empty_for_what_they_cannot_write() -> None:
+    for text in ("", "not stage=3", "stage=1 or stage=2", "stage=1 and stage=2", "<script>"):
+        assert Choice.of(text) == Choice(), text
