@@ -52,7 +52,7 @@ def test_a_store_lists_its_jobs_and_a_study_is_reported() -> None:
     ran = run("jobs")
     assert (ran.code, ran.out) == (0, run("info", "--store", "jobs").out)
     assert "gpus" in ran.out
-    assert run("fleet", "run", "one", "--out", "study").code == 0
+    assert run("fleet", "run", "one", "--out", "study", "--processes", "1").code == 0
     assert run("study").out == run("fleet", "report", "study").out
 
 
