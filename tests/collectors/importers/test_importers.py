@@ -101,19 +101,16 @@ def test_parts_spread_over_the_step_range(tmp_path):
     assert optimizers.select("step", "seq").rows() == [(4, 0), (4, 1), (5, 0), (5, 1)]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_bad_line_is_named(tmp_path):
+    """File, line and what to do."""
+    for line, message in (
         ("2026 - metric_name: forward-compute, elapsed: 0.1, recent_ela\n", "line 9: cannot be read"),
         (raw_line("optimizer", 0, [0.1], [0.01], tags=[{}, {}]), "line 9: 1 durations, 1 starts and 2 tags"),
         (raw_line("optimizer", 0, [0.1], [0.01], steps="range(4, 6)"), "line 9: 1 parts do not spread evenly"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, message):
-    """File, line and what to do."""
-    path = raw_log(tmp_path, line)
-    with pytest.raises(FormatError, match=re.escape(message)):
-        read_any(path)
+    ):
+        path = raw_log(tmp_path, line)
+        with case(message), pytest.raises(FormatError, match=re.escape(message)):
+            read_any(path)
 
 
 def test_ndtimeline_chrome_trace(tmp_path):
