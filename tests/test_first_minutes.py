@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pickle
@@ -16,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import case
 from tests.handmade import run, slow_trace
+from tracekit.base import stderr
 from tracekit.base.exit_codes import ExitCode
+from tracekit.cli import main
 from tracekit.store import Store
 from tracekit.synth.samples import DEMO
 
@@ -87,16 +92,15 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "name", "words"), WRONG, ids=[name for _, name, _ in WRONG])
-@pytest.mark.parametrize("command", ["whatif", "import"])
-def test_a_file_that_is_no_trace_is_named_with_the_command_that_fits(
-    folder: Path, make: Callable[[], None], name: str, words: str, command: str
-) -> None:
-    make()
-    ran = run(command, name)
-    assert ran.code == ExitCode.BAD_INPUT
-    assert ran.message.startswith(f"tracekit: {name}: ")
-    assert words in ran.message
+def test_a_file_that_is_no_trace_is_named_with_the_command_that_fits(folder: Path) -> None:
+    for make, name, words in WRONG:
+        make()
+        for command in ("whatif", "import"):
+            with case((command, name)):
+                ran = run(command, name)
+                assert ran.code == ExitCode.BAD_INPUT
+                assert ran.message.startswith(f"tracekit: {name}: ")
+                assert words in ran.message
 
 
 def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> None:
@@ -158,22 +162,24 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize(("command", "words"), SLOW, ids=[" ".join(command[:2]) for command, _ in SLOW])
-def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, command: tuple[str, ...], words: str) -> None:
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
-    if "jobs.store" in command:
-        a_store()
-    code = (
-        "import sys\nfrom tracekit.base import stderr\nstderr.progress.__wrapped__.__defaults__ = (0.0,)\n"
-        f"sys.argv = {['tracekit', *command]!r}\nfrom tracekit.cli import main\nmain()"
-    )
-    ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=theirs, check=True)
-    written = os.read(ours, 100_000).decode()
-    os.close(ours)
-    os.close(theirs)
-    assert words in written
-    assert written.endswith("\r\x1b[K")
+    monkeypatch.setattr(stderr.progress.__wrapped__, "__defaults__", (0.0,))
+    a_store()
+    for command, words in SLOW:
+        monkeypatch.setattr(sys, "argv", ["tracekit", *command])
+        with case(command):
+            with contextlib.redirect_stderr(Terminal()) as terminal, pytest.raises(SystemExit, match=r"^0$"):
+                main()
+            assert words in terminal.getvalue()
+            assert terminal.getvalue().endswith("\r\x1b[K")
 
 
 def test_the_demo_serves_jobs_with_a_cause_each_and_leaves_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,18 @@ import pytest
 from benchmarks.hangsim import Job as Job3D
 from benchmarks.hangsim import dumps, write
 from benchmarks.hangsim import run as run_job
+from tests.cases import case
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.base.errors import FormatError, OutputError, StoreError
 from tracekit.job.load import load
-from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import TRACE_FILE
+
+
+@cache
+def slow_job() -> PipelineJob:
+    """The slow job, analysed once for all tests."""
+    return PipelineJob(slow_trace())
 
 
 @dataclass(frozen=True)
@@ -102,13 +109,13 @@ THINGS = {
 
 OWN: dict[str, Callable[[Path], object]] = {
     "out.parquet": lambda path: slow_trace().write_parquet(path),
-    "out.json.gz": lambda path: PipelineJob(slow_trace()).export(path),
+    "out.json.gz": lambda path: slow_job().export(path),
     "out.md": lambda path: run("whatif", "slow.parquet", "--markdown", path),
     "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
     "tracekit.rules.yml": lambda path: run("alerts", path.parent),
     "out.csv": lambda path: path.write_text("kind,machine,jobs\n"),
-    "by_kind.csv": lambda path: PipelineJob(slow_trace()).whatif().write_csv(path.parent),
+    "by_kind.csv": lambda path: slow_job().report.write_csv(path.parent),
     "jobs.store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }
 
@@ -139,20 +146,21 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "work"
 
 
-@pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("writing", WRITING)
-def test_what_is_in_the_way_is_refused_and_not_touched(writing: str, thing: str, work: Path) -> None:
+def test_what_is_in_the_way_is_refused_and_not_touched(writing: str, work: Path) -> None:
     written = WRITING[writing]
-    path = work / "out" / written.name
-    make, reason = THINGS[thing]
-    make(path)
-    before = everything(work)
-    ran = run(*written.arguments(path))
-    assert ran.code == 2, ran.err
-    assert ran.message.startswith(f"tracekit: {path}: ")
-    assert reason in ran.message
-    assert ran.out == ""
-    assert everything(work) == before
+    for thing, (make, reason) in THINGS.items():
+        path = work / "out" / thing / "to" / written.name
+        path.parent.mkdir(parents=True)
+        make(path)
+        before = everything(work)
+        with case(thing):
+            ran = run(*written.arguments(path))
+            assert ran.code == 2, ran.err
+            assert ran.message.startswith(f"tracekit: {path}: ")
+            assert reason in ran.message
+            assert ran.out == ""
+            assert everything(work) == before
 
 
 @pytest.fixture
@@ -167,14 +175,16 @@ def terminal() -> Iterator[str]:
     os.close(main)
 
 
-@pytest.mark.parametrize("writing", [name for name, one in WRITING.items() if one.name not in FOLDERS])
-def test_a_device_is_refused_and_nothing_is_written_to_it(writing: str, terminal: str, work: Path) -> None:
+def test_a_device_is_refused_and_nothing_is_written_to_it(terminal: str, work: Path) -> None:
     """Formerly `--out` wrote into devices and pipes, such as /dev/stdout; only files are written now."""
     before = everything(work)
-    ran = run(*WRITING[writing].arguments(Path(terminal)))
-    assert ran.code == 2, ran.err
-    assert f"{terminal}: is a device" in ran.message
-    assert everything(work) == before
+    for name, writing in WRITING.items():
+        if writing.name not in FOLDERS:
+            with case(name):
+                ran = run(*writing.arguments(Path(terminal)))
+                assert ran.code == 2, ran.err
+                assert f"{terminal}: is a device" in ran.message
+                assert everything(work) == before
 
 
 def test_standard_output_is_refused(work: Path) -> None:
@@ -188,7 +198,7 @@ def test_standard_output_is_refused(work: Path) -> None:
 
 def test_a_timeline_is_not_exported_over_itself(work: Path) -> None:
     """It would lose the steps that are not asked for. What the report tells to type next has another name."""
-    PipelineJob(slow_trace()).export("timeline.json.gz")
+    slow_job().export("timeline.json.gz")
     assert "--out timeline.json.gz" in run("whatif", "slow.parquet").out
     assert "tracekit export timeline.json.gz --steps 0 --out step-0.json.gz" in run("whatif", "timeline.json.gz").out
     before = everything(work)
@@ -239,17 +249,17 @@ FILES: dict[str, Callable[[Path], object]] = {
     "gzip of others": lambda path: path.write_bytes(gzip.compress(b'{"displayTimeUnit": "ms", "traceEvents": []}')),
     "CSV of others": lambda path: path.write_text("kind,slowdown\ngc,1.0\n"),
     "trace": lambda path: slow_trace().write_parquet(path),
-    "table": lambda path: PipelineJob(slow_trace()).whatif().write_parquet(path),
-    "timeline": lambda path: PipelineJob(slow_trace()).export(path),
-    "CSV table": lambda path: PipelineJob(slow_trace()).whatif().by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
+    "table": lambda path: slow_job().report.write_parquet(path),  # noqa: PLW0108 - made when asked
+    "timeline": lambda path: slow_job().export(path),
+    "CSV table": lambda path: slow_job().report.by_kind.write_csv(path),  # noqa: PLW0108 - made when asked
     "store": lambda path: Store(path).add([Incoming(slow_trace(name="old"), "old", "by hand")]),
 }
 #: What each way of writing may replace, and how the library writes it.
 KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "trace": ("out", lambda path: slow_trace().write_parquet(path)),
-    "table": ("out", lambda path: PipelineJob(slow_trace()).whatif().write_parquet(path)),
-    "timeline": ("out", lambda path: PipelineJob(slow_trace()).export(path)),
-    "CSV table": ("by_kind.csv", lambda path: PipelineJob(slow_trace()).whatif().write_csv(path.parent)),
+    "table": ("out", lambda path: slow_job().report.write_parquet(path)),  # noqa: PLW0108 - made when asked
+    "timeline": ("out", lambda path: slow_job().export(path)),
+    "CSV table": ("by_kind.csv", lambda path: slow_job().report.write_csv(path.parent)),
     "store": ("out", lambda path: Store(path).add([Incoming(slow_trace(), "new", "by hand")])),
 }
 
@@ -286,15 +296,15 @@ def test_a_parquet_file_damaged_anywhere_in_its_metadata_is_replaced_or_refused(
 
 
 def test_an_unpacked_timeline_is_still_one(tmp_path: Path) -> None:
-    PipelineJob(slow_trace()).export(tmp_path / "out.json")
+    slow_job().export(tmp_path / "out.json")
     (tmp_path / "out.json").write_bytes(gzip.decompress((tmp_path / "out.json").read_bytes()))
-    PipelineJob(slow_trace()).export(tmp_path / "out.json")
+    slow_job().export(tmp_path / "out.json")
     assert gzip.decompress((tmp_path / "out.json").read_bytes()).endswith(b"]}\n")
 
 
 def test_a_table_of_exact_slowdowns_is_no_trace(tmp_path: Path) -> None:
     """It says what it is, so that it is not taken for a trace, and can be read as any Parquet file."""
-    report = PipelineJob(slow_trace()).whatif()
+    report = slow_job().report
     report.write_parquet(tmp_path / "out.parquet")
     assert pl.read_parquet(tmp_path / "out.parquet").equals(report.by_worker_per_step)
     with pytest.raises(FormatError, match="no tracekit metadata inside"):
@@ -320,13 +330,13 @@ TO_A_DASH = (
 )
 
 
-@pytest.mark.parametrize("command", TO_A_DASH, ids=" ".join)
-def test_a_dash_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+def test_a_dash_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere it means stdout; a file or folder of that name would be a surprise that is hard to remove."""
     monkeypatch.chdir(tmp_path)
     slow_trace().write_parquet("slow.parquet")
-    ran = run(*command)
-    assert ran.code == 2
-    assert "does not mean stdout here; name a file or folder" in ran.message
-    assert len(ran.message.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["slow.parquet"]
+    for command in TO_A_DASH:
+        with case(command):
+            ran = run(*command)
+            assert ran.code == 2
+            assert "does not mean stdout here; name a file or folder" in ran.message
+            assert [path.name for path in tmp_path.iterdir()] == ["slow.parquet"]

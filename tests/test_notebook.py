@@ -11,6 +11,7 @@ import pytest
 from msgspec import Struct
 
 import tracekit
+from tests.cases import case
 from tests.documents.evil import EVIL, write_evil
 from tests.handmade import IDEAL_STEP_S, KEPT_STEP_S, SLOW_STEP_S, healthy_frame, slow_trace
 from tests.handmade import LAYOUT as HANDMADE
@@ -133,10 +134,11 @@ def test_without_a_number_the_slowest_step_is_drawn(sample: PipelineReport) -> N
     assert "step 105" in sample.plot.critical_path(theme="dark").layout.xaxis.title.text
 
 
-@pytest.mark.parametrize("figure", ["worker_map", "timeline", "critical_path"])
-def test_a_step_that_is_not_there_is_said(sample: PipelineReport, figure: str) -> None:
-    with pytest.raises(SelectionError, match="step 7 is not in the report; it has 12 steps from 100 to 201"):
-        getattr(sample.plot, figure)(7)
+def test_a_step_that_is_not_there_is_said(sample: PipelineReport) -> None:
+    message = "step 7 is not in the report; it has 12 steps from 100 to 201"
+    for figure in ("worker_map", "timeline", "critical_path"):
+        with case(figure), pytest.raises(SelectionError, match=message):
+            getattr(sample.plot, figure)(7)
 
 
 def test_an_unknown_theme_is_said(sample: PipelineReport) -> None:
@@ -165,9 +167,14 @@ def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
 PUBLIC = [getattr(tracekit, name) for name in tracekit.__all__ if not name.startswith("__")]
 
 
-@pytest.mark.parametrize("thing", [*PUBLIC, PipelineReport, Plots], ids=lambda thing: thing.__name__)
-def test_help_describes_everything_public(thing: object) -> None:
+def test_help_describes_everything_public() -> None:
     """Each class and function, each method and property, and each field by name, with annotations."""
+    for thing in (*PUBLIC, PipelineReport, Plots):
+        with case(thing):
+            check_help(thing)
+
+
+def check_help(thing: object) -> None:
     text = inspect.getdoc(thing)
     assert text
     assert "(*" not in text  # the signature that dataclasses make up where nobody wrote a docstring

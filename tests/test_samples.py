@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracekit
+from tests.cases import case
 from tracekit.trace.canonical import read_parquet
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_traces"
@@ -27,24 +28,10 @@ def test_the_script_makes_the_same_traces(tmp_path, monkeypatch, capsys):
             assert ours.ops[column].to_list() == pytest.approx(theirs.ops[column].to_list(), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "straggling"),
-    [
-        ("healthy", False),
-        ("slow_worker", True),
-        ("slow_last_stage", True),
-        ("sequence_lengths", True),
-        ("python_gc", True),
-        ("collected", True),
-        ("collected_healthy", False),
-    ],
-)
-def test_samples_straggle_as_described(name, straggling):
-    report = tracekit.load(SAMPLES / f"{name}.parquet").whatif()
-    assert report.attribution.straggling is straggling
-    assert report.attribution.trust.trustworthy
-
-
-def test_the_slow_worker_is_found():
-    worst = tracekit.load(SAMPLES / "slow_worker.parquet").whatif().by_worker.row(0, named=True)
-    assert (worst["dp_rank"], worst["pp_rank"]) == (1, 2)
+def test_samples_straggle_as_described():
+    slow = {"slow_worker", "slow_last_stage", "sequence_lengths", "python_gc", "collected"}
+    for name in slow | {"healthy", "collected_healthy"}:
+        found = tracekit.load(SAMPLES / f"{name}.parquet").attribution
+        with case(name):
+            assert found.straggling is (name in slow)
+            assert found.trust.trustworthy

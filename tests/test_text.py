@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tracekit.base.text import cost, seconds, with_error
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0, "0.00 s"), (2e-6, "2 us"), (-0.0123, "-12.3 ms"), (0.9999, "999.9 ms"), (12.345, "12.35 s")],
-)
-def test_a_duration_is_in_a_unit_that_keeps_three_digits_readable(value, shown):
-    assert seconds(value) == shown
+def test_a_duration_is_in_a_unit_that_keeps_three_digits_readable():
+    shown = [seconds(value) for value in (0, 2e-6, -0.0123, 0.9999, 12.345)]
+    assert shown == ["0.00 s", "2 us", "-12.3 ms", "999.9 ms", "12.35 s"]
 
 
-@pytest.mark.parametrize(
-    ("saved_s", "alone_s", "shown"),
-    [
+def test_a_cause_behind_another_one_costs_what_it_does_without_it():
+    for saved_s, alone_s, shown in (
         (0.1, 0.1, "costs 100.0 ms a step"),
         (0.06, 0.1, "costs 60.0 ms a step"),
         (0.01, 0.1, "costs 100.0 ms a step once the others are gone"),
         (-0.01, 0.1, "costs 100.0 ms a step once the others are gone"),
-    ],
-)
-def test_a_cause_behind_another_one_costs_what_it_does_without_it(saved_s, alone_s, shown):
-    assert cost(saved_s, alone_s) == shown
+    ):
+        assert cost(saved_s, alone_s) == shown
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "shown"),
-    [
+def test_an_error_is_in_the_unit_of_what_it_belongs_to():
+    for value, error, shown in (
         (0.1116, 0.000884, "111.6 ms \u00b1 0.9 ms"),
         (0.0366, 0.0127, "36.6 ms \u00b1 12.7 ms"),
         (0.0366, 0.00002, "36.6 ms \u00b1 20 us"),  # 0.0 ms would say that there is none
@@ -38,7 +29,5 @@ def test_a_cause_behind_another_one_costs_what_it_does_without_it(saved_s, alone
         (1.5, 0.004, "1.50 s \u00b1 4.0 ms"),
         (0.5, 2.0, "500.0 ms \u00b1 2.00 s"),
         (0.0366, 0.0, "36.6 ms"),
-    ],
-)
-def test_an_error_is_in_the_unit_of_what_it_belongs_to(value, error, shown):
-    assert with_error(value, error) == shown
+    ):
+        assert with_error(value, error) == shown

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tracekit
+from tests.cases import case
 from tests.handmade import LAYOUT, OPS_PER_STEP, published_columns, slow_frame, slow_trace
 from tests.properties import examples
 from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
@@ -52,10 +53,10 @@ def test_a_frame_of_pandas_gives_the_same_trace() -> None:
     assert trace(as_pandas).ops.equals(trace(ops).ops)
 
 
-@pytest.mark.parametrize("frame", [[1, 2], None, {"step": [1]}])
-def test_what_is_no_frame_is_one_clear_error(frame: Any) -> None:
-    with pytest.raises(TraceError, match="not a frame of polars or pandas"):
-        trace(frame)
+def test_what_is_no_frame_is_one_clear_error() -> None:
+    for frame in ([1, 2], None, {"step": [1]}):
+        with case(frame), pytest.raises(TraceError, match="not a frame of polars or pandas"):
+            trace(frame)
 
 
 def test_the_frame_given_is_not_changed() -> None:
@@ -73,14 +74,12 @@ def test_metadata_and_step_starts_cannot_be_changed_afterwards() -> None:
             mapping["a"] = 2  # type: ignore[index]
 
 
-@pytest.mark.parametrize("column", ["start", "duration"])
-def test_times_are_below_what_a_clock_shows(column: str) -> None:
-    def at(value: float) -> pl.DataFrame:
-        return slow_frame().with_columns(pl.lit(value).alias(column))
-
-    trace(at(LONGEST_S), unit="s")
-    with pytest.raises(TraceError, match=f"column '{column}', row 0: 100000001.0; expected seconds"):
-        trace(at(LONGEST_S + 1), unit="s")
+def test_times_are_below_what_a_clock_shows() -> None:
+    for column in ("start", "duration"):
+        longest, longer = (slow_frame().with_columns(pl.lit(LONGEST_S + more).alias(column)) for more in (0, 1))
+        trace(longest, unit="s")
+        with pytest.raises(TraceError, match=f"column '{column}', row 0: 100000001.0; expected seconds"):
+            trace(longer, unit="s")
 
 
 def test_a_start_slightly_before_the_step_is_fine() -> None:
@@ -104,18 +103,19 @@ def test_the_row_of_an_error_is_the_row_of_the_frame() -> None:
         trace(ops)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_one_op_too_many_or_too_few_is_found_wherever_it_is(seed: int) -> None:
+@examples(10)
+@given(seed=st.integers(0, 2**32), at=st.integers(0, 2 * OPS_PER_STEP - 1))
+def test_one_op_too_many_or_too_few_is_found_wherever_it_is(seed: int, at: int) -> None:
     """Whichever op is doubled, the message names it; whichever op but the last of its kind is lost, seq has a gap."""
     ops = slow_frame((0, 7)).sample(fraction=1, shuffle=True, seed=seed)
-    doubled = ops.row(seed, named=True)
+    doubled = ops.row(at, named=True)
     with pytest.raises(TraceError) as caught:
-        trace(pl.concat([ops, ops[seed : seed + 1]]))
+        trace(pl.concat([ops, ops[at : at + 1]]))
     worker = f"{doubled['kind']} of worker ({doubled['dp_rank']},{doubled['pp_rank']}) in step {doubled['step']}"
     assert worker in str(caught.value)
-    lost = ops.filter(~((pl.col("kind") == "forward-compute") & (pl.col("seq") == 0) & (pl.col("rank") == seed % 4)))
+    lost = (pl.col("kind") == "forward-compute") & (pl.col("seq") == 0) & (pl.col("rank") == doubled["rank"])
     with pytest.raises(TraceError, match="seq to run from 0 without gaps"):
-        trace(lost)
+        trace(ops.filter(~lost))
 
 
 def test_sparse_traces_are_checked_too() -> None:
@@ -168,10 +168,9 @@ def test_an_outline_keeps_all_ops_where_they_say_who_waited() -> None:
     assert trace(ops, layout).outline().ops.height == ops.height
 
 
-@pytest.mark.parametrize(("dsp", "expected"), [(1, 4), (4, 4)])
-def test_coverage_with_dsp_takes_the_numbering_in_use(dsp: int, expected: int) -> None:
+def test_coverage_with_dsp_takes_the_numbering_in_use() -> None:
     """With dsp, recorders number either dp or dp x dsp ranks; DP ranks below dp mean the former."""
-    assert trace(slow_frame(), Layout(dp=2, pp=2, dsp=dsp)).coverage().workers_expected == expected
+    assert trace(slow_frame(), Layout(dp=2, pp=2, dsp=4)).coverage().workers_expected == 4
     beyond = slow_frame().with_columns(dp_rank=pl.col("dp_rank") * 7, rank=pl.col("dp_rank") * 2 + pl.col("pp_rank"))
     assert trace(beyond, Layout(dp=2, pp=2, dsp=4)).coverage().workers_expected == 16
 
@@ -275,12 +274,14 @@ def test_a_name_that_utf8_cannot_hold_gets_escapes(tmp_path: Path) -> None:
     assert read_parquet(tmp_path / "a.parquet").name == "half\\udcff"
 
 
-@pytest.mark.parametrize("name", ["[ab]*?.parquet", "ü 漢.parquet", "~.parquet", "s3:x.parquet", "x" * 250])
-def test_any_file_name_is_that_file(name: str, tmp_path: Path) -> None:
+def test_any_file_name_is_that_file(tmp_path: Path) -> None:
     """Characters that mean something to a shell or to polars mean nothing here; a long name has no room for more."""
-    slow_trace().write_parquet(tmp_path / name)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert tracekit.load(tmp_path / name).trace.ops.height == 2 * OPS_PER_STEP
+    for name in ("[ab]*?.parquet", "ü 漢.parquet", "~.parquet", "s3:x.parquet", "x" * 250):
+        with case(name):
+            slow_trace().write_parquet(tmp_path / name)
+            assert [path.name for path in tmp_path.iterdir()] == [name]
+            assert tracekit.load(tmp_path / name).trace.ops.height == 2 * OPS_PER_STEP
+        (tmp_path / name).unlink()
 
 
 def test_the_same_job_in_either_format_gives_the_same_ops(tmp_path: Path) -> None:
@@ -292,10 +293,9 @@ def test_the_same_job_in_either_format_gives_the_same_ops(tmp_path: Path) -> Non
     assert dict(read.metadata) == {"format": "published", "run_id": None}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_order_of_rows_changes_no_number(seed: int) -> None:
+def test_the_order_of_rows_changes_no_number() -> None:
     ops = slow_frame((0, 1))
-    shuffled = trace(ops.sample(fraction=1, shuffle=True, seed=seed))
+    shuffled = trace(ops.sample(fraction=1, shuffle=True, seed=0))
     assert shuffled.ops.sort(KEYS).equals(trace(ops).ops.sort(KEYS))
     assert shuffled.coverage() == trace(ops).coverage()
     assert shuffled.worker_ranks() == trace(ops).worker_ranks()
@@ -308,11 +308,13 @@ def test_the_order_of_rows_changes_no_number(seed: int) -> None:
 # ---- the words
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.0, "4", True, None, LARGEST_SIZE + 1, 10**4000])
-def test_a_size_is_an_integer_of_some_gpus(size: Any) -> None:
-    with pytest.raises(LayoutError, match=r"layout: tp is .*; expected an integer from 1 to 1048576") as caught:
-        Layout(tp=size)
-    assert len(str(caught.value)) < 150
+def test_a_size_is_an_integer_of_some_gpus() -> None:
+    sizes: list[Any] = [0, -1, 1.0, "4", True, None, LARGEST_SIZE + 1, 10**4000]
+    for number, size in enumerate(sizes):
+        with case(number):
+            with pytest.raises(LayoutError, match=r"layout: tp is .*; expected an integer from 1 to 1048576") as caught:
+                Layout(tp=size)
+            assert len(str(caught.value)) < 150
 
 
 def test_a_layout_knows_its_world() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
 import tracekit
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tests.cases import case
 from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
 from tracekit.base.errors import FormatError, TraceError
 from tracekit.cli import commands
@@ -56,64 +59,46 @@ def job(forward_s: float, send_s: float = 5e-4, collective_s: float = 0.02, opti
 MS, US, NS = (1e3, "ms", "milliseconds"), (1e6, "us", "microseconds"), (1e9, "ns", "nanoseconds")
 
 
-@pytest.mark.parametrize(
-    ("name", "factor", "unit", "word"),
-    [
-        ("healthy", *MS), ("slow_worker", *US), ("python_gc", *NS), ("slow_last_stage", *MS),
-        ("collected", *MS), ("collected", *US), ("collected", *NS),
-    ],
-)  # fmt: skip
-def test_another_unit_is_named_and_can_be_stated(name: str, factor: float, unit: str, word: str) -> None:
+def test_another_unit_is_named_and_can_be_stated() -> None:
     """Whatever the job: the message names the unit, and with it the trace is the one it was."""
-    whole = sample(name)
-    ops = whole.ops.with_columns(TIMES * factor)
-    told = message(ops, whole.layout)
-    assert f"look like {word} taken for seconds" in told
-    assert f"--unit {unit} " in told
-    assert "\n" not in told
-    read = trace(ops, whole.layout, unit=unit)
-    assert read.metadata["time_unit"] == unit
-    for column in ("start", "duration"):
-        assert read.ops[column].to_numpy() == pytest.approx(whole.ops[column].to_numpy(), rel=1e-12, abs=1e-15)
+    for name, (factor, unit, word) in (
+        ("healthy", MS), ("slow_worker", US), ("python_gc", NS), ("slow_last_stage", MS),
+        ("collected", MS), ("collected", US), ("collected", NS),
+    ):  # fmt: skip
+        whole = sample(name)
+        ops = whole.ops.with_columns(TIMES * factor)
+        with case((name, unit)):
+            told = message(ops, whole.layout)
+            assert f"look like {word} taken for seconds" in told
+            assert f"--unit {unit} " in told
+            assert "\n" not in told
+            read = trace(ops, whole.layout, unit=unit)
+            assert read.metadata["time_unit"] == unit
+            for column in ("start", "duration"):
+                assert np.allclose(read.ops[column], whole.ops[column], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("ops", "says"),
-    [
-        (job(1600.0), "a forward or backward takes 40 min (usual: 2 us to 3.00 s); the times look like milliseconds"),
-        (
-            job(1e-3, send_s=2e-9, collective_s=2e-9),
-            "takes 2 ns (usual: 200 ns to 10.00 s); the times look like seconds divided",
-        ),
-    ],
-    ids=["a forward of 40 minutes", "a collective of 2 ns"],
-)
-def test_what_cannot_be_is_named(ops: pl.DataFrame, says: str) -> None:
-    assert says in message(ops)
+def test_what_cannot_be_is_named() -> None:
+    long = "a forward or backward takes 40 min (usual: 2 us to 3.00 s); the times look like milliseconds"
+    short = "takes 2 ns (usual: 200 ns to 10.00 s); the times look like seconds divided"
+    assert long in message(job(1600.0))
+    assert short in message(job(1e-3, send_s=2e-9, collective_s=2e-9))
 
 
-@pytest.mark.parametrize(
-    "ops",
-    [
-        job(20e-6, send_s=3e-6, collective_s=3e-6, optimizer_s=5e-6),
-        job(0.3, collective_s=3.0, optimizer_s=0.05),
-        job(3.0, send_s=0.1, collective_s=2.0, optimizer_s=5.0),
-        job(0.02).with_columns(
-            duration=pl.when((pl.col("rank") == 0) & (pl.col("seq") == 1)).then(600.0).otherwise("duration")
-        ),
-        pl.concat(
-            [
-                job(0.02),
-                job(0.02)
-                .filter(pl.col("kind") == "optimizer")
-                .with_columns(kind=pl.lit("checkpoint", job(0.02)["kind"].dtype), duration=7200.0),
-            ]
-        ),
-    ],
-    ids=["tiny on a CPU", "huge, step of minutes", "recomputing, long context", "hung ops", "checkpoint of two hours"],
-)
-def test_what_can_be_is_no_alarm(ops: pl.DataFrame) -> None:
-    trace(ops)
+def test_what_can_be_is_no_alarm() -> None:
+    usual = job(0.02)
+    hung = (pl.col("rank") == 0) & (pl.col("seq") == 1)
+    checkpoint = pl.lit("checkpoint", usual["kind"].dtype)
+    saved = usual.filter(pl.col("kind") == "optimizer").with_columns(kind=checkpoint, duration=7200.0)
+    for name, ops in {
+        "tiny on a CPU": job(20e-6, send_s=3e-6, collective_s=3e-6, optimizer_s=5e-6),
+        "huge, step of minutes": job(0.3, collective_s=3.0, optimizer_s=0.05),
+        "recomputing, long context": job(3.0, send_s=0.1, collective_s=2.0, optimizer_s=5.0),
+        "hung ops": usual.with_columns(duration=pl.when(hung).then(600.0).otherwise("duration")),
+        "checkpoint of two hours": pl.concat([usual, saved]),
+    }.items():
+        with case(name):
+            trace(ops)
 
 
 def test_steps_that_last_longer_than_they_are_apart_give_the_unit_away() -> None:
@@ -134,23 +119,21 @@ def test_steps_that_last_far_shorter_than_they_are_apart_give_the_unit_away() ->
     assert "multiply start and duration by 1000, or" in told
 
 
-@pytest.mark.parametrize("factor", [1e3, 1e6])
-@pytest.mark.parametrize(
-    ("part", "whose"),
-    [
-        (pl.col("rank") == 3, "rank 3: all work takes about"),
-        (pl.col("pp_rank") == 2, "ranks 8, 9, 10, 11: all work takes about"),
-        (pl.col("step") >= 109, "steps such as 109, 201: all work takes about"),
-    ],
-    ids=["a rank", "a stage", "a part of the steps"],
-)
-def test_a_part_in_another_unit_is_named(part: pl.Expr, whose: str, factor: float) -> None:
+def test_a_part_in_another_unit_is_named() -> None:
+    """A rank, a stage, a part of the steps."""
     whole = sample("healthy")
-    ops = whole.ops.with_columns(pl.when(part).then(TIMES * factor).otherwise(TIMES).name.keep())
-    told = message(ops, whole.layout)
-    assert whose in told
-    assert f"divide their start and duration by {factor:,.0f}" in told
-    trace(ops, whole.layout, unit="s")
+    parts = {
+        "rank 3": pl.col("rank") == 3,
+        "ranks 8, 9, 10, 11": pl.col("pp_rank") == 2,
+        "steps such as 109, 201": pl.col("step") >= 109,
+    }
+    for (whose, part), factor in itertools.product(parts.items(), (1e3, 1e6)):
+        ops = whole.ops.with_columns(pl.when(part).then(TIMES * factor).otherwise(TIMES).name.keep())
+        with case((whose, factor)):
+            told = message(ops, whole.layout)
+            assert f"{whose}: all work takes about" in told
+            assert f"divide their start and duration by {factor:,.0f}" in told
+            trace(ops, whole.layout, unit="s")
 
 
 def test_a_rank_that_is_a_hundred_times_slower_is_no_other_unit() -> None:
@@ -162,15 +145,15 @@ def test_a_rank_that_is_a_hundred_times_slower_is_no_other_unit() -> None:
     )
 
 
-@pytest.mark.parametrize("zero", [40_000.0, 900_000.0])
-def test_starts_that_lost_digits_are_not_trusted(zero: float) -> None:
+def test_starts_that_lost_digits_are_not_trusted() -> None:
     """A monotonic clock kept as float32: 4 ms at 40,000 s, 62.5 ms at 900,000 s."""
     whole = sample("healthy")
-    starts = {step: zero + start - min(whole.step_starts.values()) for step, start in whole.step_starts.items()}
-    ops = on_clock(whole, starts).with_columns(start=pl.col("start").cast(pl.Float32).cast(pl.Float64))
-    trust = PipelineJob(trace(ops, whole.layout)).attribution.trust
-    assert not trust.trustworthy
-    assert any("digits of the starts were lost" in reason for reason in trust.reasons)
+    for zero in (40_000.0, 900_000.0):
+        starts = {step: zero + start - min(whole.step_starts.values()) for step, start in whole.step_starts.items()}
+        ops = on_clock(whole, starts).with_columns(start=pl.col("start").cast(pl.Float32).cast(pl.Float64))
+        trust = PipelineJob(trace(ops, whole.layout)).attribution.trust
+        assert not trust.trustworthy, zero
+        assert any("digits of the starts were lost" in reason for reason in trust.reasons), zero
 
 
 def test_whole_numbers_are_no_seconds() -> None:
@@ -272,31 +255,34 @@ def test_a_monotonic_clock_is_seen_by_its_running_on() -> None:
     assert dict(found.step_starts) == {5: 8000.25, 6: 8016.0, 7: 8031.75}
 
 
-@pytest.mark.parametrize("zero", [0.0, 0.8, 40.0, 8000.25, 1.7e9])
-def test_time_between_steps_counts_on_any_clock_that_runs_on(zero: float) -> None:
+def test_time_between_steps_counts_on_any_clock_that_runs_on() -> None:
     """Steps of 0.31 s, one after the other; before the fourth all ranks stand still for 0.5 s."""
     whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=6)
-    starts = {step: zero + 0.31 * step + (0.5 if step >= 3 else 0.0) for step in range(6)}
-    found = PipelineJob(trace(on_clock(whole, starts), whole.layout)).whatif()
-    (cause,) = [cause for cause in found.diagnosis.causes if cause.change is not None]
-    assert str(cause.kind) == "checkpoint-stalls"
-    assert cause.saved_s == pytest.approx(0.5 / 6, abs=1e-6)
+    for zero in (0.0, 0.8, 40.0, 8000.25, 1.7e9):
+        starts = {step: zero + 0.31 * step + (0.5 if step >= 3 else 0.0) for step in range(6)}
+        found = PipelineJob(trace(on_clock(whole, starts), whole.layout)).whatif()
+        with case(zero):
+            (cause,) = [cause for cause in found.diagnosis.causes if cause.change is not None]
+            assert str(cause.kind) == "checkpoint-stalls"
+            assert cause.saved_s == pytest.approx(0.5 / 6, abs=1e-6)
 
 
-@pytest.mark.parametrize("zero", [0.0, 0.8, 40.0])
-def test_a_clock_that_begins_with_the_job_is_no_stall(zero: float) -> None:
+def test_a_clock_that_begins_with_the_job_is_no_stall() -> None:
     whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=6)
-    found = PipelineJob(trace(on_clock(whole, {step: zero + 0.31 * step for step in range(6)}), whole.layout)).whatif()
-    assert [str(cause.kind) for cause in found.diagnosis.causes] == ["healthy"]
-    assert found.diagnosis.verdict.lost_s == 0
+    for zero in (0.0, 0.8, 40.0):
+        found = PipelineJob(
+            trace(on_clock(whole, {step: zero + 0.31 * step for step in range(6)}), whole.layout)
+        ).whatif()
+        assert [str(cause.kind) for cause in found.diagnosis.causes] == ["healthy"], zero
+        assert found.diagnosis.verdict.lost_s == 0
     late = slow_frame((5, 6, 7)).with_columns(pl.col("start") + 100.0)  # late data in each step: no clock
     assert trace(late).ops["start"].min() == 100.0
 
 
-@pytest.mark.parametrize(("unit", "per_second"), [("ms", 1e3), ("us", 1e6), ("ns", 1e9)])
-def test_clock_times_in_another_unit_are_named(unit: str, per_second: float) -> None:
-    ops = slow_frame((0, 1, 2)).with_columns(start=(pl.col("start") + 1.7e9) * per_second)
-    assert f"pass --unit {unit} " in message(ops)
+def test_clock_times_in_another_unit_are_named() -> None:
+    for unit, per_second in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
+        ops = slow_frame((0, 1, 2)).with_columns(start=(pl.col("start") + 1.7e9) * per_second)
+        assert f"pass --unit {unit} " in message(ops)
 
 
 def test_the_start_of_a_step_is_a_time() -> None:

@@ -5,18 +5,20 @@ import sys
 import polars as pl
 import pytest
 
+from tests.cases import case
 from tests.collectors.conftest import CLOCK_TICK_S, HEAVY, SCRIPTS, TIMEOUT_S, collect, contradictions
 from tests.collectors.shared_runs import LAUNCHERS, PAUSES, STYLES
 from tracekit.trace.canonical import RUN_QUEUE
 from tracekit.trace.model import OpKind, Worker
 
 
-@pytest.mark.parametrize("name", ["fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline"])
-def test_a_job_trains_to_the_same_bits_as_alone(runs, alone, name):
-    run = runs[name]
-    assert set(run.exit_codes) == {0}, run.complained
-    assert run.weights == alone[name].weights
-    assert len(run.weights) >= 2
+def test_a_job_trains_to_the_same_bits_as_alone(runs, alone):
+    for name in ("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline"):
+        run = runs[name]
+        with case(name):
+            assert set(run.exit_codes) == {0}, run.complained
+            assert run.weights == alone[name].weights
+            assert len(run.weights) >= 2
 
 
 def counts(trace) -> dict[str, int]:
@@ -259,21 +261,26 @@ def test_who_waits_at_a_meeting_between_steps_waits_in_it(runs):
     assert outside.filter(inside).is_empty()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_that_make_their_optimizer_first(runs, launcher):
+def test_ranks_that_make_their_optimizer_first(runs):
     """As mpirun and srun start them, without RANK: none takes itself for the only one before it has met the others."""
-    run = runs[launcher]
-    assert run.exit_codes == [0, 0], run.complained
-    assert (run.trace.layout.dp, run.trace.coverage().complete) == (2, True)
+    for launcher in LAUNCHERS:
+        run = runs[launcher]
+        with case(launcher):
+            assert run.exit_codes == [0, 0], run.complained
+            assert (run.trace.layout.dp, run.trace.coverage().complete) == (2, True)
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_single_process_loops(runs, alone, style):
+def test_single_process_loops(runs, alone):
     """One forward, backward, optimizer step and batch per step, whatever the loop's style.
 
     The compiled styles use fullgraph=True: an additional graph break would be an error.
     """
-    run = runs[style]
+    for style in STYLES:
+        with case(style):
+            check_a_loop(runs[style], alone, style)
+
+
+def check_a_loop(run, alone, style):
     assert run.exit_codes == [0], run.complained
     assert run.attempt["ranks"][0]["failures"] == {}
     assert run.said == alone["plain"].said

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import case
 from tests.dashboards.page_text import Pages, found, lines
 from tracekit.dashboards.ui.sentences import Tone, advice_words, diagnosis_words, headline, host_words
 from tracekit.job.pipeline import PipelineJob
@@ -64,12 +66,11 @@ def reports(pages: Pages) -> dict[str, dict[str, Any]]:
     return {name: service.results.stored(name).report for name in CAUSES}
 
 
-@pytest.mark.parametrize("name", CAUSES)
-def test_no_sentence_advises_without_its_confidence(pages: Pages, name: str) -> None:
-    for path in PAGES:
+def test_no_sentence_advises_without_its_confidence(pages: Pages) -> None:
+    for path, name in itertools.product(PAGES, CAUSES):
         for line in pages.lines(path, job=name):
             if ADVISES.search(line):
-                assert "% sure" in line or line.startswith(("No host to drain", "No advice")), f"{path}: {line}"
+                assert "% sure" in line or line.startswith(("No host to drain", "No advice")), (path, name, line)
 
 
 @pytest.mark.parametrize("name", ["healthy", "untrusted"])
@@ -122,27 +123,23 @@ def test_a_large_slowdown_of_a_worker_alone_is_no_reason_to_drain_anything(
     assert host_words(report, found_map) == "No host to drain: the diagnosis names no host and no worker."
 
 
-@pytest.mark.parametrize(
-    ("name", "tone", "badge"),
-    [
+def test_green_means_that_no_cause_costs_time(pages: Pages, reports: dict[str, dict[str, Any]]) -> None:
+    for name, tone, badge in (
         ("healthy", Tone.GOOD, "balanced"),
         ("worker", Tone.BAD, "straggler, {lost:.0%} lost"),
         ("late", Tone.BAD, "input bound, {lost:.0%} lost"),
         ("small-late", Tone.UNSURE, "minor, {lost:.0%} lost"),
         ("untrusted", Tone.UNSURE, "no verdict, slowdown {slowdown:.3f}"),
-    ],
-)
-def test_green_means_that_no_cause_costs_time(
-    pages: Pages, reports: dict[str, dict[str, Any]], name: str, tone: Tone, badge: str
-) -> None:
-    verdict = headline(reports[name])
-    lost, slowdown = reports[name]["verdict"]["share"], reports[name]["slowdown"]
-    assert (verdict.tone, verdict.badge) == (tone, badge.format(lost=lost, slowdown=slowdown))
-    first, trust = found(pages.page("/workers", job=name), "Span", "badge")
-    assert lines(first) == [verdict.badge]
-    classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}
-    assert classes[tone] in first.className.split()
-    assert ("fine" in trust.className.split()) == reports[name]["trust"]["trustworthy"]
+    ):
+        verdict = headline(reports[name])
+        lost, slowdown = reports[name]["verdict"]["share"], reports[name]["slowdown"]
+        first, trust = found(pages.page("/workers", job=name), "Span", "badge")
+        classes = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}
+        with case(name):
+            assert (verdict.tone, verdict.badge) == (tone, badge.format(lost=lost, slowdown=slowdown))
+            assert lines(first) == [verdict.badge]
+            assert classes[tone] in first.className.split()
+            assert ("fine" in trust.className.split()) == reports[name]["trust"]["trustworthy"]
 
 
 @pytest.mark.parametrize("name", ["late", "small-late"])
@@ -164,10 +161,7 @@ def test_the_fleet_colours_no_slowdown_that_is_not_to_be_trusted(pages: Pages) -
     assert rules["slowdown"] == {"slow": "params.value >= 1.1 && params.data.trust === 'yes'"}
 
 
-@pytest.mark.parametrize("name", CAUSES)
-def test_pages_that_interpret_a_job_begin_with_its_diagnosis(
-    pages: Pages, reports: dict[str, dict[str, Any]], name: str
-) -> None:
-    for path in ("/workers", "/attribution", "/time"):
+def test_pages_that_interpret_a_job_begin_with_its_diagnosis(pages: Pages, reports: dict[str, dict[str, Any]]) -> None:
+    for path, name in itertools.product(("/workers", "/attribution", "/time"), CAUSES):
         (said, *_) = found(pages.page(path, job=name), "P", "verdict")
-        assert lines(said) == [diagnosis_words(reports[name])], path
+        assert lines(said) == [diagnosis_words(reports[name])], (path, name)

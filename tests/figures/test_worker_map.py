@@ -125,12 +125,12 @@ def test_a_pooled_cell_is_the_largest_of_its_block_and_knows_where_it_stood(
             assert value == np.float32(values[pooled.row[down, across], pooled.column[down, across]])
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 512), (64, 1024), (1, 1_000_000), (2000, 2000)])
-def test_blocks_leave_no_more_cells_than_a_browser_draws(rows: int, columns: int) -> None:
-    down, across = blocks_that_fit(rows, columns)
-    left = -(-rows // down) * -(-columns // across)
-    assert left <= MOST_CELLS + max(rows, columns)
-    assert (down, across) == (1, 1) or rows * columns > MOST_CELLS
+def test_blocks_leave_no_more_cells_than_a_browser_draws() -> None:
+    for rows, columns in ((1, 1), (16, 512), (64, 1024), (1, 1_000_000), (2000, 2000)):
+        down, across = blocks_that_fit(rows, columns)
+        left = -(-rows // down) * -(-columns // across)
+        assert left <= MOST_CELLS + max(rows, columns)
+        assert (down, across) == (1, 1) or rows * columns > MOST_CELLS
 
 
 def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> None:

@@ -22,7 +22,7 @@ from tracekit.fleet.run import Standing, analysing_files, run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
 from tracekit.fleet.tables import TABLES
-from tracekit.job.load import load_any
+from tracekit.job.load import load_trace
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
 
@@ -251,12 +251,12 @@ def test_a_trace_that_is_replaced_while_it_is_read_is_said_and_read_by_the_next_
     slow_trace(STEPS, name="before").write_parquet(tmp_path / "jobs" / "job.parquet")
 
     def slow_load(path: Path, **options: Any) -> Any:
-        loaded = load_any(path, **options)
+        loaded = load_trace(path, **options)
         slow_trace(STEPS, name="after").write_parquet(path)
         return loaded
 
     with monkeypatch.context() as patch:
-        patch.setattr("tracekit.job.load.load_any", slow_load)
+        patch.setattr("tracekit.job.load.load_trace", slow_load)
         assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {Rule.CHANGED: 1}
     assert Study(tmp_path / "study").read("exclusions")["rule"].to_list() == [str(Rule.CHANGED)]
     assert study_here(tmp_path / "jobs", out=tmp_path / "study").failed == {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from benchmarks.writtenrun import WrittenRun
+from tests.cases import case
 from tests.live.beside import Beside
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE
@@ -18,47 +18,41 @@ from tracekit.collectors.runtime.wire_format import LEFT_OVER_SEGMENT, Category,
 HOUR_NS = 3600 * 1_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("fact", "said"),
-    [
+def test_a_rank_whose_place_is_garbage_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
+    for number, (fact, said) in enumerate((
         (("group", 7), "the fact 'group' is 7: expected `object`, got `int`; copy it again"),
         (("mesh", "x"), "the fact 'mesh' is \"x\": expected `object`, got `str`; copy it again"),
         (("mesh", {"names": ["dp"], "ranks": [[0, 1], [2]]}), "expected `ranks` as lists of equal lengths"),
         (("pipeline", [[]]), "the fact 'pipeline' is [[]]: expected `object`, got `array`; copy it again"),
         (("megatron", {}), "object missing required field `ranks`"),
-    ],
-)
-def test_a_rank_whose_place_is_garbage_is_left_out_and_the_others_go_on(
-    fact: tuple[str, object], said: str, written: WrittenRun
-) -> None:
-    follower = followed(written)
-    written.tell(1, [fact])
-    written.run(range(1, 11))
-    (line,) = lines(follower)
-    path = written.attempt_directory / "rank-000001.facts"
-    assert line.startswith(f"rank 1 is left out from step 1 on: {path}: line 9: ")
-    assert said in line
-    assert {rank: one.whole for rank, one in follower.good.items()} == {0: 10, 2: 10, 3: 10}
+    )):  # fmt: skip
+        written = WrittenRun(tmp_path / str(number), 4, per_host=2)
+        follower = followed(written)
+        written.tell(1, [fact])
+        written.run(range(1, 11))
+        with case(fact):
+            (line,) = lines(follower)
+            path = written.attempt_directory / "rank-000001.facts"
+            assert line.startswith(f"rank 1 is left out from step 1 on: {path}: line 9: ")
+            assert said in line
+            assert {rank: one.whole for rank, one in follower.good.items()} == {0: 10, 2: 10, 3: 10}
 
 
-@pytest.mark.parametrize(
-    ("fact", "said"),
-    [
+def test_a_fact_that_nothing_hangs_on_is_skipped_and_its_rank_stays(tmp_path: Path) -> None:
+    for number, (fact, said) in enumerate((
         (("dropped", "many"), "the fact 'dropped' is \"many\": expected `int`, got `str`"),
         (("dropped", -5e300), "the fact 'dropped' is -5e+300: expected `int`, got `float`"),
         (("summary", [1]), "the fact 'summary' is [1]: expected `object`, got `array`"),
         (("device-clock", None), "the fact 'device-clock' is null: expected `array`, got `null`"),
         (("torch", 3), "the fact 'torch' is 3: expected `object`, got `int`"),
-    ],
-)
-def test_a_fact_that_nothing_hangs_on_is_skipped_and_its_rank_stays(
-    fact: tuple[str, object], said: str, written: WrittenRun
-) -> None:
-    written.tell(1, [fact, fact])
-    follower = followed(written)
-    path = written.attempt_directory / "rank-000001.facts"
-    assert lines(follower) == [f"rank 1: {path}: line 9: {said}; copy it again; facts like this are skipped"]
-    assert sorted(follower.good) == [0, 1, 2, 3]
+    )):  # fmt: skip
+        written = WrittenRun(tmp_path / str(number), 4, per_host=2)
+        written.tell(1, [fact, fact])
+        follower = followed(written)
+        path = written.attempt_directory / "rank-000001.facts"
+        with case(fact):
+            assert lines(follower) == [f"rank 1: {path}: line 9: {said}; copy it again; facts like this are skipped"]
+            assert sorted(follower.good) == [0, 1, 2, 3]
 
 
 def test_the_end_of_a_segment_that_shows_after_what_the_launcher_saved_is_no_garbage(written: WrittenRun) -> None:
@@ -90,13 +84,14 @@ def lines(follower: AttemptFollower) -> list[str]:
     return [notice.line for notice in (*follower.update(0.0), *follower.leave_out_strangers())]
 
 
-def copies(run: WrittenRun, rank: int, change: Callable[[np.ndarray], None], count: int = 1) -> None:
-    """Append the last records of a rank once more, numbered on and changed."""
-    records = np.frombuffer(run.segment(rank).read_bytes()[32:], RECORD_DTYPE)[-count:].copy()
-    records["number"] += count
-    change(records)
-    run._written[rank] += count
-    run.write(rank, records.tobytes())
+def copy_last(run: WrittenRun, rank: int, *changes: Callable[[np.ndarray], None]) -> None:
+    """Append the last record of a rank once more, numbered on and changed."""
+    record = np.frombuffer(run.segment(rank).read_bytes()[32:], RECORD_DTYPE)[-1:].copy()
+    record["number"] += 1
+    for change in changes:
+        change(record)
+    run._written[rank] += 1
+    run.write(rank, record.tobytes())
 
 
 def put(field: str, value: int) -> Callable[[np.ndarray], None]:
@@ -117,22 +112,21 @@ GARBAGE: list[tuple[str, Callable[[np.ndarray], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), [one[1:] for one in GARBAGE], ids=[one[0] for one in GARBAGE])
-@pytest.mark.parametrize("seen_by_itself", [True, False])
-def test_a_record_that_cannot_be_leaves_its_rank_out(
-    seen_by_itself: bool, change: Callable[[np.ndarray], None], said: str, written: WrittenRun
-) -> None:
+def test_a_record_that_cannot_be_leaves_its_rank_out(tmp_path: Path) -> None:
     """Whether it is read together with what comes behind it, or before."""
-    follower = followed(written)
-    written.run(range(1, 11))
-    told = [] if seen_by_itself else lines(follower)
-    copies(written, 1, lambda records: (put("category", Category.COMPUTE)(records), change(records)))
-    told += lines(follower) if seen_by_itself else []
-    written.run(range(11, 21))
-    (told,) = [*told, *lines(follower)]
-    assert told.startswith("rank 1 is left out from step 1 on: ")
-    assert said in told
-    assert {rank: one.whole for rank, one in follower.good.items()} == {0: 20, 2: 20, 3: 20}
+    for (name, change, said), seen_by_itself in itertools.product(GARBAGE, (True, False)):
+        written = WrittenRun(tmp_path / f"{name}-{seen_by_itself}", 4, per_host=2)
+        follower = followed(written)
+        written.run(range(1, 11))
+        told = [] if seen_by_itself else lines(follower)
+        copy_last(written, 1, put("category", Category.COMPUTE), change)
+        told += lines(follower) if seen_by_itself else []
+        written.run(range(11, 21))
+        with case((name, seen_by_itself)):
+            (line,) = [*told, *lines(follower)]
+            assert line.startswith("rank 1 is left out from step 1 on: ")
+            assert said in line
+            assert {rank: one.whole for rank, one in follower.good.items()} == {0: 20, 2: 20, 3: 20}
 
 
 def test_windows_go_on_behind_a_whole_step_of_an_absurd_number(
@@ -140,7 +134,7 @@ def test_windows_go_on_behind_a_whole_step_of_an_absurd_number(
 ) -> None:
     beside = Beside(tmp_path, clock)
     written.run(range(1, 10))
-    copies(written, 1, put("step", 2**31 - 1))
+    copy_last(written, 1, put("step", 2**31 - 1))
     beside.look()  # 9 steps, and one that nobody else has
     assert beside.said == []
     written.run(range(10, 21))
@@ -171,16 +165,16 @@ def test_a_rank_alone_is_believed_once_it_goes_on_behind_the_jump(tmp_path: Path
     assert (lines(follower), follower.ranks[0].whole) == ([], 5009)
 
 
-@pytest.mark.parametrize("world_size", [3, 1_048_576])
-def test_of_two_ranks_the_one_that_counts_ranks_nobody_sees_is_left_out(world_size: int, tmp_path: Path) -> None:
-    written = WrittenRun(tmp_path / "run", 2)
-    facts = written.attempt_directory / "rank-000001.facts"
-    facts.write_text(facts.read_text().replace('"world_size": 2', f'"world_size": {world_size}'))
-    follower = followed(written)
-    assert lines(follower) == [
-        f"rank 1 is left out: it saw {world_size} ranks, the others 2: segments of two jobs in one folder"
-    ]
-    assert (list(follower.good), follower.world_size) == ([0], 2)
+def test_of_two_ranks_the_one_that_counts_ranks_nobody_sees_is_left_out(tmp_path: Path) -> None:
+    for world_size in (3, 1_048_576):
+        written = WrittenRun(tmp_path / str(world_size), 2)
+        facts = written.attempt_directory / "rank-000001.facts"
+        facts.write_text(facts.read_text().replace('"world_size": 2', f'"world_size": {world_size}'))
+        follower = followed(written)
+        assert lines(follower) == [
+            f"rank 1 is left out: it saw {world_size} ranks, the others 2: segments of two jobs in one folder"
+        ]
+        assert (list(follower.good), follower.world_size) == ([0], 2)
 
 
 def test_a_rank_that_is_none_of_its_own_count_is_left_out(written: WrittenRun) -> None:
@@ -192,21 +186,22 @@ def test_a_rank_that_is_none_of_its_own_count_is_left_out(written: WrittenRun) -
     assert list(follower.good) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("by_ns", "way"), [(-HOUR_NS, "back"), (HOUR_NS, "forward")])
-def test_a_clock_that_steps_between_two_steps_is_said(by_ns: int, way: str, written: WrittenRun) -> None:
-    follower = followed(written)
-    written.run(range(1, 15))
-    before = written.segment(1).stat().st_size
-    written.run(range(15, 31))
-    content = written.segment(1).read_bytes()
-    records = np.frombuffer(content[before:], RECORD_DTYPE).copy()
-    for field in ("start_ns", "end_ns"):
-        records[field] += by_ns
-    written.segment(1).write_bytes(content[:before] + records.tobytes())
-    assert lines(follower) == [
-        f"rank 1 is left out from step 1 on: between steps 14 and 15 its clock stepped {way} by 3.6e+03 s"
-    ]
-    assert sorted(follower.good) == [0, 2, 3]
+def test_a_clock_that_steps_between_two_steps_is_said(tmp_path: Path) -> None:
+    for way, by_ns in (("back", -HOUR_NS), ("forward", HOUR_NS)):
+        written = WrittenRun(tmp_path / way, 4, per_host=2)
+        follower = followed(written)
+        written.run(range(1, 15))
+        before = written.segment(1).stat().st_size
+        written.run(range(15, 31))
+        content = written.segment(1).read_bytes()
+        records = np.frombuffer(content[before:], RECORD_DTYPE).copy()
+        for field in ("start_ns", "end_ns"):
+            records[field] += by_ns
+        written.segment(1).write_bytes(content[:before] + records.tobytes())
+        assert lines(follower) == [
+            f"rank 1 is left out from step 1 on: between steps 14 and 15 its clock stepped {way} by 3.6e+03 s"
+        ]
+        assert sorted(follower.good) == [0, 2, 3]
 
 
 def test_zeros_of_a_shared_folder_are_read_again(written: WrittenRun) -> None:
@@ -219,9 +214,3 @@ def test_zeros_of_a_shared_folder_are_read_again(written: WrittenRun) -> None:
     assert (lines(follower), follower.ranks[1].whole) == ([], 2)
     path.write_bytes(whole)
     assert (lines(follower), follower.ranks[1].whole) == ([], 10)
-
-
-def test_facts_are_json_of_these_kinds(written: WrittenRun) -> None:
-    """The test above counts on a ninth line."""
-    lines = (written.attempt_directory / "rank-000001.facts").read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["process", "mesh", "group", *["name"] * 5]

@@ -101,24 +101,20 @@ def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored
     assert len(Store(tmp_path / "jobs.store").windows("run")) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_what_cannot_be_watched_is_said(tmp_path: Path) -> None:
+    Store(tmp_path / "jobs.store").append(window(0))
+    (tmp_path / "file").write_text("no run")
+    (tmp_path / "run").mkdir()
+    for arguments, reason in (
         (("{}/jobs.store", "--window-steps", "5"), "a store already holds windows"),
         (("{}/run", "--window-steps", "5", "--window-seconds", "5"), "cannot be combined"),
         (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, or a store"),
         (("{}/run", "--notify", "nobody"), "--notify 'nobody'; expected an address"),
         (("{}/run", "--metrics-port", "1", "--metrics-host", "203.0.113.1"), "cannot listen on 203.0.113.1, port 1"),
-    ],
-    ids=["store", "size", "file", "notify", "port"],
-)
-def test_what_cannot_be_watched_is_said(arguments: tuple[str, ...], reason: str, tmp_path: Path) -> None:
-    Store(tmp_path / "jobs.store").append(window(0))
-    (tmp_path / "file").write_text("no run")
-    (tmp_path / "run").mkdir()
-    asked = [word.format(tmp_path) for word in arguments]
-    ran = run("watch", *asked, *(["--store", tmp_path / "other.store"] if "jobs.store" not in asked[0] else []))
-    assert (ran.code, reason in ran.message) == (2, True), ran.err
+    ):
+        asked = [word.format(tmp_path) for word in arguments]
+        ran = run("watch", *asked, *(["--store", tmp_path / "other.store"] if "jobs.store" not in asked[0] else []))
+        assert (ran.code, reason in ran.message) == (2, True), ran.err
 
 
 def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:
@@ -211,18 +207,12 @@ def test_where_a_receiver_begins_is_noted_once_the_store_is_there(tmp_path: Path
     assert [one.job for one in DeliveryLog(store, "http://host/hook").left(None)[1]] == ["live"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
+def test_what_does_not_go_with_live_is_said_before_the_command_starts(tmp_path: Path) -> None:
+    for arguments, reason in (
         (("--window-steps", "5"), "--window-steps=5 needs --live"),
         (("--live", "--no-store"), "--live stores its windows"),
         (("--live", "--nccl"), "NCCL's events can be read only at its end"),
-    ],
-    ids=["without", "no-store", "nccl"],
-)
-def test_what_does_not_go_with_live_is_said_before_the_command_starts(
-    arguments: tuple[str, ...], reason: str, tmp_path: Path
-) -> None:
-    ran = run("collect", *arguments, "--store", tmp_path / "jobs.store", "--", "touch", "started", cwd=tmp_path)
-    assert (ran.code, reason in ran.message) == (2, True), ran.err
-    assert not (tmp_path / "started").exists()
+    ):
+        ran = run("collect", *arguments, "--store", tmp_path / "jobs.store", "--", "touch", "started", cwd=tmp_path)
+        assert (ran.code, reason in ran.message) == (2, True), ran.err
+        assert not (tmp_path / "started").exists()

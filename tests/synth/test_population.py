@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.cases import case
 from tests.fleet.few_jobs import study_here
 from tests.handmade import run
 from tracekit.fleet.figures import figures_of
@@ -94,9 +95,8 @@ def test_a_job_is_the_same_whichever_come_before() -> None:
     assert first[0].ops.equals(again[0].ops)
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
+def test_a_population_that_cannot_be_is_one_clear_error(tmp_path: Path) -> None:
+    for settings, reason in (
         ("sizes: {4x4x8: 1}", "unknown setting 'sizes'; known: bad_hosts, causes"),
         ("straggling: 2", "straggling is 2; expected 0 to 1"),
         ("causes: {bad-luck: 1}", "unknown cause 'bad-luck'; known: slow-worker"),
@@ -105,10 +105,9 @@ def test_a_job_is_the_same_whichever_come_before() -> None:
         ("[1]", "expected settings such as `straggling: 0.4`"),
         ("a: [", "cannot be read as YAML"),
         ("{layouts: {1x1x1: 1}, straggling: 1, causes: {slow-worker: 1}}", "cannot be made to straggle by slow-worker"),
-    ],
-)
-def test_a_population_that_cannot_be_is_one_clear_error(settings: str, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "population.yaml").write_text(settings)
-    ran = run("synth-fleet", "--out", tmp_path / "jobs", "--population", tmp_path / "population.yaml")
-    assert ran.code == 2
-    assert reason in ran.message
+    ):
+        (tmp_path / "population.yaml").write_text(settings)
+        with case(settings):
+            ran = run("synth-fleet", "--out", tmp_path / "jobs", "--population", tmp_path / "population.yaml")
+            assert ran.code == 2
+            assert reason in ran.message

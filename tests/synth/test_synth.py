@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import case
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.replay.engine import JobReplay
@@ -168,17 +172,19 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "sizes", "microbatches", "options"), SHAPES)
-def test_the_replay_of_a_recording_returns_every_timestamp(schedule, sizes, microbatches, options):
-    layout = Layout(**sizes)
-    mixed = (SequenceLengthImbalance(), PythonGc(rate=0.3), SlowWorker(), LateDataLoading(delay_s=0.02))
-    for causes in ((), mixed):
-        trace = job(causes, layout=layout, schedule=Schedule(schedule), microbatches=microbatches, steps=3, **options)
-        assert worst_difference(trace) < 1e-9
-        trust = attribute(JobReplay.from_trace(trace)).trust
-        assert trust.replay_error < 1e-9
-        if not causes:
-            assert 0.002 < trust.discrepancy < 0.02, "launch delays of a healthy job"
+@pytest.mark.parametrize(
+    "causes", [(), (SequenceLengthImbalance(), PythonGc(rate=0.3), SlowWorker(), LateDataLoading(delay_s=0.02))]
+)
+def test_the_replay_of_a_recording_returns_every_timestamp(causes):
+    for schedule, sizes, microbatches, more in SHAPES:
+        spec = {"layout": Layout(**sizes), "schedule": Schedule(schedule), "microbatches": microbatches, **more}
+        trace = job(causes, steps=3, **spec)
+        with case(spec):
+            assert worst_difference(trace) < 1e-9
+            trust = attribute(JobReplay.from_trace(trace)).trust
+            assert trust.replay_error < 1e-9
+            if not causes:
+                assert 0.002 < trust.discrepancy < 0.02, "launch delays of a healthy job"
 
 
 @examples(10)
@@ -203,21 +209,20 @@ def test_any_job_replays_to_its_recording(pp, vpp, groups, dp, gpipe, overlap, n
     assert worst_difference(trace) < 1e-9
 
 
-@pytest.mark.parametrize("forward_s", [1e-3, 250e-6, 50e-6])
-@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (4, 2)])
-def test_transfers_that_never_ran_are_told_from_short_ones_of_any_length(pp, vpp, forward_s):
+def test_transfers_that_never_ran_are_told_from_short_ones_of_any_length():
     """All costs are scaled with the forward, so that transfers take 25, 6 and 1 us."""
     usual = BaseCosts()
-    scaled = {name: getattr(usual, name) * forward_s / usual.forward_s for name in BaseCosts.__slots__}
-    spec = SynthSpec(
-        layout=Layout(dp=2, pp=pp, vpp=vpp),
-        schedule=Schedule.INTERLEAVED,
-        microbatches=2 * pp,
-        steps=3,
-        costs=BaseCosts(**scaled),
-        record_no_ops=True,
-    )
-    assert worst_difference(synthesize(spec)) < 1e-9
+    for (pp, vpp), forward_s in itertools.product(((2, 2), (2, 3), (4, 2)), (1e-3, 250e-6, 50e-6)):
+        scaled = {name: getattr(usual, name) * forward_s / usual.forward_s for name in BaseCosts.__slots__}
+        spec = SynthSpec(
+            layout=Layout(dp=2, pp=pp, vpp=vpp),
+            schedule=Schedule.INTERLEAVED,
+            microbatches=2 * pp,
+            steps=3,
+            costs=BaseCosts(**scaled),
+            record_no_ops=True,
+        )
+        assert worst_difference(synthesize(spec)) < 1e-9, (pp, vpp, forward_s)
 
 
 class TestTrace:
@@ -370,14 +375,15 @@ class TestCauses:
         slow = found.original > 1.3 * np.median(found.original)
         assert np.flatnonzero(slow).tolist() == [2, 3, 4]
 
-    @pytest.mark.parametrize("offset_s", [0.005, -0.005])
-    def test_a_clock_offset_moves_one_rank_only(self, offset_s):
-        offset, healthy = job((ClockOffset(dp_rank=1, pp_rank=2, offset_s=offset_s),)), job()
-        moved = offset.ops["start"].to_numpy() - healthy.ops["start"].to_numpy()
-        here = ((offset.ops["dp_rank"] == 1) & (offset.ops["pp_rank"] == 2)).to_numpy()
-        assert moved[here] == pytest.approx(offset_s)
-        assert (moved[~here] == 0).all()
-        assert worst_difference(offset) < 1e-9
+    def test_a_clock_offset_moves_one_rank_only(self):
+        healthy = job()
+        for offset_s in (0.005, -0.005):
+            offset = job((ClockOffset(dp_rank=1, pp_rank=2, offset_s=offset_s),))
+            moved = offset.ops["start"].to_numpy() - healthy.ops["start"].to_numpy()
+            here = ((offset.ops["dp_rank"] == 1) & (offset.ops["pp_rank"] == 2)).to_numpy()
+            assert moved[here] == pytest.approx(offset_s)
+            assert (moved[~here] == 0).all()
+            assert worst_difference(offset) < 1e-9
 
     def test_missing_ranks_and_steps_show_in_the_coverage(self):
         coverage = job((MissingRanks(dp_rank=1, pp_rank=3, count=2),)).coverage()
@@ -406,19 +412,19 @@ class TestText:
         assert parse_cause("late-data-loading:everywhere=true,delay_s=0.5") == LateDataLoading(None, 0.5, True)
         assert parse_cause(" clock-offset : offset_s = -0.004 ".replace(" ", "")) == ClockOffset(offset_s=-0.004)
 
-    @pytest.mark.parametrize("name", CAUSES)
-    def test_every_cause_has_a_place_drawn_from_the_seed_and_a_label(self, name):
+    def test_every_cause_has_a_place_drawn_from_the_seed_and_a_label(self):
         shape = JobShape(Layout(dp=4, pp=4), 8, 8, (1,) * 4)
-        located = parse_cause(name).located(Seeded(shape, np.random.default_rng(1)))
-        assert located == parse_cause(name).located(Seeded(shape, np.random.default_rng(1)))
-        label = located.label()
-        assert label["cause"] == name
-        assert all(isinstance(value, int) for value in label["location"].values())
-        assert label["strength"]
+        for name in CAUSES:
+            located = parse_cause(name).located(Seeded(shape, np.random.default_rng(1)))
+            label = located.label()
+            with case(name):
+                assert located == parse_cause(name).located(Seeded(shape, np.random.default_rng(1)))
+                assert label["cause"] == name
+                assert all(isinstance(value, int) for value in label["location"].values())
+                assert label["strength"]
 
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
+    def test_a_cause_that_cannot_be_understood_says_what_is_known(self):
+        for text, says in (
             ("slow-wroker", "unknown cause 'slow-wroker'; known: slow-worker"),
             ("slow-worker:rank=3", "'rank=3'; slow-worker takes dp_rank=..., pp_rank=..., factor=..."),
             ("slow-worker:factor", "'factor'; slow-worker takes"),
@@ -429,18 +435,14 @@ class TestText:
             ("slow-worker:dp=1,dp_rank=2", "dp_rank is given twice"),
             ("python-gc:rate=1.5", "rate is 1.5; expected 0 to 1"),
             ("late-data-loading:everywhere=yes", "everywhere is 'yes'; expected true or false"),
-        ],
-    )
-    def test_a_cause_that_cannot_be_understood_says_what_is_known(self, text, says):
-        with pytest.raises(SelectionError) as error:
-            parse_cause(text)
-        assert says in str(error.value)
+        ):
+            with case(text), pytest.raises(SelectionError, match=re.escape(says)):
+                parse_cause(text)
 
 
 class TestBadSpecs:
-    @pytest.mark.parametrize(
-        ("changes", "error", "says"),
-        [
+    def test_a_job_that_cannot_be_says_why(self):
+        for changes, error, says in (
             ({"microbatches": 0}, SelectionError, "microbatches is 0; expected 1 or more"),
             ({"steps": -1}, SelectionError, "steps is -1; expected 1 or more"),
             ({"seed": -1}, SelectionError, "seed is -1"),
@@ -471,13 +473,8 @@ class TestBadSpecs:
                 SelectionError,
                 "one worker and 8 steps, keep at least one",
             ),
-        ],
-    )
-    def test_a_job_that_cannot_be_says_why(self, changes, error, says):
-        with pytest.raises(error) as raised:
-            job(**changes)
-        assert says in str(raised.value)
-
-    def test_a_negative_base_cost_is_refused(self):
+        ):
+            with case(changes), pytest.raises(error, match=re.escape(says)):
+                job(**changes)
         with pytest.raises(SelectionError, match="forward_s is -1; expected 0 or more"):
             BaseCosts(forward_s=-1)

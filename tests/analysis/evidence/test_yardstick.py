@@ -13,7 +13,7 @@ from tracekit.trace.model import Layout
 
 def job_with(*causes: InjectedCause, **layout: int) -> tracekit.Job:
     layout = {"dp": 4, "pp": 4, "tp": 4} | layout
-    return tracekit.Job(synthesize(SynthSpec(Layout(**layout), steps=8, seed=21, causes=causes)))
+    return tracekit.job_of(synthesize(SynthSpec(Layout(**layout), steps=8, seed=21, causes=causes)))
 
 
 def saved_by(job: tracekit.Job, kind: str) -> float:
@@ -42,7 +42,7 @@ def test_a_slow_worker_in_some_steps() -> None:
 
 def test_a_slow_network_card() -> None:
     """A card belongs to all workers of its host, and so does what passes it; their computes are fine."""
-    job = tracekit.Job(simulate(draw_job(20_000_018, "P2-nic")).trace)
+    job = tracekit.job_of(simulate(draw_job(20_000_018, "P2-nic")).trace)
     (cause,) = [cause for cause in job.report.diagnosis.causes if cause.kind == "slow-nic"]
     assert job.answer(f"host={cause.where.host}").saved_s == pytest.approx(saved_by(job, "repair-nic"))
     assert job.answer(f"host={cause.where.host} and compute").saved_s == pytest.approx(0.0, abs=1e-9)

@@ -13,7 +13,7 @@ from tracekit.trace.model import Layout
 
 @pytest.fixture(scope="module")
 def job() -> tracekit.Job:
-    return tracekit.Job(slow_trace(range(4)))
+    return tracekit.job_of(slow_trace(range(4)))
 
 
 def test_the_edit_of_a_fix_has_its_price(job: tracekit.Job) -> None:
@@ -43,7 +43,7 @@ def test_a_fix_stands_alone(job: tracekit.Job, edit: str) -> None:
 def test_layers_are_moved_by_hand() -> None:
     """The split that the fix proposes has its price; moving two layers back costs time again."""
     trace = synthesize(SynthSpec(Layout(dp=2, pp=4), steps=6, seed=21, causes=(SlowLastStage(factor=1.5),)))
-    job = tracekit.Job(trace)
+    job = tracekit.job_of(trace)
     report = job.whatif(layers=(8, 8, 8, 8)).to_dict()
     (fix,) = (fix for fix in report["fixes"] if fix["kind"] == "repartition-stages")
     assert fix["edit"] == "layers=8,8,8,8>9,9,9,5"

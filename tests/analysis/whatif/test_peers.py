@@ -16,7 +16,7 @@ from tracekit.trace.op import OpTrace
 
 def op_job(axes: tuple[str, ...] = (), **columns: object) -> tracekit.OpJob:
     frame = pl.DataFrame({"start": 0.0, "kind": "x", **columns})
-    return tracekit.OpJob(OpTrace(frame, "job", axes=axes))
+    return tracekit.job_of(OpTrace(frame, "job", axes=axes))
 
 
 def test_the_usual_time_is_the_median_of_the_peers_and_unknown_without_any() -> None:
@@ -31,19 +31,19 @@ def test_the_usual_time_is_the_median_of_the_peers_and_unknown_without_any() -> 
 )
 def test_every_selection_that_holds_the_slow_computes_repairs_them(selection: str) -> None:
     """Stage 0 of DP rank 1 takes twice as long: compared with its peers, its stage with the other, or its kind."""
-    job = tracekit.Job(slow_trace())
+    job = tracekit.job_of(slow_trace())
     assert job.answer(selection).step_time_s == pytest.approx(HEALTHY_STEP_S)
 
 
 def test_who_is_as_fast_as_its_peers_saves_nothing() -> None:
-    job = tracekit.Job(slow_trace())
+    job = tracekit.job_of(slow_trace())
     for selection in ("worker=0,0", "dp_rank=0", "stage=1", "communication", "kind=optimizer"):
         assert job.answer(selection).saved_s == pytest.approx(0.0, abs=1e-9), selection
 
 
 def test_an_edit_scales_some_ops_and_repairs_others() -> None:
     """All computes of the slow job twice as fast save as much as the step has on its longest path."""
-    job = tracekit.Job(slow_trace())
+    job = tracekit.job_of(slow_trace())
     assert job.answer("all * 2").step_time_s == pytest.approx(2 * SLOW_STEP_S)
     assert job.answer("worker=1,0 + all * 2").step_time_s == pytest.approx(2 * HEALTHY_STEP_S)
     assert job.answer("all * 1").saved_s == 0.0
@@ -54,7 +54,7 @@ def test_an_edit_scales_some_ops_and_repairs_others() -> None:
 )
 def test_an_edit_that_makes_no_sense_is_one_clear_error(edit: str) -> None:
     with pytest.raises(SelectionError, match="expected"):
-        tracekit.Job(slow_trace()).answer(edit)
+        tracekit.job_of(slow_trace()).answer(edit)
 
 
 def test_what_no_peer_has_takes_no_time() -> None:

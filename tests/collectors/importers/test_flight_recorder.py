@@ -200,13 +200,12 @@ def test_a_group_number_that_is_used_again_after_a_restart_begins_anew(tmp_path)
     assert "sequence numbers of a group start again" in found.notes[0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_damage_of_a_pickle_gets_past_the_reader(tmp_path, seed):
+def test_no_damage_of_a_pickle_gets_past_the_reader(tmp_path):
     """Bytes of a real pickle changed at random: read, or a problem of that rank; never an error of another kind."""
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     write(tmp_path, content())
     whole = (tmp_path / "nccl_trace_rank_3").read_bytes()
-    for _ in range(200):
+    for _ in range(600):
         damaged = bytearray(whole)
         for at in chance.integers(0, len(whole), 3):
             damaged[at] = chance.integers(0, 256)

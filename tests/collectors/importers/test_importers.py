@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
+from pathlib import Path
+from unittest import mock
 
 import polars as pl
 import pytest
 
-from tests.handmade import run
+from tests.cases import case
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.collectors.importers.registry import IMPORTERS, read_any
 from tracekit.collectors.run_directory.writing import write_manifest
@@ -98,20 +101,16 @@ def test_parts_spread_over_the_step_range(tmp_path):
     assert optimizers.select("step", "seq").rows() == [(4, 0), (4, 1), (5, 0), (5, 1)]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
+def test_a_bad_line_is_named(tmp_path):
+    """File, line and what to do."""
+    for line, message in (
         ("2026 - metric_name: forward-compute, elapsed: 0.1, recent_ela\n", "line 9: cannot be read"),
         (raw_line("optimizer", 0, [0.1], [0.01], tags=[{}, {}]), "line 9: 1 durations, 1 starts and 2 tags"),
         (raw_line("optimizer", 0, [0.1], [0.01], steps="range(4, 6)"), "line 9: 1 parts do not spread evenly"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, line, message):
-    """File, line and what to do; also by commands, which know of text files that are not traces."""
-    path = raw_log(tmp_path, line)
-    with pytest.raises(FormatError, match=re.escape(message)):
-        read_any(path)
-    assert message in run("whatif", path).message
+    ):
+        path = raw_log(tmp_path, line)
+        with case(message), pytest.raises(FormatError, match=re.escape(message)):
+            read_any(path)
 
 
 def test_ndtimeline_chrome_trace(tmp_path):
@@ -194,20 +193,17 @@ def test_sizes_of_segments_can_be_stated(tmp_path):
         assert (trace.name, trace.steps.tolist()) == ("run", [1, 2])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_sizes_that_do_not_fit_are_one_error(tmp_path):
+    """Wrong product, nothing stated, no number."""
+    folder, sizes = segments(tmp_path / "run", 8), tmp_path / "sizes.yaml"
+    for content, message in (
         ("dp_size: 3\n", "dp 3 x pp 1 x tp 1 = 3, but the job has 8 ranks; correct the sizes"),
         ("world_size: 8\n", "sizes.yaml: states no size; expected some of dp_size, pp_size, tp_size, vpp_size"),
         ("dp_size: many\n", "sizes.yaml: dp_size is 'many'; expected an integer of at least 1, such as `dp_size: 4`"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_one_error(tmp_path, content, message):
-    """Wrong product, nothing stated, no number."""
-    folder, sizes = segments(tmp_path / "run", 8), tmp_path / "sizes.yaml"
-    sizes.write_text(content)
-    with pytest.raises(LayoutError, match=re.escape(message)):
-        read_any(folder, layout=sizes)
+    ):
+        sizes.write_text(content)
+        with case(content), pytest.raises(LayoutError, match=re.escape(message)):
+            read_any(folder, layout=sizes)
 
 
 def test_hosts_that_share_no_folder_are_placed_by_their_wall_clocks(tmp_path):
@@ -296,17 +292,18 @@ def edit(path, old, new):
     path.write_text(content.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_segments_are_one_error(tmp_path, damage):
+def test_damaged_segments_are_one_error(tmp_path):
     """File, what is wrong with it, in one line that is not too long."""
-    folder = segments(tmp_path / "run", 1)
-    assert read_any(folder).steps.tolist() == [1, 2]
-    spoil, message = DAMAGES[damage]
-    spoil(folder)
-    with pytest.raises(FormatError, match=message) as raised:
-        read_any(folder)
-    assert len(str(raised.value)) < 400 + len(str(tmp_path))
-    assert "\n" not in str(raised.value)
+    whole = segments(tmp_path / "whole", 1)
+    assert read_any(whole).steps.tolist() == [1, 2]
+    for damage, (spoil, message) in DAMAGES.items():
+        folder = Path(shutil.copytree(whole, tmp_path / damage / "run"))
+        spoil(folder)
+        with case(damage):
+            with pytest.raises(FormatError, match=message) as raised:
+                read_any(folder)
+            assert len(str(raised.value)) < 400 + len(str(tmp_path / damage))
+            assert "\n" not in str(raised.value)
 
 
 def test_an_empty_folder_is_told_what_it_lacks(tmp_path):
@@ -317,17 +314,15 @@ def test_an_empty_folder_is_told_what_it_lacks(tmp_path):
         read_any(tmp_path, name="segments")
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError, KeyError, TypeError, OverflowError, RecursionError, pl.exceptions.ComputeError]
-)
-def test_what_an_importer_stumbles_over_is_one_error(tmp_path, monkeypatch, error):
+def test_what_an_importer_stumbles_over_is_one_error(tmp_path, monkeypatch):
     """One line that names the path, the first of the reason, cut."""
-
-    def stumble(path, *, layout, unit):
-        raise error("x" * 1000 + "\nmore")
-
-    monkeypatch.setattr(IMPORTERS["segments"], "read", stumble, raising=False)
-    with pytest.raises(FormatError, match=f"run: damaged, or not in the format segments .{error.__name__}: ") as raised:
-        read_any(segments(tmp_path / "run", 1))
-    assert len(str(raised.value)) < 400 + len(str(tmp_path))
-    assert "\n" not in str(raised.value)
+    folder = segments(tmp_path / "run", 1)
+    for error in (ValueError, KeyError, TypeError, OverflowError, RecursionError, pl.exceptions.ComputeError):
+        stumble = mock.Mock(side_effect=error("x" * 1000 + "\nmore"))
+        monkeypatch.setattr(IMPORTERS["segments"], "read", stumble, raising=False)
+        message = f"run: damaged, or not in the format segments .{error.__name__}: "
+        with case(error):
+            with pytest.raises(FormatError, match=message) as raised:
+                read_any(folder)
+            assert len(str(raised.value)) < 400 + len(str(tmp_path))
+            assert "\n" not in str(raised.value)

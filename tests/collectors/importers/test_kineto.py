@@ -1,11 +1,13 @@
 """Traces of torch.profiler get in, whatever dialect they speak, and what is none of them says so."""
 
 import gzip
+import itertools
 import json
 
 import polars as pl
 import pytest
 
+from tests.cases import case
 from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.kineto import json_events
@@ -43,19 +45,13 @@ def test_a_launch_gives_its_kernel_a_step_and_what_was_launched_before_has_none(
     assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6])  # from the launch, the first event
 
 
-@pytest.mark.parametrize(
-    ("scale", "head"),
-    [
-        (1.7e15, {}),
-        (1.7e15 + 0.5, {}),
-        (0.0, {"baseTimeNanoseconds": 1_700_000_000_000_000_000}),
-        (123.25, {"baseTimeNanoseconds": 1_700_000_000_000_000_000}),
-    ],
-)
-def test_times_may_be_absolute_or_relative_whole_or_fractional(tmp_path, scale, head):
-    events = [{**one, "ts": one["ts"] + scale} if "ts" in one else one for one in EVENTS]
-    recording = read_kineto([write(tmp_path / "trace.json.gz", document(events, **head))])
-    assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6], abs=0.5e-6)
+def test_times_may_be_absolute_or_relative_whole_or_fractional(tmp_path):
+    relative = {"baseTimeNanoseconds": 1_700_000_000_000_000_000}
+    for scale, head in ((1.7e15, {}), (1.7e15 + 0.5, {}), (0.0, relative), (123.25, relative)):
+        events = [{**one, "ts": one["ts"] + scale} if "ts" in one else one for one in EVENTS]
+        with case(scale):
+            recording = read_kineto([write(tmp_path / "trace.json.gz", document(events, **head))])
+            assert recording.gpu_ops["start"].to_list() == pytest.approx([10e-6, 45e-6], abs=0.5e-6)
 
 
 def test_relative_times_of_files_meet_by_their_bases(tmp_path):
@@ -84,25 +80,27 @@ def test_a_fused_file_holds_several_ranks(tmp_path):
     assert recording.gpu_ops["launch"].to_list() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("damage", "lost"),
-    [
-        (lambda text: text.replace('"Memcpy HtoD', '"Memcpy "HtoD"', 1), 0),
-        (lambda text: text.replace('"block": [128, 1, 1]', '"occupancy": inf, "block": [128, 1, 1]', 1), 0),
-        (lambda text: text.replace('"correlation": 9', '"correlation": 36893488147419103232', 1), 0),
-        (lambda text: text.replace('"stream": 7', '"stream": 4294967295', 1), 0),
-        (lambda text: text.replace('"cat": "gpu_memcpy"', '"x": [{"a": 1}, {"b": 2}], "cat": "gpu_memcpy"', 1), 0),
-        (lambda text: text.replace('"name": "ProfilerStep#4"', '"name": }', 1), 1),
-    ],
-)
-def test_what_writers_get_wrong_costs_no_other_event(tmp_path, damage, lost):
+#: (as it should be, what a writer makes of it, events that are lost)
+MISTAKES = [
+    ('"Memcpy HtoD', '"Memcpy "HtoD"', 0),
+    ('"block": [128, 1, 1]', '"occupancy": inf, "block": [128, 1, 1]', 0),
+    ('"correlation": 9', '"correlation": 36893488147419103232', 0),
+    ('"stream": 7', '"stream": 4294967295', 0),
+    ('"cat": "gpu_memcpy"', '"x": [{"a": 1}, {"b": 2}], "cat": "gpu_memcpy"', 0),
+    ('"name": "ProfilerStep#4"', '"name": }', 1),
+]
+
+
+def test_what_writers_get_wrong_costs_no_other_event(tmp_path):
     text = json.dumps(document(EVENTS))
-    assert damage(text) != text
-    path = tmp_path / "trace.json"
-    path.write_text(damage(text))
-    recording = read_kineto([path])
-    assert recording.gpu_ops.height == 2
-    assert sum("damaged" in note for note in recording.notes) == lost
+    for right, wrong, lost in MISTAKES:
+        assert right in text
+        path = tmp_path / "trace.json"
+        path.write_text(text.replace(right, wrong, 1))
+        with case(wrong):
+            recording = read_kineto([path])
+            assert recording.gpu_ops.height == 2
+            assert sum("damaged" in note for note in recording.notes) == lost
 
 
 def test_a_negative_duration_is_zero_and_one_of_236_years_is_left_out(tmp_path):
@@ -116,47 +114,46 @@ def test_a_negative_duration_is_zero_and_one_of_236_years_is_left_out(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "note"),
-    [
-        ("ts", "1e40", "impossible times"),
-        ("ts", "1e17", "impossible times"),
-        ("ts", "null", "impossible times"),
-        ("dur", "1e400", "impossible times"),
-        ("dur", "NaN", "impossible times"),
-        ("dur", "null", "impossible times"),
-        ("dur", "1e7", "impossible times"),
-        ("name", "null", "damaged events"),
-        ("name", "7", "damaged events"),
-        ("name", '"\\ud800"', "damaged events"),
-        ("tid", "[1]", "damaged events"),
-        ("args", "[" * 5000 + "]" * 5000, "damaged events"),
+IMPOSSIBLE = {
+    "events with impossible times": [
+        *(("ts", value) for value in ("1e40", "1e17", "null")),
+        *(("dur", value) for value in ("1e400", "NaN", "null", "1e7")),
     ],
-)
-def test_an_event_that_cannot_be_is_left_out_and_counted(tmp_path, field, value, note):
+    "damaged events": [
+        *(("name", value) for value in ("null", "7", '"\\ud800"')),
+        ("tid", "[1]"),
+        ("args", "[" * 5000 + "]" * 5000),
+    ],
+}
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_event_that_cannot_be_is_left_out_and_counted(tmp_path, at):
     """The third of ten, or the first."""
-    for at in (0, 2):
+    path = tmp_path / "trace.json"
+    for note, field, value in ((note, *damage) for note, several in IMPOSSIBLE.items() for damage in several):
         events = [kernel(GEMM, 20 + 10 * number, 5) for number in range(10)]
         events[at][field] = "here"
-        path = tmp_path / "trace.json"
         path.write_text(json.dumps(document(events, world=1)).replace('"here"', value))
-        recording = read_kineto([path])
-        assert recording.gpu_ops.height == 9
-        assert recording.notes == (f"trace.json: 1 {'events with ' * (note[0] == 'i')}{note} were left out",)
-        assert recording.damaged == {0: pytest.approx(0.1, abs=0.02)}
+        with case((field, value[:9])):
+            recording = read_kineto([path])
+            assert recording.gpu_ops.height == 9
+            assert recording.notes == (f"trace.json: 1 {note} were left out",)
+            assert recording.damaged == {0: pytest.approx(0.1, abs=0.02)}
 
 
-@pytest.mark.parametrize("field", ["pid", "tid", "grid", "block", "stream", "device", "correlation", "In msg nelems"])
-@pytest.mark.parametrize("value", [-1, 7, 1.5, 2**63 - 1, 2**63, 10**29, "x", True, None, {"a": [1]}])
-def test_an_absurd_number_in_one_event_ends_in_a_report(tmp_path, field, value):
-    for rank in (0, 1):
+def test_an_absurd_number_in_one_event_ends_in_a_report(tmp_path):
+    fields = ("pid", "tid", "grid", "block", "stream", "device", "correlation", "In msg nelems")
+    values = (-1, 7, 1.5, 2**63 - 1, 2**63, 10**29, "x", True, None, {"a": [1]})
+    write(tmp_path / "rank0.json", document([all_reduce(20 + 10 * number, 5) for number in range(4)], 0))
+    for field, value in itertools.product(fields, values):
         events = [all_reduce(20 + 10 * number, 5) for number in range(4)]
-        if rank:
-            (events[1] if field in events[1] else events[1]["args"])[field] = value
-        write(tmp_path / f"rank{rank}.json", document(events, rank))
-    report = load_gpu(tmp_path).whatif()
-    assert report.recording.gpu_ops.height >= 7
-    json.loads(report.to_json())
+        (events[1] if field in events[1] else events[1]["args"])[field] = value
+        write(tmp_path / "rank1.json", document(events, 1))
+        with case((field, value)):
+            report = load_gpu(tmp_path).whatif()
+            assert report.recording.gpu_ops.height >= 7
+            json.loads(report.to_json())
 
 
 def test_the_mark_of_a_step_with_thirty_digits_marks_nothing(tmp_path):
@@ -165,11 +162,12 @@ def test_the_mark_of_a_step_with_thirty_digits_marks_nothing(tmp_path):
     assert recording.step_spans["step"].to_list() == [4]
 
 
-@pytest.mark.parametrize("base", [10**30, -5, "x", 2**64])
-def test_a_file_whose_base_of_times_is_damaged_begins_with_the_others(tmp_path, base):
-    for rank, stated in enumerate((1_700_000_000_000_000_000, 1_700_000_000_000_000_000, base)):
-        write(tmp_path / f"{rank}.json", document([kernel(GEMM, 20, 30)], rank, 3, baseTimeNanoseconds=stated))
-    assert read_kineto([tmp_path]).gpu_ops["start"].to_list() == [0.0, 0.0, 0.0]
+def test_a_file_whose_base_of_times_is_damaged_begins_with_the_others(tmp_path):
+    for base in (10**30, -5, "x", 2**64):
+        for rank, stated in enumerate((1_700_000_000_000_000_000, 1_700_000_000_000_000_000, base)):
+            write(tmp_path / f"{rank}.json", document([kernel(GEMM, 20, 30)], rank, 3, baseTimeNanoseconds=stated))
+        with case(base):
+            assert read_kineto([tmp_path]).gpu_ops["start"].to_list() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -283,18 +281,18 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_no_such_trace_is_one_clear_sentence(tmp_path, name):
-    files, message = BAD[name]
-    for path, content in files.items():
-        target = tmp_path / path
-        if isinstance(content, bytes):
-            target.write_bytes(content)
-        else:
-            write(target, content)
-    alone = list(files) == ["t.json"]
-    with pytest.raises(FormatError, match=message):
-        read_kineto([tmp_path / "t.json" if alone else tmp_path])
+def test_what_is_no_such_trace_is_one_clear_sentence(tmp_path):
+    for name, (files, message) in BAD.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for path, content in files.items():
+            if isinstance(content, bytes):
+                (folder / path).write_bytes(content)
+            else:
+                write(folder / path, content)
+        alone = list(files) == ["t.json"]
+        with case(name), pytest.raises(FormatError, match=message):
+            read_kineto([folder / "t.json" if alone else folder])
 
 
 def test_files_of_different_steps_are_no_recording(tmp_path):
@@ -355,9 +353,8 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_class_of_a_kernel_follows_from_its_name(name):
-    assert KernelClasses().of(name) is KERNELS[name]
+def test_the_class_of_a_kernel_follows_from_its_name():
+    assert {name: KernelClasses().of(name) for name in KERNELS} == KERNELS
 
 
 def test_a_users_patterns_come_first_from_options_and_files(tmp_path):
@@ -369,17 +366,14 @@ def test_a_users_patterns_come_first_from_options_and_files(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
+def test_a_pattern_that_cannot_be_meant_is_an_error():
+    for stated, message in (
         ("speed=fast", "'speed' is not a kernel class; expected one of attention, communication"),
         ("attention=(", "'\\(' is not a regular expression"),
         ("nowhere.yaml", "nowhere.yaml: cannot be read as YAML"),
-    ],
-)
-def test_a_pattern_that_cannot_be_meant_is_an_error(stated, message):
-    with pytest.raises((SelectionError, FormatError), match=message):
-        kernel_classes([stated])
+    ):
+        with case(stated), pytest.raises((SelectionError, FormatError), match=message):
+            kernel_classes([stated])
 
 
 def test_a_collective_that_only_an_annotation_names_has_its_name(tmp_path):
@@ -426,24 +420,21 @@ def on_a_mesh(folder, descriptions):
 ROWS, COLUMNS, ALL = [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("descriptions", "axes"),
-    [
-        ({"default_pg": ALL, "mesh_tp": ROWS, "mesh_dp_shard": COLUMNS}, ("dp_shard_rank", "tp_rank")),
+def test_ranks_have_coordinates_where_groups_are_named_after_axes(tmp_path):
+    """What says nothing, such as default_pg, makes no axis; nor do groups that overlap; one over two axes is none."""
+    for descriptions, axes in (
         ({"pp": COLUMNS, "tp": ROWS}, ("pp_rank", "tp_rank")),
         ({"TENSOR_MODEL_PARALLEL_GROUP": ROWS, "DATA_PARALLEL_GROUP": COLUMNS}, ("dp_rank", "tp_rank")),
         ({"mesh_dp": ROWS, "mesh_cp": COLUMNS, "mesh_dp_cp": ALL}, ("cp_rank", "dp_rank")),
         ({"default_pg": ALL, "undefined": ROWS, "mesh_dim_0": COLUMNS}, ()),
         ({"tp": [[0, 1], [1, 2, 3]]}, ()),
-    ],
-)
-def test_ranks_have_coordinates_where_groups_are_named_after_axes(tmp_path, descriptions, axes):
-    """What says nothing, such as default_pg, makes no axis; nor do groups that overlap; one over two axes is none."""
-    recording = read_kineto([on_a_mesh(tmp_path, descriptions)])
-    assert recording.axes == axes
-    if "mesh_tp" in descriptions:
-        assert recording.coordinates["tp_rank"] == {0: 0, 1: 1, 2: 0, 3: 1}
-        assert recording.coordinates["dp_shard_rank"] == {0: 0, 1: 0, 2: 1, 3: 1}
+    ):
+        with case(descriptions):
+            assert read_kineto([on_a_mesh(tmp_path, descriptions)]).axes == axes
+    mesh = read_kineto([on_a_mesh(tmp_path, {"default_pg": ALL, "mesh_tp": ROWS, "mesh_dp_shard": COLUMNS})])
+    assert mesh.axes == ("dp_shard_rank", "tp_rank")
+    assert mesh.coordinates["tp_rank"] == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert mesh.coordinates["dp_shard_rank"] == {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def test_a_report_attributes_by_an_axis_of_the_mesh(tmp_path):

@@ -67,17 +67,16 @@ def test_a_command_that_removes_the_folder_before_the_clock_is_in_it_is_not_left
     assert (ended.exit_code, ended.first) == (7, True)
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
+def test_signals_are_named_where_they_have_names(tmp_path):
+    """Above 128 are the exit codes that shells give for them."""
+    for code, words in (
         (1, "ended with exit code 1"),
         (137, "ended with exit code 137 (SIGKILL)"),
         (-250, "was killed by signal 250"),
-    ],
-)
-def test_signals_are_named_where_they_have_names(code, words, tmp_path):
-    """Above 128 are the exit codes that shells give for them."""
-    presence = tmp_path / "launcher-node-7.running"
-    presence.touch()
-    announce_end(presence, code)
-    assert how_ended(tmp_path) == Ending(words, failed=True)
+    ):
+        run = tmp_path / str(code)
+        run.mkdir()
+        presence = run / "launcher-node-7.running"
+        presence.touch()
+        announce_end(presence, code)
+        assert how_ended(run) == Ending(words, failed=True)

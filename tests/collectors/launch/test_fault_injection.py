@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.cases import case
 from tests.collectors.conftest import TIMEOUT_S, environment, several
 from tests.collectors.sabotage.faults import FAULTS, SIGNALS, TESTED, UNNOTICED
 from tracekit.base.errors import OutputError
@@ -39,11 +40,11 @@ def by_itself(tmp_path_factory):
     return several(tmp_path_factory.mktemp("by-itself"), trainings(SIGNALS), under_collect=False)
 
 
-@pytest.mark.parametrize("name", ["none", *TESTED])
-def test_a_fault_in_the_training_process_changes_neither_exit_code_nor_weights(name, faulty, by_itself):
-    ran, expected = faulty[name], by_itself.get(name, by_itself["none"])
-    assert ran.exit_codes == expected.exit_codes, ran.complained
-    assert ran.said == expected.said
+def test_a_fault_in_the_training_process_changes_neither_exit_code_nor_weights(faulty, by_itself):
+    for name, ran in faulty.items():
+        expected = by_itself.get(name, by_itself["none"])
+        assert ran.exit_codes == expected.exit_codes, (name, ran.complained)
+        assert ran.said == expected.said, name
 
 
 def test_there_are_forty_faults_and_they_take_effect(faulty):
@@ -101,16 +102,19 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("part", BESIDE)
-def test_a_fault_in_the_launcher_leaves_the_exit_code(part, tmp_path, monkeypatch):
+def test_a_fault_in_the_launcher_leaves_the_exit_code(tmp_path, monkeypatch):
     """The command runs to its end, and is waited for."""
-    (tmp_path / "launcher-elsewhere-1.running").touch()  # so that the reference clock is served
-    monkeypatch.setattr(library, "await_other_launchers", lambda _: None)
-    monkeypatch.setattr(*BESIDE[part], raises)
-    command = ("sh", "-c", f"mkdir {tmp_path}/attempt-000; touch {tmp_path}/over; exit 7")
-    options = CollectOptions(command, segments=tmp_path, keep_in_store=False, out=tmp_path / "out", hang_after_s=60)
-    assert collect(options).exit_code == 7
-    assert (tmp_path / "over").exists()
+    for number, (part, attribute) in enumerate(BESIDE.items()):
+        run = tmp_path / str(number)
+        run.mkdir()
+        (run / "launcher-elsewhere-1.running").touch()  # so that the reference clock is served
+        command = ("sh", "-c", f"mkdir {run}/attempt-000; touch {run}/over; exit 7")
+        options = CollectOptions(command, segments=run, keep_in_store=False, out=run / "out", hang_after_s=60)
+        with case(part), monkeypatch.context() as patch:
+            patch.setattr(library, "await_other_launchers", lambda _: None)
+            patch.setattr(*attribute, raises)
+            assert collect(options).exit_code == 7
+            assert (run / "over").exists()
 
 
 def test_a_clock_that_cannot_be_served_costs_a_line(tmp_path, monkeypatch, capsys):
@@ -130,12 +134,14 @@ def test_a_clock_that_cannot_be_served_costs_a_line(tmp_path, monkeypatch, capsy
     )
 
 
-@pytest.mark.parametrize("content", ["[" * 60_000, "null", '{"host": "h", "port": "x", "token": "zz"}', "{"])
-def test_a_damaged_address_of_the_clock_costs_at_most_a_line(tmp_path, content, capsys):
-    (tmp_path / "clock-server.json").write_text(content)
-    options = CollectOptions(("sh", "-c", "exit 7"), segments=tmp_path, keep_in_store=False)
-    assert collect(options).exit_code == 7
-    assert len(capsys.readouterr().err.splitlines()) <= 1
+def test_a_damaged_address_of_the_clock_costs_at_most_a_line(tmp_path, capsys):
+    for number, content in enumerate(("[" * 60_000, "null", '{"host": "h", "port": "x", "token": "zz"}', "{")):
+        run = tmp_path / str(number)
+        run.mkdir()
+        (run / "clock-server.json").write_text(content)
+        with case(number):
+            assert collect(CollectOptions(("sh", "-c", "exit 7"), segments=run, keep_in_store=False)).exit_code == 7
+            assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
 @pytest.mark.parametrize("plant", [os.symlink, lambda _, path: os.mkfifo(path)], ids=["links", "pipes"])

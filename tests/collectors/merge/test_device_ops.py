@@ -46,24 +46,21 @@ def test_the_clocks_of_hosts_come_on_top():
     assert ops_of(result, 1, OpKind.FORWARD_COMPUTE) == [(-7, 13)]
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "left"),
-    [
+def test_host_work_counts_from_where_the_gpu_ran_dry():
+    for start, end, left in (
         (112, 125, None),  # all of it while the GPU computes
         (125, 140, (30, 40)),  # the GPU ran dry at 130
         (140, 150, (40, 50)),  # the GPU had nothing to do
         (101, 108, (2, 8)),  # the forward ran until 102
-    ],
-)
-def test_host_work_counts_from_where_the_gpu_ran_dry(start, end, left):
-    rows = [
-        timed(Category.COMPUTE, "forward-compute", 0, 2, microbatch=0),
-        timed(Category.COMPUTE, "backward-compute", 10, 30, microbatch=0),
-        (Category.DATA_LOAD, "data-load", start, end, {}),
-    ]
-    result = merged(on_gpu(0, rows), on_gpu(1, rows))
-    assert ops_of(result, 0, OpKind.DATA_LOAD) == ([left] if left else [])
-    assert result.trace.metadata["device_clock"]["hidden"] == ({} if left else {"data-load": 2})
+    ):
+        rows = [
+            timed(Category.COMPUTE, "forward-compute", 0, 2, microbatch=0),
+            timed(Category.COMPUTE, "backward-compute", 10, 30, microbatch=0),
+            (Category.DATA_LOAD, "data-load", start, end, {}),
+        ]
+        result = merged(on_gpu(0, rows), on_gpu(1, rows))
+        assert ops_of(result, 0, OpKind.DATA_LOAD) == ([left] if left else [])
+        assert result.trace.metadata["device_clock"]["hidden"] == ({} if left else {"data-load": 2})
 
 
 def test_a_step_timed_on_both_clocks_is_left_out_and_counted():

@@ -46,14 +46,11 @@ def test_the_error_is_what_steps_without_recording_vary_by():
     assert 0.005 < cost.error < 0.02  # 2 % over the root of five steps, and as much of their neighbours'
 
 
-@pytest.mark.parametrize(
-    ("steps", "on", "why"),
-    [
+def test_why_the_cost_is_not_known():
+    for steps, on, why in (
         (100, lambda step: step >= 0, "0 steps ran without it, 7 are needed"),
         (9, lambda step: step >= 6, "5 steps ran without it, 7 are needed"),
         (100, lambda step: step < 0, "no two steps in a row were recorded"),
         (100, lambda step: step % 2 == 1, "(with `--every N`, use `--for 2` or more)"),
-    ],
-)
-def test_why_the_cost_is_not_known(steps, on, why):
-    assert why in str(recording_cost(recording([10.0] * steps, on=on)))
+    ):
+        assert why in str(recording_cost(recording([10.0] * steps, on=on)))

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.cases import case
 from tracekit.collectors.runtime.small_file import create, open_to_read, read_small, write_whole
 
 #: What can be in the place of a file -> why it is not read.
@@ -19,44 +20,52 @@ IN_THE_WAY = {
 
 @pytest.fixture
 def place(tmp_path):
+    """For a file, beside one that must not change."""
     (tmp_path / "victim").write_text("precious")
     yield tmp_path / "place"
-    assert (tmp_path / "victim").read_text() == "precious"
+    assert {path.read_text() for path in tmp_path.rglob("victim")} == {"precious"}
 
 
-@pytest.mark.parametrize("name", IN_THE_WAY)
-def test_only_small_regular_files_are_read(name, place):
-    make, why = IN_THE_WAY[name]
-    make(place)
-    with pytest.raises(OSError, match=why):
-        read_small(place)
+def taken(place, *names):
+    """(what is there, such a place with it), one after the other."""
+    for name in names or IN_THE_WAY:
+        own = place.with_name(name) / "place"
+        own.parent.mkdir()
+        own.with_name("victim").write_text("precious")
+        IN_THE_WAY[name][0](own)
+        yield name, own
 
 
-@pytest.mark.parametrize("name", IN_THE_WAY)
-def test_a_file_is_only_made_where_nothing_is(name, place):
-    IN_THE_WAY[name][0](place)
-    before = place.lstat()
-    with pytest.raises(FileExistsError):
-        create(place)
-    assert place.lstat() == before
+def test_only_small_regular_files_are_read(place):
+    for name, own in taken(place):
+        with case(name), pytest.raises(OSError, match=IN_THE_WAY[name][1]):
+            read_small(own)
 
 
-@pytest.mark.parametrize("name", ["pipe", "folder", "link", "endless"])
-def test_only_a_regular_file_is_continued(name, place):
-    IN_THE_WAY[name][0](place)
-    with pytest.raises(OSError, match=r".") as raised:
-        create(place, append=True)
-    assert not isinstance(raised.value, FileExistsError)
+def test_a_file_is_only_made_where_nothing_is(place):
+    for name, own in taken(place):
+        before = own.lstat()
+        with case(name), pytest.raises(FileExistsError):
+            create(own)
+        assert own.lstat() == before, name
 
 
-@pytest.mark.parametrize("name", ["pipe", "link", "endless", "large"])
-def test_a_whole_file_takes_the_place_of_what_was_there(name, place):
+def test_only_a_regular_file_is_continued(place):
+    for name, own in taken(place, "pipe", "folder", "link", "endless"):
+        with case(name):
+            with pytest.raises(OSError, match=r".") as raised:
+                create(own, append=True)
+            assert not isinstance(raised.value, FileExistsError)
+
+
+def test_a_whole_file_takes_the_place_of_what_was_there(place):
     """And of what a killed writer left."""
-    IN_THE_WAY[name][0](place)
-    place.with_name(".place").symlink_to("victim")
-    write_whole(place, b"whole")
-    assert read_small(place) == b"whole"
-    assert sorted(path.name for path in place.parent.iterdir()) == ["place", "victim"]
+    for name, own in taken(place, "pipe", "link", "endless", "large"):
+        own.with_name(".place").symlink_to("victim")
+        with case(name):
+            write_whole(own, b"whole")
+            assert read_small(own) == b"whole"
+            assert sorted(path.name for path in own.parent.iterdir()) == ["place", "victim"]
 
 
 def test_a_recording_is_read_through_links_but_not_from_a_device(place):

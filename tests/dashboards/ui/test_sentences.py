@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.figures.test_worker_map import small
 from tracekit.dashboards.ui.sentences import (
@@ -30,9 +29,8 @@ def over_time(shape: str, **more: Any) -> dict[str, Any]:
     return {"shape": shape, "since_step": None, "period": None, "slow_steps": []} | more
 
 
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
+def test_each_shape_on_the_map_has_its_sentence() -> None:
+    for pattern, words in (
         (space("none"), "No worker stands out: the largest slowdown alone is 1.300."),
         (
             space("one-worker", (1, 0), host="a"),
@@ -49,18 +47,15 @@ def over_time(shape: str, **more: Any) -> dict[str, Any]:
             "Several workers stand out: rank 2, rank 6. The same worker is",
         ),
         (space("diffuse"), "The slowest worker changes from step to step"),
-    ],
-)
-def test_each_shape_on_the_map_has_its_sentence(pattern: dict[str, Any], words: str) -> None:
-    said = space_words(pattern, small())
-    assert said.startswith(words)
-    if "The same worker" in said:
-        assert said.endswith("The same worker is the slowest in 75% of the steps.")
+    ):
+        said = space_words(pattern, small())
+        assert said.startswith(words)
+        if "The same worker" in said:
+            assert said.endswith("The same worker is the slowest in 75% of the steps.")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
+def test_each_shape_over_time_has_its_sentence() -> None:
+    for pattern, words in (
         (over_time("none"), "The slowdown shows no pattern over the steps: 1.000 to 1.500."),
         (
             over_time("persistent"),
@@ -70,10 +65,8 @@ def test_each_shape_on_the_map_has_its_sentence(pattern: dict[str, Any], words: 
         (over_time("drifting"), "The slowdown drifts"),
         (over_time("periodic", period=4, slow_steps=[1, 5]), "The slowdown rises every 4 steps (slow: 1, 5)."),
         (over_time("transient", slow_steps=[6]), "Single slow steps: 6."),
-    ],
-)
-def test_each_shape_over_time_has_its_sentence(pattern: dict[str, Any], words: str) -> None:
-    assert time_words(pattern, ROWS).startswith(words)
+    ):
+        assert time_words(pattern, ROWS).startswith(words)
 
 
 def test_one_step_says_nothing_about_since_when() -> None:
@@ -121,23 +114,17 @@ def test_kinds_are_added_up_to_compute_communication_and_host_work() -> None:
     assert "4.00 s instead of 5.00 s" in words
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
+def test_a_correlation_is_a_figure_and_only_the_diagnosis_names_sequence_lengths() -> None:
+    for values, words in (
         ([0.95, 0.99, 0.91], "r reaches 0.9 on every stage."),
         ([0.1, None, 0.99], "r reaches 0.9 on stage 2 of 3."),
         ([0.1, None], "r reaches 0.9 on no stage."),
-    ],
-)
-def test_a_correlation_is_a_figure_and_only_the_diagnosis_names_sequence_lengths(
-    values: list[float | None], words: str
-) -> None:
-    rows = [{"pp_rank": stage, "r": value} for stage, value in enumerate(values)]
-    report: dict[str, Any] = {
-        "forward_backward_correlation": rows,
-        "trust": {"trustworthy": True},
-        "causes": [{"kind": "healthy", "confidence": 1.0}],
-    }
-    assert correlation_words(report) == f"{words} The diagnosis does not name sequence lengths."
-    report["causes"] = [{"kind": "sequence-length-imbalance", "confidence": 0.8}]
-    assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure)."
+    ):
+        report: dict[str, Any] = {
+            "forward_backward_correlation": [{"pp_rank": stage, "r": value} for stage, value in enumerate(values)],
+            "trust": {"trustworthy": True},
+            "causes": [{"kind": "healthy", "confidence": 1.0}],
+        }
+        assert correlation_words(report) == f"{words} The diagnosis does not name sequence lengths."
+        report["causes"] = [{"kind": "sequence-length-imbalance", "confidence": 0.8}]
+        assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure)."
