@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tracekit.show.terminal.pipeline import print_report
+from tracekit.show.terminal.report import print_report
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tests.cases import case

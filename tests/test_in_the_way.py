@@ -28,6 +28,7 @@ from tests.cases import case
 from tests.handmade import run, run_process, slow_frame, slow_trace
 from tracekit.base.errors import FormatError, OutputError, StoreError
 from tracekit.job.load import load
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import TRACE_FILE
 

@@ -293,10 +293,10 @@ def test_recordings_of_gpus_and_op_traces_are_jobs_too(tmp_path: Path) -> None:
     OpTrace(pl.DataFrame(rows), "two ranks", rules=("streams",)).write_parquet(tmp_path / "ops.parquet")
     study_here(sample, tmp_path / "ops.parquet", out=tmp_path / "study")
     found = {row["kind"]: row for row in Study(tmp_path / "study").read("jobs").to_dicts()}
-    assert set(found) == {"gpus", "ops"}
+    assert set(found) == {"recording", "ops"}
     assert (found["ops"]["gpus"], found["ops"]["steps"]) == (2, 3)
     assert found["ops"]["slowdown"] == pytest.approx(0.16 / 0.13)
-    causes = Study(tmp_path / "study").read("causes").filter(job=found["gpus"]["job"])
+    causes = Study(tmp_path / "study").read("causes").filter(job=found["recording"]["job"])
     assert causes.row(0, named=True)["kind"] == "late-input"
     workers = Study(tmp_path / "study").read("workers").filter(pl.col("part").is_not_null())
     assert workers.select("rank", "part").rows() == [(2, "data-loading")]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from tracekit.show.terminal.pipeline import print_report
+from tracekit.show.terminal.report import print_report
 
 from tracekit.base.errors import TracekitError
 from tracekit.job.pipeline import PipelineJob
