@@ -297,9 +297,10 @@ def test_recordings_of_gpus_and_op_traces_are_jobs_too(tmp_path: Path) -> None:
     assert (found["ops"]["gpus"], found["ops"]["steps"]) == (2, 3)
     assert found["ops"]["slowdown"] == pytest.approx(0.16 / 0.13)
     causes = Study(tmp_path / "study").read("causes").filter(job=found["recording"]["job"])
-    assert causes.row(0, named=True)["kind"] == "late-input"
+    assert causes.row(0, named=True)["kind"] == "late-data-loading"
     workers = Study(tmp_path / "study").read("workers").filter(pl.col("part").is_not_null())
-    assert workers.select("rank", "part").rows() == [(2, "data-loading")]
+    named = {job: workers.filter(job=found[job]["job"]).select("rank", "part").rows() for job in found}
+    assert named == {"recording": [(2, "data-loading")], "ops": [(1, "compute")]}
 
 
 @pytest.mark.fleet
