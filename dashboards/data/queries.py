@@ -27,6 +27,7 @@ from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import short
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.report import REPORT_VERSION
 from tracekit.report.spans import StepOps, step_ops
 from tracekit.report.worker_map import WorkerMap
 from tracekit.store import Incident, Store, StoredHang, TraceKind
@@ -45,9 +46,10 @@ TABLES_KEPT, STEPS_KEPT = 16, 3
 #: Most concurrent prefetches.
 AHEAD_AT_ONCE = 8
 
-#: The reason why a job has no pipeline report.
-OP_TRACE = "is an op trace: only its page Job has results"
+#: The reasons why a job is not on a page.
 _WITHOUT = "was stored without an analysis"
+_NO_WORKERS = "is no pipeline: only its page Job has results"
+_OLDER = "It was analysed by an older version of tracekit."
 _Result = TypeVar("_Result")
 
 
@@ -55,8 +57,8 @@ _Result = TypeVar("_Result")
 class Stored:
     """One stored job. `report`: as in docs/report-schema.md; None if there is none, and `problem` has the reason.
 
-    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `op_report`: the
-    report of an op trace (docs/op-trace.md); `report` is then None.
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `has_workers`:
+    whether it is a pipeline, whose report has workers, stages and steps.
     """
 
     name: str
@@ -68,15 +70,22 @@ class Stored:
     started_at: float | None
     ended_at: float | None
     metadata: dict[str, Any]
+    has_workers: bool
     report: dict[str, Any] | None
-    op_report: dict[str, Any] | None
     problem: str | None
 
+    @property
+    def lacking(self) -> str | None:
+        """Why pages about pipelines cannot show the job, as the end of a sentence; None if they can."""
+        if not self.has_workers:
+            return _NO_WORKERS
+        return _WITHOUT if self.report is None else None
+
     def table(self, name: str) -> pl.DataFrame:
-        """A table of the report, such as `by_worker`. Raises NotStoredError for an op trace, whose report has none."""
-        if self.op_report is not None:
-            raise NotStoredError(f"the job {self.name!r:.100} {OP_TRACE}")
-        return pl.DataFrame([] if self.report is None else self.report[name], infer_schema_length=None)
+        """A table of the report, such as `by_worker`. Raises NotStoredError if the report has no such table."""
+        if self.report is None or name not in self.report:
+            raise NotStoredError(f"the job {self.name!r:.100} has no table {name}")
+        return pl.DataFrame(self.report[name], infer_schema_length=None)
 
 
 class Results:
@@ -285,7 +294,7 @@ class Results:
     def _read_workers(self, row: dict[str, Any]) -> pl.DataFrame:
         rows = self._store.workers(row["name"], row["number"])
         if rows is None:
-            raise NotStoredError(f"the job {row['name']!r} {OP_TRACE if row['kind'] == TraceKind.OPS else _WITHOUT}")
+            raise NotStoredError(f"the job {row['name']!r} {_WITHOUT if _has_workers(row) else _NO_WORKERS}")
         return rows
 
     def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSteps:
@@ -319,7 +328,7 @@ class Results:
     def _read_job(self, row: dict[str, Any]) -> PipelineJob:
         trace = self._store.load(row["name"], row["number"])
         if isinstance(trace, OpTrace):
-            raise NotStoredError(f"the job {row['name']!r} {OP_TRACE}")
+            raise NotStoredError(f"the job {row['name']!r} {_NO_WORKERS}")
         return PipelineJob(trace)
 
     def _missing(self, name: str) -> NotStoredError:
@@ -385,7 +394,7 @@ def _window(row: dict[str, Any]) -> tuple[int, int, float]:
 def _stored(row: dict[str, Any], text: str | None) -> Stored:
     """One row of the list of jobs with its report, as JSON."""
     report = None if text is None else msgspec.json.decode(text)  # a third of the time of json, for a megabyte
-    of_ops = row["kind"] == TraceKind.OPS
+    older = report is not None and report.get("report_version", 0) < REPORT_VERSION
     return Stored(
         name=row["name"],
         job_id=row["job_id"],
@@ -396,7 +405,11 @@ def _stored(row: dict[str, Any], text: str | None) -> Stored:
         started_at=row["started_at"],
         ended_at=row["ended_at"],
         metadata=json.loads(row["metadata"]),
-        report=None if of_ops else report,
-        op_report=report if of_ops else None,
-        problem=row["problem"],
+        has_workers=_has_workers(row),
+        report=None if older else report,
+        problem=_OLDER if older else row["problem"],
     )
+
+
+def _has_workers(row: dict[str, Any]) -> bool:
+    return bool(row["kind"] != TraceKind.OPS)

@@ -25,7 +25,7 @@ from tracekit.analysis.attribution.compare import (
 )
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
-from tracekit.dashboards.data.queries import OP_TRACE, Results, Stored
+from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
@@ -126,10 +126,8 @@ def _content(stored: Stored, view: Comparison) -> list[Component]:
     if view.other is None:
         return [_nothing_chosen(stored)]
     other = results().stored(view.other)
-    if other.op_report is not None:
-        return [problem(f"{short(other.name)} {OP_TRACE}; choose another job.")]
-    if other.report is None:
-        return [problem(f"{short(other.name)} is stored without an analysis; choose another job.")]
+    if other.report is None or other.lacking:
+        return [problem(f"{short(other.name)} {other.lacking}; choose another job.")]
     if other.name == stored.name:
         return [
             panel(

@@ -14,28 +14,18 @@ from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.job_parts import tone_class
 from tracekit.dashboards.ui.charts import step_bars
-from tracekit.dashboards.ui.components import badge, href
-from tracekit.dashboards.ui.sentences import (
-    first_action,
-    gpu_action,
-    gpu_cost,
-    gpu_culprit,
-    headline,
-    op_headline,
-    why_no_advice,
-)
+from tracekit.dashboards.ui.components import badge, href, note
+from tracekit.dashboards.ui.sentences import first_action, headline, why_no_advice
 
 
 def job_card(stored: Stored) -> Component:
     """One job."""
-    if stored.report is not None:
-        verdict, rows, steps = headline(stored.report), _rows(stored.report), stored.report["by_step"]
-    elif stored.op_report is not None:
-        verdict, rows, steps = op_headline(stored.op_report), _gpu_rows(stored.op_report), []
-    else:  # the list of jobs says more than the report, which is gone
-        return html.Article(dcc.Link(short(stored.name), href=href("/job", job=stored.name)), className="job-card")
-    lines = [part for label, words in rows for part in (html.Dt(label), html.Dd(words))]
+    report = stored.report
     link = dcc.Link(html.Bdi(short(stored.name)), href=href("/job", job=stored.name))
+    if report is None:  # the list of jobs says more than the report, which is gone or of an older version
+        return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
+    verdict, steps = headline(report), report.get("by_step", ())
+    lines = [part for label, words in _rows(report) for part in (html.Dt(label), html.Dd(words))]
     picture = [step_bars(steps, stored.name, links=False)] if len(steps) > 1 else []
     return html.Article(
         [
@@ -49,24 +39,13 @@ def job_card(stored: Stored) -> Component:
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Who, what to do first and what that saves; reports of older stores have no such sentences."""
-    answer = report.get("answer") or {}
+    """What to do first, what that saves, who, and what it costs."""
+    answer = report["answer"]
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", None)
     rows = {
         "Do first": html.B(action),
         "Saves": saves and saves.removeprefix("saves "),
-        "Who": answer.get("who"),
-        "Costs": answer.get("cost"),
+        "Who": answer["who"],
+        "Costs": answer["cost"],
     }
     return [(label, words) for label, words in rows.items() if words]
-
-
-def _gpu_rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The same of a recording of GPUs; none of another op trace, whose report names no cause."""
-    action = gpu_action(report)
-    if action is None:
-        return []
-    what, saves = action
-    costs = [("Costs", said)] if (said := gpu_cost(report)) else []
-    rows = [("Do first", html.B(what)), ("Saves", saves), ("Who", gpu_culprit(report)), *costs]
-    return [(label, words) for label, words in rows if words]

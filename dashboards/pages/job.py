@@ -1,4 +1,7 @@
-"""Job: the answer first, with a small worker map and the steps beside it; then why, and what each fix would buy."""
+"""Job: the answer first, with small pictures of workers, steps or GPUs beside it; then why, and what each fix saves.
+
+The same for a job of any source; only pipelines have workers, to which the page then links.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import cost, percent_sure, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.pages.gpu_parts import gpu_content
-from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures
+from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures, way
 from tracekit.dashboards.pages.job_windows import history, window_bar
-from tracekit.dashboards.pages.op_parts import op_content
+from tracekit.dashboards.pages.section_parts import sections
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, name_cells, note, panel, term
 from tracekit.dashboards.ui.context import viewer
-from tracekit.dashboards.ui.sentences import NO_CAUSE, advised, fix_place, place_words
+from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
 
 
@@ -27,39 +29,36 @@ def build(stored: Stored, **_: str) -> list[Component]:
     """The page of one job."""
     report = stored.report
     assert report is not None
+    beside = pictures(stored, report)
     return [
         *window_bar(stored),
-        html.Div([hero(report, stored.name), pictures(report, stored.name)], className="first-screen"),
-        panel("Why: the evidence", _causes(report, stored.name)),
-        _waterfall(report, stored.name),
+        html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
+        panel("Why: the evidence", _causes(stored, report)),
+        _waterfall(stored, report),
         panel("All fixes, priced", *_fixes(report)),
+        *sections(stored, report),
         *history(stored),
         _about(stored, report),
     ]
 
 
-def _causes(report: dict[str, Any], name: str) -> Component:
+def _causes(stored: Stored, report: dict[str, Any]) -> Component:
     remedies = advised(report)
-    return html.Ol([html.Li(_cause(report, cause, name, remedies)) for cause in report["causes"]], className="causes")
+    return html.Ol([html.Li(_cause(stored, report, cause, remedies)) for cause in report["causes"]], className="causes")
 
 
-def _cause(report: dict[str, Any], cause: dict[str, Any], name: str, advised_kinds: Collection[str]) -> list[Any]:
+def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any], advised_kinds: Collection[str]) -> list[Any]:
     """`advised_kinds`: the kinds of cause for which a fix is promised; only they get a remedy."""
-    found = cause["kind"] not in NO_CAUSE
-    # Reports of older stores say since when only.
-    since = "in every step" if cause["since_step"] is None else f"since step {cause['since_step']}"
+    costs = costs_time(report, cause)  # else the trace is at fault, or there is no cause
     head: list[Any] = [html.B(cause["title"])]
-    if found:
-        where = place_words(report, cause) or "whole job"
-        head.append(f"  {where}, {cause.get('when', since)}")
-    if found and (cause["saved_s"] or cause["alone_s"]):  # else the trace is at fault, and nothing is lost to it
-        price = dcc.Link(cost(cause["saved_s"], cause["alone_s"]), href=href("/time", job=name))
-        head += [": ", price, f", {sure(cause['confidence'])}"]
-    # Reports of older stores have no words for what a cause does, nor for its figures.
-    parts: list[Component] = [html.Div(head), *([html.Div(cause["effect"])] if cause.get("effect") else [])]
-    figures = [html.Li(one["words"]) for one in cause["evidence"] if "words" in one]
-    if figures:
-        parts.append(html.Ul(figures, className="evidence"))
+    if costs or cause["suggested_fix"]:
+        head.append(f"  {place_words(report, cause) or 'whole job'}, {cause['when']}")
+    if costs:
+        price = cost(cause["saved_s"], cause["alone_s"])
+        head += [": ", way(stored, price, "/time") or price, f", {sure(cause['confidence'])}"]
+    parts: list[Component] = [html.Div(head), html.Div(cause["effect"])]
+    if cause["evidence"]:
+        parts.append(html.Ul([html.Li(one["words"]) for one in cause["evidence"]], className="evidence"))
     for label, key in (
         ("Looks like", "signature"),
         ("What to do", "suggested_fix"),
@@ -68,8 +67,8 @@ def _cause(report: dict[str, Any], cause: dict[str, Any], name: str, advised_kin
     ):
         if cause[key] and (key != "suggested_fix" or cause["kind"] in advised_kinds):
             parts.append(html.Div([html.Span(f"{label}: ", className="label"), cause[key]]))
-    if found:
-        parts.append(html.Div(_ways_on(cause, name), className="ways-on"))
+    if stored.has_workers and (costs or cause["suggested_fix"]):
+        parts.append(html.Div(_ways_on(cause, stored.name), className="ways-on"))
     return parts
 
 
@@ -85,9 +84,9 @@ def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
     ]
 
 
-def _waterfall(report: dict[str, Any], name: str) -> Component:
+def _waterfall(stored: Stored, report: dict[str, Any]) -> Component:
     """From the recorded step over the fixes to the ideal one."""
-    levels = fix_levels(report, name)
+    levels = fix_levels(stored, report)
     said = note(
         "Fixes in the order in which they save most on top of each other. Ideal: every compute takes the mean, every"
         " transfer the median of its kind; a fix can bring a step below that."
@@ -100,17 +99,18 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     """Fixes for a named cause first, then what any job could try."""
     if not report["fixes"]:
         return [note("Nothing to fix.")]
+    whole = report["job"]["whole"]
     heads: list[Any] = [
         ("Fix", ""),
         ("Where", ""),
         (term("sure", "Sure"), "number"),
-        (["Step then, ", term("recorded")], "number"),
-        ("Saves a step", "number"),
+        ([f"{whole.capitalize()} then, ", term("recorded")], "number"),
+        (f"Saves a {whole}", "number"),
         (term("GPU-hours a day"), "number"),
     ]
     rows = []
     for fix in report["fixes"]:
-        confidence = fix.get("confidence")
+        confidence = fix["confidence"]
         cells = [html.Td("-" if confidence is None else percent_sure(confidence), className="number")]
         if fix["withheld"] is not None:
             cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
@@ -127,9 +127,9 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
                 ]
             )
         )
-    name_cells(rows, ("Fix", "Where", "Sure", "Step then", "Saves a step", "GPU-hours a day"))
+    name_cells(rows, ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day"))
     head = html.Thead(html.Tr([html.Th(shown, className=style) for shown, style in heads]))
-    said = [*report.get("assumptions", []), "A fix without a confidence is for no named cause: any job could try it"]
+    said = [*report["assumptions"], "A fix without a confidence is for no named cause: any job could try it"]
     table = html.Table([head, html.Tbody(rows)], className="plain")
     return [
         html.Div(
@@ -148,17 +148,15 @@ def _title(fix: dict[str, Any]) -> list[Any]:
     title: list[Any] = [fix["title"]]
     if fix["bound"]:
         title += [" (", term("at most"), ")"]
-    if assumed := fix.get("assumes"):
+    if assumed := fix["assumes"]:
         title.append(html.Div([term("assumes"), f" {assumed}"], className="note"))
     return title
 
 
 def _about(stored: Stored, report: dict[str, Any]) -> Component:
-    layout, who = report["job"]["layout"], viewer()
-    sizes = " x ".join(f"{name} {layout[name]}" for name in ("dp", "pp", "tp", "cp", "vpp") if layout[name] > 1)
+    who = viewer()
     rows: dict[str, Any] = {
-        "Layout": f"{sizes or 'one worker'} on {layout['world_size']:,} GPU{'' if layout['world_size'] == 1 else 's'}",
-        "Traced": f"{report['job']['steps']:,} steps, {report['job']['ops']:,} ops",
+        "Analysed": short(report["job"]["sizes"]),
         "First step": who.moment(stored.started_at),
         "Last step": who.moment(stored.ended_at),
         "Imported": who.moment(stored.imported_at),
@@ -170,7 +168,8 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
     links = [
         html.A(f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name), download="")
-        for table in ("causes", "fixes", "by_worker", "by_step")
+        for table in ("causes", "fixes", "by_worker", "by_rank", "by_step")
+        if table in report
     ]
     return panel(
         "About this job",
@@ -179,18 +178,11 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
     )
 
 
-def build_ops(stored: Stored) -> list[Component]:
-    """The page of an op trace: of GPUs, or of any other job."""
-    of_gpus = stored.op_report is not None and "recording_time_s" in stored.op_report
-    content = gpu_content(stored) if of_gpus else op_content(stored)
-    return [*window_bar(stored), *content, *history(stored)]
-
-
 job_page(
     __name__,
     "/job",
     "Job",
     build,
     lambda found, texts: [partial(found.worker_map, texts["job"])],
-    build_ops=build_ops,
+    any_job=True,
 )

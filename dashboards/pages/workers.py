@@ -52,7 +52,7 @@ def build(
     view = read_view(found, step, worker, host)
     pattern = [
         html.P(diagnosis_words(report), className="verdict"),
-        *(html.P(words) for words in advice_words(report)),
+        html.P(advice_words(report)),
         html.P(believed(report, space_words(report["patterns"]["space"], found))),
     ]
     listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")

@@ -5,7 +5,7 @@ In: figures of a job. Out: HTML. Colours are those of the theme; the meaning of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ _INKS = ("#1f2328", "#ffffff")
 class Level:
     """A row of a waterfall: from `start_s` to `end_s` seconds of a step, in a colour of the theme.
 
-    `figure`: the text at its end; `where`: the link.
+    `figure`: the text at its end; `where`: its link, None without one.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Level:
     end_s: float
     colour: str
     figure: str
-    where: str
+    where: str | None
 
 
 def worker_cells(found: WorkerMap, job: str) -> Component:
@@ -103,7 +103,7 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
     theme = viewer().theme
     bars: list[Component] = []
     for row in shown:
-        lost_s = min(_lost_s(row), row["recorded_s"])
+        lost_s = min(row["lost_s"], row["recorded_s"])
         words = f"step {row['step']}: {seconds(row['recorded_s'])}, {seconds(lost_s)} lost"
         kept = 1.0 - lost_s / row["recorded_s"] if row["recorded_s"] else 1.0
         colours = f"linear-gradient(to top, {theme.ideal} {kept:.1%}, {theme.recorded} {kept:.1%})"
@@ -114,11 +114,6 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
         else:
             bars.append(html.Span(html.I(style=style)))
     return html.Div(bars, className="bars", **({} if links else attributes(aria_hidden="true")))
-
-
-def _lost_s(row: Mapping[str, Any]) -> float:
-    """Seconds lost in a step; reports of older stores compare with the ideal instead."""
-    return float(row.get("lost_s", max(row["recorded_s"] - row["ideal_s"], 0.0)))
 
 
 def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
@@ -167,7 +162,9 @@ def waterfall(levels: Sequence[Level]) -> Component:
                 [
                     html.Span(level.title, className="name"),
                     html.Span(html.I(style=style), className="track", **attributes(aria_hidden="true")),
-                    dcc.Link(level.figure, href=level.where, className="figure"),
+                    html.Span(level.figure, className="figure")
+                    if level.where is None
+                    else dcc.Link(level.figure, href=level.where, className="figure"),
                 ]
             )
         )

@@ -1,10 +1,9 @@
-"""Sentences about a report.
+"""What a report says, in sentences.
 
 In: a report (docs/report-schema.md), or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `diagnosis_words`, `advice_words`, `first_action` and `host_words` name causes and actions, and they
-take them from the diagnosis: its causes and fixes, with their confidence. All others describe a figure without a
-conclusion.
+Only `headline`, `diagnosis_words`, `advice_words`, `first_action` and `host_words` say what is wrong or what to do, and
+they take it from the report's `verdict` and `answer`. All others describe a figure and conclude nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any
 
-from tracekit.analysis.gpu.remedy import OF_ALL
-
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import cost, seconds, short, sure
 from tracekit.report.nodes import nodes_of
@@ -24,23 +21,21 @@ from tracekit.report.verdict import LossKind
 from tracekit.report.worker_map import WorkerMap
 from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
 
-#: Most items of a list in a sentence.
+#: Longer lists are cut.
 MOST_NAMED = 6
-#: Kinds grouped by the part of the system to inspect.
+#: Kinds by what a person would look at.
 _NETWORK = {*map(str, COMMUNICATION), *map(str, ReportedKind)}
 _HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY)}
 #: Microbatches whose forward and backward correlate by this much are marked.
 SAME_MICROBATCHES = 0.9
-#: Kinds of cause that mean that there is none.
-NO_CAUSE = ("healthy", "unexplained")
-#: Causes of launch delays, which make a replay shorter than the recording and are priced by the difference.
-OF_LAUNCH_DELAYS = ("late-data-loading", "host-bound-launch")
+#: Losses to launch delays: they make a replay fall short of the recording, and are priced with it.
+_LAUNCH_DELAYS = (LossKind.INPUT, LossKind.HOST)
 
 Report = Mapping[str, Any]
 
 
 class Tone(StrEnum):
-    """The meaning of a statement's colour on all pages: `good` green, `bad` orange, `unsure` grey."""
+    """What the colour of a statement means, everywhere: `good` green, `bad` orange, `unsure` grey."""
 
     GOOD = "good"
     BAD = "bad"
@@ -58,98 +53,24 @@ class Headline:
 
 def headline(report: Report) -> Headline:
     """The verdict of the diagnosis, the same for every page."""
-    verdict, figure = report["verdict"], f"slowdown {report['slowdown']:.3f}"
+    verdict, slowdown = report["verdict"], report["slowdown"]
+    figure = "slowdown unknown" if slowdown is None else f"slowdown {slowdown:.3f}"
     trusted, kind = report["trust"]["trustworthy"], LossKind(verdict["kind"])
-    badge = str(verdict.get("label", kind)).replace("-", " ")  # stores of older versions have no label
-    sentence = _sentence(verdict["sentence"])
+    badge, sentence = verdict["label"].replace("-", " "), _sentence(verdict["sentence"])
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
         return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
     if kind is not LossKind.BALANCED:
         badge += f", {verdict['share']:.0%} lost"
     if kind in {LossKind.BALANCED, LossKind.MINOR}:
-        misleading = [cause for cause in named_causes(report) if not _costs(cause)]
+        misleading = [cause for cause in named_causes(report) if not costs_time(report, cause)]
         if misleading:
             return Headline(
                 badge, f"{sentence} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE
             )
         return Headline(badge, sentence, Tone.UNSURE if kind is LossKind.MINOR else Tone.GOOD)
-    cost_below = (report.get("answer") or {}).get("cost")
-    lost = "" if cost_below else f" {verdict['lost_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
     unsure = "" if trusted else f" The {figure} is not to be trusted."
-    return Headline(badge, sentence + lost + unsure, Tone.BAD)
-
-
-def op_headline(report: Report) -> Headline:
-    """The verdict on an op trace, whose report names no cause, or on a recording of GPUs, whose report names a rank."""
-    if "recording_time_s" in report:
-        return _gpu_headline(report)
-    if report["slowdown"] is None:
-        return Headline("no verdict", "No verdict: without stragglers the job would take no time.", Tone.UNSURE)
-    figure, trusted = f"slowdown {report['slowdown']:.3f}", report["trust"]["trustworthy"]
-    if not trusted:
-        return Headline(f"no verdict, {figure}", f"No verdict. The {figure} is not to be trusted.", Tone.UNSURE)
-    rest = (report.get("parts") or {}).get("sentence")  # reports of older stores have none
-    if not report["straggling"] and rest:
-        return Headline(figure, _sentence(f"{figure}: {rest}"), Tone.UNSURE)
-    if not report["straggling"]:
-        return Headline(f"no straggler, {figure}", f"No straggler: {figure}.", Tone.GOOD)
-    times = report["step_time_s"]
-    lost = f"{seconds(times['original'] - times['ideal'])} of every {seconds(times['original'])} step"
-    sentence = (
-        f"Stragglers cost {lost}: {figure}. {report['wasted_gpu_hours_per_day']:,.0f} GPU-hours a day at this rate."
-    )
-    return Headline(f"straggling, {figure}", sentence, Tone.BAD)
-
-
-def _gpu_headline(report: Report) -> Headline:
-    culprit, sentence = report["verdict"]["culprit"], _sentence(report["verdict"]["sentence"])
-    if not report["trust"]["trustworthy"]:
-        return Headline("no verdict", f"No verdict: the numbers are not to be trusted. {sentence}", Tone.UNSURE)
-    kind = report["verdict"].get("kind")  # reports of older stores name none
-    if kind is None:
-        slow = culprit is not None
-        return Headline(
-            f"slow rank {culprit['rank']}" if slow else "no slow rank", sentence, Tone.BAD if slow else Tone.GOOD
-        )
-    if kind == LossKind.BALANCED:
-        return Headline(str(kind), sentence, Tone.GOOD)
-    badge = f"{kind.replace('-', ' ')}, {report['verdict']['share']:.0%} lost"
-    return Headline(badge, sentence, Tone.UNSURE if kind == LossKind.MINOR else Tone.BAD)
-
-
-def gpu_culprit(report: Report) -> str | None:
-    """The rank that a recording of GPUs waits for, with its host; the verdict's own name for it if there is one."""
-    if who := (report.get("verdict") or {}).get("who"):
-        return short(who)
-    culprit = (report.get("verdict") or {}).get("culprit")
-    if not culprit:
-        return None
-    return f"rank {culprit['rank']}" + (f" on {short(culprit['host'])}" if culprit["host"] else "")
-
-
-def gpu_cost(report: Report) -> str | None:
-    """The cost of the culprit, in words; None in reports of older stores."""
-    verdict = report.get("verdict") or {}
-    cost: str | None = verdict.get("cost") or (verdict.get("culprit") or {}).get("cost")
-    return cost
-
-
-def gpu_action(report: Report) -> tuple[str, str] | None:
-    """The first action for the culprit rank and its saving; None without advice.
-
-    Reports of older stores have no words for it.
-    """
-    verdict = report.get("verdict") or {}
-    causes = (verdict.get("culprit") or {}).get("causes") or [{}]
-    if not report["trust"]["trustworthy"]:
-        return None
-    if verdict.get("kind") in OF_ALL and verdict["action"]:
-        return verdict["action"], ""
-    if "action" not in causes[0]:
-        return None
-    recorded = seconds(report["recording_time_s"]["recorded"])
-    return causes[0]["action"], f"{seconds(causes[0]['saved_s'])} of the {recorded} recorded"
+    return Headline(badge, sentence + unsure, Tone.BAD)
 
 
 def _sentence(text: str) -> str:
@@ -157,19 +78,23 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def costs_time(report: Report, cause: Mapping[str, Any]) -> bool:
+    """Whether the job loses time to a cause; the trace is at fault for the others, or none was found."""
+    return any(account["kind"] == cause["kind"] for account in report["answer"]["accounts"])
+
+
 def named_causes(report: Report) -> list[Mapping[str, Any]]:
     """The named causes, the costliest first; for an untrustworthy job, only those that explain why and whose fix is
     promised all the same.
     """
-    named = [cause for cause in report["causes"] if cause["kind"] not in NO_CAUSE]
+    named = [cause for cause in report["causes"] if costs_time(report, cause) or cause["suggested_fix"]]
     return named if report["trust"]["trustworthy"] else [cause for cause in named if cause["kind"] in advised(report)]
 
 
 def place_words(report: Report, cause: Mapping[str, Any]) -> str:
     """The place of a cause: rank and node first, if the report has them; empty for the whole job."""
-    places = (report.get("answer") or {}).get("places") or []
-    known = [words for one, words in zip(report["causes"], places, strict=False) if one == cause]
-    words = known[0] if known else cause["where_text"]
+    places = zip(report["causes"], report["answer"]["places"], strict=True)
+    words = next((words for one, words in places if one == cause), cause["where_text"])
     return "" if words == "whole job" else short(words)
 
 
@@ -190,43 +115,24 @@ def diagnosis_words(report: Report) -> str:
     """The verdict and the further causes, worded as on the page Job."""
     if not report["trust"]["trustworthy"] and not _promised(report):
         return f"Not trustworthy: {_distrust(report)}."
-    answer = report.get("answer")
-    if answer is not None:
-        others = f" Also: {'; '.join(answer['others'])}." if answer["others"] else ""
-        return headline(report).sentence + others
-    if named := named_causes(report):
-        return f"Diagnosis: {'; '.join(_cause_words(report, cause) for cause in named)}."
-    return "Diagnosis: slow, and no known cause fits." if report["straggling"] else "Diagnosis: no cause named."
+    others = report["answer"]["others"]
+    return headline(report).sentence + (f" Also: {'; '.join(others)}." if others else "")
 
 
-def advice_words(report: Report) -> list[str]:
+def advice_words(report: Report) -> str:
     """The first action, its saving and the confidence of its cause; the reason if there is no action."""
-    if (first := first_action(report)) is not None:
-        confidence = report["verdict"].get("confidence")
-        certain = "" if confidence is None else f" ({sure(confidence)})"
-        return [f"Do this first: {first[0]}{f'; {first[1]}' if first[1] else ''}{certain}."]
-    return _advice_of_fixes(report)
-
-
-def _advice_of_fixes(report: Report) -> list[str]:
-    """The advice of reports of older stores, which contain no words for it."""
-    step_s, promised, advice = report["step_time_s"]["recorded"], _promised(report), []
-    for cause in named_causes(report):
-        fixes = [fix for fix in promised if fix["cause"] == cause["kind"]]
-        here = [fix for fix in fixes if fix["where_text"] == cause["where_text"]]
-        for fix in (here or fixes)[:1]:
-            assumed = f"; assumes {fix['assumes']}" if fix["assumes"] else ""
-            saved = f"saves {seconds(fix['saved_s'])} of every {seconds(step_s)} step"
-            advice.append(f"{fix['title']} ({sure(fix['confidence'])}; {saved}{assumed}).")
-    if advice and not report["trust"]["trustworthy"]:
-        advice.append("No other advice: all else below rests on figures that are not to be trusted.")
-    return advice or [f"No advice: {why_no_advice(report)}."]
+    first = first_action(report)
+    if first is None:
+        return f"No advice: {why_no_advice(report)}."
+    confidence = report["verdict"]["confidence"]
+    certain = "" if confidence is None else f" ({sure(confidence)})"
+    return f"Do this first: {first[0]}{f'; {first[1]}' if first[1] else ''}{certain}."
 
 
 def first_action(report: Report) -> tuple[str, str] | None:
     """The first action and its saving, in the words of the answer; None without advice."""
-    answer = report.get("answer") or {}
-    if not answer.get("action") or not (report["trust"]["trustworthy"] or _promised(report)):
+    answer = report["answer"]
+    if not answer["action"] or not (report["trust"]["trustworthy"] or _promised(report)):
         return None
     return answer["action"], answer["saves"] or ""
 
@@ -238,7 +144,7 @@ def advised(report: Report) -> set[str]:
 
 def why_no_advice(report: Report) -> str:
     """The reason why there is no advice."""
-    withheld = [fix["withheld"] for fix in report["fixes"] if fix.get("cause") and fix["withheld"]]
+    withheld = [fix["withheld"] for fix in report["fixes"] if fix["cause"] and fix["withheld"]]
     if not report["trust"]["trustworthy"]:
         return "the figures are not to be trusted"
     if withheld:
@@ -248,8 +154,7 @@ def why_no_advice(report: Report) -> str:
 
 def node_words(report: Report) -> str | None:
     """Advice on draining a node, by the shared rule of tracekit/report/nodes.py; None if no node is known."""
-    culprits = (report.get("answer") or {}).get("culprits") or []
-    return nodes_of(culprits, trusted=report["trust"]["trustworthy"]).sentence
+    return nodes_of(report["answer"]["culprits"], trusted=report["trust"]["trustworthy"]).sentence
 
 
 def host_words(report: Report, found: WorkerMap) -> str:
@@ -261,15 +166,15 @@ def host_words(report: Report, found: WorkerMap) -> str:
     advice = node_words(report)
     for cause in named_causes(report):
         workers = [Worker(each["dp_rank"], each["pp_rank"]) for each in cause["where"]["workers"]]
-        if workers:
-            rest = _host_check(report, cause) if cause["kind"] == "slow-host" else _on(cause, workers, found)
+        if workers or cause["where"]["host"]:
+            rest = _host_check(report, cause) if cause["where"]["host"] else _on(cause, workers, found)
             return f"{advice or 'No host to drain.'} {rest}"
     return advice or "No host to drain: the diagnosis names no host and no worker."
 
 
 def _host_check(report: Report, cause: Mapping[str, Any]) -> str:
-    """The action for a slow host, in the words for its cause; in reports of older stores the title of the cause."""
-    accounts = (report.get("answer") or {}).get("accounts") or []
+    """The action for a cause on a host, in the words of the answer; without one, the title of the cause."""
+    accounts = report["answer"]["accounts"]
     words = next((one["fix"] for one in accounts if one["kind"] == cause["kind"] and one["fix"]), cause["title"])
     return f"{words} ({sure(cause['confidence'])})."
 
@@ -295,15 +200,11 @@ def _listed(workers: Sequence[Worker], found: WorkerMap) -> str:
     return listed([name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)])
 
 
-def _costs(cause: Mapping[str, Any]) -> bool:
-    return max(cause["saved_s"], cause["alone_s"]) > 0
-
-
 def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
     """One cause: its name, place, cost and confidence."""
     where = place_words(report, cause)
     place = f", {where}" if where else ""
-    costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if _costs(cause) else ""
+    costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if costs_time(report, cause) else ""
     return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
 
 
@@ -312,10 +213,16 @@ def _distrust(report: Report) -> str:
 
 
 def _promised(report: Report) -> list[Mapping[str, Any]]:
-    """The promised fixes for a named cause, best first; empty for reports of an earlier version."""
-    trusted = report["trust"]["trustworthy"]
-    kept = [fix for fix in report["fixes"] if fix.get("cause") is not None and fix["withheld"] is None]
-    return [fix for fix in kept if trusted or fix["cause"] in OF_LAUNCH_DELAYS]
+    """The promised fixes for a named cause, best first.
+
+    For an untrustworthy job, those of the leading cause if launch delays are the loss: they are why the replay falls
+    short.
+    """
+    promised = [fix for fix in report["fixes"] if fix["cause"] is not None and fix["withheld"] is None]
+    if report["trust"]["trustworthy"]:
+        return promised
+    leading = [account["kind"] for account in report["answer"]["accounts"][:1]]
+    return [fix for fix in promised if report["verdict"]["kind"] in _LAUNCH_DELAYS and fix["cause"] in leading]
 
 
 # --- figures in words, without a conclusion -------------------------------------------------------------------------

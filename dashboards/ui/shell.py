@@ -24,7 +24,7 @@ from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
-from tracekit.dashboards.ui.sentences import Tone, headline, op_headline
+from tracekit.dashboards.ui.sentences import Tone, headline
 from tracekit.figures.theme import DARK
 
 Layout = Callable[..., Any]
@@ -38,25 +38,23 @@ _reads: dict[str, Reads] = {}
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A page about one job."""
+    """A page about one job. `any_job`: not only about pipelines."""
 
     title: str
     path: str
+    any_job: bool = False
 
 
 TABS = (
-    Tab("Job", "/job"),
+    Tab("Job", "/job", any_job=True),
     Tab("Workers", "/workers"),
     Tab("Attribution", "/attribution"),
     Tab("Time", "/time"),
     Tab("What-if", "/whatif"),
     Tab("Timeline", "/timeline"),
     Tab("Compare", "/compare"),
-    Tab("Hang", "/hang"),
+    Tab("Hang", "/hang", any_job=True),
 )
-
-#: Tabs of an op trace, which is no pipeline.
-OP_TABS = tuple(tab for tab in TABS if tab.path in ("/job", "/hang"))
 
 
 def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
@@ -105,12 +103,13 @@ def job_page(
     title: str,
     build: Layout,
     reads: Reads | None = None,
-    build_ops: Layout | None = None,
+    *,
+    any_job: bool = False,
 ) -> None:
     """Register a page about one job: `build` gets the `Stored` job first. Without `job=` the newest is taken.
 
-    `reads`: the data it needs besides the job's report, for an address that names the job. `build_ops`: the same for op
-    traces, by default a note that the page is about pipelines. `window=` chooses the window of the job.
+    `reads`: the data it needs besides the job's report, for an address that names the job. `any_job`: the page is not
+    only about pipelines. `window=` chooses the window of the job.
     """
 
     def all_reads(found: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -130,9 +129,8 @@ def job_page(
             newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
             return [problem(str(error), way_on=newest)]
         remarks = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
-        if stored.op_report is not None:
-            content = guarded(build_ops or _pipelines_only)(stored)
-            return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
+        if not (any_job or stored.has_workers):
+            return [job_head(stored, path), *remarks, _pipelines_only(stored)]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
             how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
@@ -144,11 +142,11 @@ def job_page(
     page(module, path, title, layout, all_reads)
 
 
-def _pipelines_only(stored: Stored) -> list[Component]:
-    """A placeholder for a page that op traces do not have."""
-    link = dcc.Link("what there is of it", href=href("/job", job=stored.name))
-    words = "This page is about pipelines, and the job is an op trace: a job of any shape. See "
-    return [panel("Not for this job", html.P([words, link, "."]))]
+def _pipelines_only(stored: Stored) -> Component:
+    """A placeholder for a page that only pipelines have."""
+    link = dcc.Link("the page Job", href=href("/job", job=stored.name))
+    words = "This page is about the workers of a pipeline, which this job does not have. Its results are on "
+    return panel("Not for this job", html.P([words, link, "."]))
 
 
 def job_head(stored: Stored, active: str) -> Component:
@@ -157,14 +155,12 @@ def job_head(stored: Stored, active: str) -> Component:
     if stored.report is not None:
         verdict = headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
-    elif stored.op_report is not None:
-        verdict = op_headline(stored.op_report)
-        badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.op_report)]
     tabs = [
         html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
         if tab.path == active
         else dcc.Link(tab.title, href=href(tab.path, job=stored.name), className="job-tab")
-        for tab in (TABS if stored.op_report is None else OP_TABS)
+        for tab in TABS
+        if tab.any_job or stored.has_workers
     ]
     return html.Div(
         [
@@ -180,7 +176,7 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
     """A note with the window of the page, if the job has several; the page Job has its own with links to the others."""
     if stored.windows < 2:
         return []
-    steps = [] if stored.report is None else [row["step"] for row in stored.report["by_step"]]
+    steps = [row["step"] for row in (stored.report or {}).get("by_step", ())]
     words = f"Window {stored.window}{f', steps {steps[0]} to {steps[-1]}' if steps else ''}"
     if chosen_window(stored.name) is None:
         return [note(f"{words}: the newest of {stored.windows}.")]

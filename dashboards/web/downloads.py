@@ -16,7 +16,7 @@ from tracekit.report.plain_data import JSON_TABLES
 from tracekit.report.report import COMMON_TABLES
 
 #: Tables of a report that are a file of their own.
-TABLES = (*JSON_TABLES, *COMMON_TABLES)
+TABLES = (*JSON_TABLES, "by_rank", *COMMON_TABLES)
 _PER_STEP = "by_worker_per_step"
 
 

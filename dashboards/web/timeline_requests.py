@@ -25,7 +25,7 @@ from dash import Dash
 from tracekit.base.errors import NotStoredError, SelectionError, TracekitError
 from tracekit.base.safe_csv import safe_csv
 from tracekit.base.text import seconds
-from tracekit.dashboards.data.queries import OP_TRACE, Stored
+from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.web.downloads import refusal
@@ -75,10 +75,8 @@ class _Shown:
 def analysed(name: str) -> Stored:
     """Return the job of that name. Raises NotStoredError if there is none, or it was stored without an analysis."""
     stored = results().stored(name)
-    if stored.op_report is not None:
-        raise NotStoredError(f"the job {name!r:.100} {OP_TRACE}")
-    if stored.report is None:
-        raise NotStoredError(f"the job {name!r:.100} was stored without an analysis; import it again with --replace")
+    if stored.lacking:
+        raise NotStoredError(f"the job {name!r:.100} {stored.lacking}")
     return stored
 
 

@@ -81,7 +81,7 @@ def test_where_the_diagnosis_names_nobody_nothing_is_advised(
     assert not ADVISES.search(re.sub(r"No host to drain", "", text))
     assert "% sure" not in text
     why = {"healthy": "No advice: no cause is named.", "untrusted": "No advice: the figures are not to be trusted."}
-    assert advice_words(reports[name]) == [why[name]]
+    assert advice_words(reports[name]) == why[name]
     job = pages.text("/job", job=name)
     assert {"healthy": "Nothing to do.", "untrusted": why["untrusted"]}[name] in job
     assert "What to do" not in job
@@ -94,7 +94,7 @@ def test_where_the_diagnosis_names_nobody_nothing_is_advised(
 def test_a_slow_worker_is_named_and_the_others_of_its_host_are_left_alone(
     pages: Pages, reports: dict[str, dict[str, Any]]
 ) -> None:
-    (advice,) = advice_words(reports["worker"])
+    advice = advice_words(reports["worker"])
     answer = reports["worker"]["answer"]
     assert advice == f"Do this first: {answer['action']}; {answer['saves']} (99% sure)."
     assert answer["action"].startswith("Check rank 9 on host-0001")
@@ -152,7 +152,7 @@ def test_time_lost_without_a_straggler_is_in_the_headline_with_its_size(
     said = headline(report).sentence
     assert "data comes" in said
     assert f"{cause['saved_s'] * 1e3:.1f} ms" in said
-    assert advice_words(report)[0].startswith(f"Do this first: {report['answer']['action']}")
+    assert advice_words(report).startswith(f"Do this first: {report['answer']['action']}")
 
 
 def test_the_fleet_colours_no_slowdown_that_is_not_to_be_trusted(pages: Pages) -> None:

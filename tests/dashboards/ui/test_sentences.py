@@ -123,8 +123,10 @@ def test_a_correlation_is_a_figure_and_only_the_diagnosis_names_sequence_lengths
         report: dict[str, Any] = {
             "forward_backward_correlation": [{"pp_rank": stage, "r": value} for stage, value in enumerate(values)],
             "trust": {"trustworthy": True},
-            "causes": [{"kind": "healthy", "confidence": 1.0}],
+            "causes": [{"kind": "healthy", "confidence": 1.0, "suggested_fix": ""}],
+            "answer": {"accounts": []},
         }
         assert correlation_words(report) == f"{words} The diagnosis does not name sequence lengths."
         report["causes"] = [{"kind": "sequence-length-imbalance", "confidence": 0.8}]
+        report["answer"]["accounts"] = [{"kind": "sequence-length-imbalance"}]
         assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure)."

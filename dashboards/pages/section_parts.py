@@ -1,0 +1,53 @@
+"""What the page Job shows of a job besides its findings: what each GPU did, and the tables of its report.
+
+In: a stored job and its report (docs/report-schema.md). Out: components; nothing where the report has no such parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.base.command_line import command
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.figures.job import rank_times
+from tracekit.dashboards.ui.components import figure_panel, href, note, panel, plain_table, scrolled
+from tracekit.dashboards.ui.context import results, viewer
+
+#: A table of at most so many columns fits into half of a page.
+NARROW = 5
+
+
+def ranks_picture(stored: Stored, report: dict[str, Any]) -> list[Component]:
+    """What the GPU of each rank did, if that was recorded."""
+    ranks = report.get("by_rank") or [{}]
+    if "compute_s" not in ranks[0]:
+        return []
+    drawn = figure_panel(
+        "What each GPU did",
+        rank_times(ranks, viewer().theme),
+        label="Time of each rank's GPU that was computing, exposed communication, or idle",
+        table=pl.DataFrame(ranks, infer_schema_length=None),
+        csv=href("/download/by_rank.csv", job=stored.name),
+    )
+    return [drawn]
+
+
+def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
+    """The tables of the report, narrow ones two in a row."""
+    tables = [
+        html.Div(_table(section), className="half" if len(section["heads"]) <= NARROW else "whole")
+        for section in report["sections"]
+    ]
+    if not tables:
+        return []
+    listing = command("whatif", "--store", results().path, "--job", stored.name, "--json")
+    return [html.Div(tables, className="row"), note(f"Long tables show the costliest rows; `{listing}` lists all.")]
+
+
+def _table(section: dict[str, Any]) -> Component:
+    table = pl.DataFrame(section["rows"], schema=section["heads"], orient="row")
+    return panel(section["title"], scrolled(plain_table(table), section["title"]))
