@@ -85,7 +85,7 @@ class Stored:
         """A table of the report, such as `by_worker`. Raises NotStoredError if the report has no such table."""
         if self.report is None or name not in self.report:
             raise NotStoredError(f"the job {self.name!r:.100} has no table {name}")
-        return pl.DataFrame(self.report[name], infer_schema_length=None)
+        return pl.DataFrame(self.report[name], infer_schema_length=None, strict=False)  # JSON has 2 and 2.5 in a list
 
 
 class Results:

@@ -155,6 +155,30 @@ def test_time_lost_without_a_straggler_is_in_the_headline_with_its_size(
     assert advice_words(report).startswith(f"Do this first: {report['answer']['action']}")
 
 
+@pytest.mark.parametrize(("name", "advised"), [("late", True), ("worker", False)])
+def test_a_job_that_is_not_trustworthy_gets_advice_only_about_its_launch_delays(
+    reports: dict[str, dict[str, Any]], name: str, advised: bool
+) -> None:
+    """Late data is why the replay falls short of the recording; a slow worker is a figure of that replay."""
+    report = reports[name] | {"trust": {"trustworthy": False, "reasons": ["launch delays add 25%"]}}
+    assert advice_words(report).startswith("Do this first: ") == advised
+    assert headline(report).sentence.endswith("is not to be trusted.")
+    assert headline(report).badge.startswith("no verdict") != advised
+
+
+def test_a_healthy_job_whose_trace_is_at_fault_gets_no_green(reports: dict[str, dict[str, Any]]) -> None:
+    """No account says that the clock costs time, but something is to be done about it."""
+    healthy = reports["healthy"]
+    clock = healthy["causes"][0] | {"kind": "clock-error", "title": "Clock is off", "suggested_fix": "chrony"}
+    assert headline(healthy).tone is Tone.GOOD
+    doubtful = headline(
+        healthy
+        | {"causes": [clock, *healthy["causes"]], "answer": healthy["answer"] | {"places": ["rank 1", "all ranks"]}}
+    )
+    assert doubtful.tone is Tone.UNSURE
+    assert doubtful.sentence.endswith("The trace may mislead: Clock is off, rank 1 (99% sure).")
+
+
 def test_the_fleet_colours_no_slowdown_that_is_not_to_be_trusted(pages: Pages) -> None:
     (grid,) = found(pages.page("/"), "AgGrid")
     rules = {column["field"]: column.get("cellClassRules") for column in grid.columnDefs}

@@ -1,0 +1,145 @@
+"""A job of any source: listed with the others, with the same page Job; pages about workers say if it has none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+import tracekit
+from tests.dashboards.page_text import Pages, found, lines, sent
+from tests.handmade import slow_trace
+from tests.test_gpu_traces import SAMPLE
+from tests.test_op_trace import DP, OPS
+from tracekit.base.text import seconds
+from tracekit.job.graph import GraphJob
+from tracekit.job.pipeline import PipelineJob
+from tracekit.store import Incoming, Store
+from tracekit.trace.op import OpTrace
+
+#: A job of each source, and whether it has workers.
+SOURCES = {"pipeline": True, "op trace": False, "recording": False}
+OF_WORKERS = ("/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
+NO_WORKERS = "This page is about the workers of a pipeline, which this job does not have."
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    """A job of each source, one that was stored without an analysis, and one that an older version analysed."""
+    gpus = tracekit.load(SAMPLE)
+    ops, pipeline = OpTrace(OPS, "op trace", groups=DP), slow_trace((3, 8), name="pipeline")
+    of_ops = GraphJob(ops).stored()
+    older = structs.replace(of_ops, report=json.dumps(json.loads(of_ops.report) | {"report_version": 1}))
+    store = Store(tmp_path_factory.mktemp("any") / "jobs.store")
+    store.add(
+        [
+            Incoming(pipeline, "pipeline", "p.parquet", PipelineJob(pipeline).stored()),
+            Incoming(ops, "op trace", "ops.parquet", of_ops),
+            Incoming(ops, "bare ops", "ops.parquet"),
+            Incoming(ops, "older", "ops.parquet", older),
+            Incoming(gpus.trace, "recording", "gpu_slow_input", gpus.stored()),
+        ]
+    )
+    return Pages(store.path)
+
+
+def report_on(pages: Pages, name: str) -> dict[str, Any]:
+    report = pages.service.results.stored(name).report
+    assert report is not None
+    return report
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pages: Pages, name: str) -> None:
+    report, text = report_on(pages, name), " ".join(pages.lines("/job", job=name))
+    answer, whole = report["answer"], report["job"]["whole"]
+    assert f"{report['verdict']['kind']}, {report['verdict']['share']:.0%} lost trustworthy" in text
+    assert f"{answer['headline'][1:]}. Do this first: {answer['action']} {answer['saves'].rstrip('.')}." in text
+    assert all(answer[part] in text for part in ("who", "cost", "check", "trust"))
+    assert all(remark["words"] in text for remark in report["remarks"])
+    for cause, place in zip(report["causes"], answer["places"], strict=True):
+        assert f"{cause['title']} {place}, {cause['when']}" in text
+        assert all(words["words"] in text for words in cause["evidence"])
+    assert f"{whole.capitalize()} then, recorded Saves a {whole}" in text
+    for fix in report["fixes"]:
+        assert fix["title"] in text
+        assert (fix["withheld"] or seconds(fix["new_step_s"])) in text
+    for section in report["sections"]:
+        assert (
+            " ".join([section["title"], *section["heads"], *(cell for row in section["rows"] for cell in row)]) in text
+        )
+
+
+def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> None:
+    """Two ranks lose 4.5 s of every 6.5 s step: 33.2 of 48 GPU-hours a day. Forwards take 3 s of the critical path."""
+    text = pages.text("/job", job="op trace")
+    assert "Rank 1 on n1 costs 69% of each step: Python collects garbage for 5.00 s" in text
+    assert "4.50 s of every 6.50 s step, 33.2 of 48 GPU-hours a day" in text
+    assert "forward\n3.00 s\n46 %" in text
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("pipeline", 0), ("op trace", 0), ("recording", 1)])
+def test_what_each_gpu_did_is_drawn_where_it_was_recorded(pages: Pages, name: str, drawn: int) -> None:
+    page = pages.page("/job", job=name)
+    assert sent(page).count("What each GPU did") == drawn
+    assert sent(page).count("exposed communication: %{x") == drawn
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(pages: Pages, name: str) -> None:
+    job = sent(pages.page("/job", job=name))
+    assert "/hang?job=" in job
+    for path in OF_WORKERS:
+        page = pages.page(path, job=name)
+        assert (f"{path}?job=" in job) == SOURCES[name]
+        assert any(line.startswith(NO_WORKERS) for line in lines(page)) != SOURCES[name]
+        assert "/job?job=" in sent(page)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_list_of_jobs_has_each_with_its_findings(pages: Pages, name: str) -> None:
+    report = report_on(pages, name)
+    (row,) = (row for row in pages.job_rows() if row["name"] == name)
+    assert (row["slowdown"], row["gpus"]) == (pytest.approx(report["slowdown"]), report["job"]["gpus"])
+    assert row["causes"].startswith(report["causes"][0]["kind"].replace("-", " "))
+    (card,) = (card for card in found(pages.page("/"), "Article") if f"job={name.replace(' ', '+')}" in sent(card))
+    assert all(report["answer"][part] in sent(card) for part in ("action", "who", "cost"))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_table_of_the_report_is_a_file_and_others_are_refused_in_a_line(pages: Pages, name: str) -> None:
+    of_source = {"by_worker": SOURCES[name], "by_rank": not SOURCES[name]}
+    for table, there in {"causes": True, "fixes": True, "by_kind": True, **of_source}.items():
+        answer = pages.client().get(f"/download/{table}.csv", query_string={"job": name})
+        assert answer.status_code == (200 if there else 404)
+        if not there:
+            assert answer.text == f"the job {name!r} has no table {table}\n"
+
+
+@pytest.mark.parametrize("address", ["/timeline/layout", "/download/by_worker_per_step.csv"])
+def test_data_about_workers_is_refused_in_a_line(pages: Pages, address: str) -> None:
+    answer = pages.client().get(address, query_string={"job": "op trace"})
+    assert (answer.status_code, answer.text) == (
+        404,
+        "the job 'op trace' is no pipeline: only its page Job has results\n",
+    )
+
+
+def test_a_pipeline_is_compared_with_pipelines_only(pages: Pages) -> None:
+    text = pages.text("/compare", job="pipeline", **{"with": "op trace"})
+    assert "op trace is no pipeline: only its page Job has results; choose another job." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("bare ops", "It was stored without an analysis"),
+        ("older", "It was analysed by an older version of tracekit. Import its trace again with "),
+    ],
+)
+def test_a_job_without_a_report_that_can_be_shown_says_how_to_get_one(pages: Pages, name: str, why: str) -> None:
+    assert why in pages.text("/job", job=name)
+    assert name in sent(pages.page("/"))
+    assert all(NO_WORKERS in pages.text(path, job=name) for path in OF_WORKERS)
