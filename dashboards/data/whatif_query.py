@@ -131,11 +131,8 @@ def suggestions(report: Mapping[str, Any]) -> tuple[Suggestion, ...]:
 
 
 def query_of(fix: Mapping[str, Any]) -> WhatifQuery | None:
-    """A fix as a question of the same price, to be changed and asked; None if it is no edit of costs.
-
-    Reports of older stores have no edits.
-    """
-    edit = fix.get("edit")
+    """A fix as a question of the same price, to be changed and asked; None if it is no edit of costs."""
+    edit = fix["edit"]
     if not edit or len(edit) > LONGEST_SELECTION:
         return None
     terms = parse_edit(edit)
