@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 import tracekit
+from tests.cases import case
 from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import slow_trace
 from tests.test_gpu_traces import SAMPLE
@@ -51,25 +52,25 @@ def report_on(pages: Pages, name: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pages: Pages, name: str) -> None:
-    report, text = report_on(pages, name), " ".join(pages.lines("/job", job=name))
-    answer, whole = report["answer"], report["job"]["whole"]
-    assert f"{report['verdict']['kind']}, {report['verdict']['share']:.0%} lost trustworthy" in text
-    assert f"{answer['headline'][1:]}. Do this first: {answer['action']} {answer['saves'].rstrip('.')}." in text
-    assert all(answer[part] in text for part in ("who", "cost", "check", "trust"))
-    assert all(remark["words"] in text for remark in report["remarks"])
-    for cause, place in zip(report["causes"], answer["places"], strict=True):
-        assert f"{cause['title']} {place}, {cause['when']}" in text
-        assert all(words["words"] in text for words in cause["evidence"])
-    assert f"{whole.capitalize()} then, recorded Saves a {whole}" in text
-    for fix in report["fixes"]:
-        assert fix["title"] in text
-        assert (fix["withheld"] or seconds(fix["new_step_s"])) in text
-    for section in report["sections"]:
-        assert (
-            " ".join([section["title"], *section["heads"], *(cell for row in section["rows"] for cell in row)]) in text
-        )
+def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pages: Pages) -> None:
+    for name in SOURCES:
+        with case(name):
+            report, text = report_on(pages, name), " ".join(pages.lines("/job", job=name))
+            answer, whole = report["answer"], report["job"]["whole"]
+            assert f"{report['verdict']['kind']}, {report['verdict']['share']:.0%} lost trustworthy" in text
+            assert f"{answer['headline'][1:]}. Do this first: {answer['action']} {answer['saves']}." in text
+            assert all(answer[part] in text for part in ("who", "cost", "check", "trust"))
+            assert all(remark["words"] in text for remark in report["remarks"])
+            for cause, place in zip(report["causes"], answer["places"], strict=True):
+                assert f"{cause['title']} {place}, {cause['when']}" in text
+                assert all(figure["words"] in text for figure in cause["evidence"])
+            assert f"{whole.capitalize()} then, recorded Saves a {whole}" in text
+            for fix in report["fixes"]:
+                assert fix["title"] in text
+                assert (fix["withheld"] or seconds(fix["new_step_s"])) in text
+            for section in report["sections"]:
+                cells = [cell for row in (section["heads"], *section["rows"]) for cell in row]
+                assert " ".join([section["title"], *cells]) in text
 
 
 def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> None:
@@ -80,66 +81,71 @@ def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> No
     assert "forward\n3.00 s\n46 %" in text
 
 
-@pytest.mark.parametrize(("name", "drawn"), [("pipeline", 0), ("op trace", 0), ("recording", 1)])
-def test_what_each_gpu_did_is_drawn_where_it_was_recorded(pages: Pages, name: str, drawn: int) -> None:
-    page = pages.page("/job", job=name)
-    assert sent(page).count("What each GPU did") == drawn
-    assert sent(page).count("exposed communication: %{x") == drawn
+def test_what_each_gpu_did_is_drawn_where_it_was_recorded(pages: Pages) -> None:
+    for name, drawn in {"pipeline": 0, "op trace": 0, "recording": 1}.items():
+        with case(name):
+            page = sent(pages.page("/job", job=name))
+            assert page.count("What each GPU did") == page.count("exposed communication: %{x") == drawn
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(pages: Pages, name: str) -> None:
-    job = sent(pages.page("/job", job=name))
-    assert "/hang?job=" in job
-    for path in OF_WORKERS:
-        page = pages.page(path, job=name)
-        assert (f"{path}?job=" in job) == SOURCES[name]
-        assert any(line.startswith(NO_WORKERS) for line in lines(page)) != SOURCES[name]
-        assert "/job?job=" in sent(page)
+def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(pages: Pages) -> None:
+    for name, has_workers in SOURCES.items():
+        with case(name):
+            job = sent(pages.page("/job", job=name))
+            assert "/hang?job=" in job
+            for path in OF_WORKERS:
+                page = pages.page(path, job=name)
+                assert (f"{path}?job=" in job) == has_workers
+                assert any(line.startswith(NO_WORKERS) for line in lines(page)) != has_workers
+                assert "/job?job=" in sent(page)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_the_list_of_jobs_has_each_with_its_findings(pages: Pages, name: str) -> None:
-    report = report_on(pages, name)
-    (row,) = (row for row in pages.job_rows() if row["name"] == name)
-    assert (row["slowdown"], row["gpus"]) == (pytest.approx(report["slowdown"]), report["job"]["gpus"])
-    assert row["causes"].startswith(report["causes"][0]["kind"].replace("-", " "))
-    (card,) = (card for card in found(pages.page("/"), "Article") if f"job={name.replace(' ', '+')}" in sent(card))
-    assert all(report["answer"][part] in sent(card) for part in ("action", "who", "cost"))
+def test_the_list_of_jobs_has_each_with_its_findings(pages: Pages) -> None:
+    rows = {row["name"]: row for row in pages.job_rows()}
+    cards = [sent(card) for card in found(pages.page("/"), "Article")]
+    for name in SOURCES:
+        with case(name):
+            report = report_on(pages, name)
+            assert rows[name]["slowdown"] == pytest.approx(report["slowdown"])
+            assert rows[name]["gpus"] == report["job"]["gpus"]
+            assert rows[name]["causes"].startswith(report["causes"][0]["kind"].replace("-", " "))
+            (card,) = (card for card in cards if f"job={name.replace(' ', '+')}" in card)
+            assert all(report["answer"][part] in card for part in ("action", "who", "cost"))
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_each_table_of_the_report_is_a_file_and_others_are_refused_in_a_line(pages: Pages, name: str) -> None:
-    of_source = {"by_worker": SOURCES[name], "by_rank": not SOURCES[name]}
-    for table, there in {"causes": True, "fixes": True, "by_kind": True, **of_source}.items():
-        answer = pages.client().get(f"/download/{table}.csv", query_string={"job": name})
-        assert answer.status_code == (200 if there else 404)
-        if not there:
-            assert answer.text == f"the job {name!r} has no table {table}\n"
+def test_each_table_of_the_report_is_a_file_and_others_are_refused_in_a_line(pages: Pages) -> None:
+    for name, has_workers in SOURCES.items():
+        with case(name):
+            tables = {
+                "causes": True,
+                "fixes": True,
+                "by_kind": True,
+                "by_worker": has_workers,
+                "by_rank": not has_workers,
+            }
+            for table, there in tables.items():
+                answer = pages.client().get(f"/download/{table}.csv", query_string={"job": name})
+                assert answer.status_code == (200 if there else 404)
+                assert there or answer.text == f"the job {name!r} has no table {table}\n"
 
 
-@pytest.mark.parametrize("address", ["/timeline/layout", "/download/by_worker_per_step.csv"])
-def test_data_about_workers_is_refused_in_a_line(pages: Pages, address: str) -> None:
-    answer = pages.client().get(address, query_string={"job": "op trace"})
-    assert (answer.status_code, answer.text) == (
-        404,
-        "the job 'op trace' is no pipeline: only its page Job has results\n",
-    )
+def test_data_about_workers_is_refused_in_a_line(pages: Pages) -> None:
+    why = "is no pipeline: only its page Job has results"
+    for address in ("/timeline/layout", "/download/by_worker_per_step.csv"):
+        with case(address):
+            answer = pages.client().get(address, query_string={"job": "op trace"})
+            assert (answer.status_code, answer.text) == (404, f"the job 'op trace' {why}\n")
+    compared = pages.text("/compare", job="pipeline", **{"with": "op trace"})
+    assert f"op trace {why}; choose another job." in compared
 
 
-def test_a_pipeline_is_compared_with_pipelines_only(pages: Pages) -> None:
-    text = pages.text("/compare", job="pipeline", **{"with": "op trace"})
-    assert "op trace is no pipeline: only its page Job has results; choose another job." in text
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("bare ops", "It was stored without an analysis"),
-        ("older", "It was analysed by an older version of tracekit. Import its trace again with "),
-    ],
-)
-def test_a_job_without_a_report_that_can_be_shown_says_how_to_get_one(pages: Pages, name: str, why: str) -> None:
-    assert why in pages.text("/job", job=name)
-    assert name in sent(pages.page("/"))
-    assert all(NO_WORKERS in pages.text(path, job=name) for path in OF_WORKERS)
+def test_a_job_without_a_report_that_can_be_shown_says_how_to_get_one(pages: Pages) -> None:
+    reasons = {
+        "bare ops": "It was stored without an analysis",
+        "older": "It was analysed by an older version of tracekit. Import its trace again with ",
+    }
+    for name, why in reasons.items():
+        with case(name):
+            assert why in pages.text("/job", job=name)
+            assert name in sent(pages.page("/"))
+            assert all(NO_WORKERS in pages.text(path, job=name) for path in OF_WORKERS)
