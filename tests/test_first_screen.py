@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tracekit.show.terminal.report import print_report
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tests.cases import case
@@ -16,6 +15,7 @@ from tracekit.base.text import three_digits
 from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.pipeline import PipelineReport
+from tracekit.show.terminal.report import print_report
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.model import Layout
 

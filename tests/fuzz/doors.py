@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from tracekit.show.terminal.report import print_report
 
 from tracekit.base.errors import TracekitError
 from tracekit.job.pipeline import PipelineJob
 from tracekit.show.terminal.info import print_trace
+from tracekit.show.terminal.report import print_report
 
 
 def ends_well(call: Callable[[], Any]) -> Any:
