@@ -126,21 +126,18 @@ def numbers(report: dict[str, Any]) -> list[Any]:
 
 
 def fix_levels(stored: Stored, report: dict[str, Any]) -> list[Level]:
-    """Recorded, each fix of the best combination on top of those before it, what is left, and ideal."""
+    """Recorded, each fix of the best combination on top of those before it, and what is left."""
 
     def page(path: str) -> str | None:
         return href(path, job=stored.name) if stored.has_workers else None
 
-    times, theme = report["step_time_s"], viewer().theme
-    at = times["recorded"]
+    at, theme = report["step_time_s"]["recorded"], viewer().theme
     levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), page("/time"))]
     for title, saved_s in _sequence(report):
         levels.append(Level(title, at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
         at -= saved_s
     if len(levels) > 1:
         levels.append(Level("With these fixes", 0, at, theme.changed, seconds(at), page("/whatif")))
-    ideal = times["ideal"]
-    levels.append(Level("Ideal", 0, ideal, theme.ideal, seconds(ideal), page("/attribution")))
     return levels
 
 

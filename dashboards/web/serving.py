@@ -77,7 +77,9 @@ def harden(app: Dash, access: Access) -> None:
 
 def _compress(server: flask.Flask) -> None:
     """Compress whole answers for browsers that ask for it; a range counts plain bytes and stays as it is."""
-    server.config.update(COMPRESS_MIMETYPES=_COMPRESSED, COMPRESS_MIN_SIZE=1000, COMPRESS_REGISTER=False)
+    server.config.update(
+        COMPRESS_MIMETYPES=_COMPRESSED, COMPRESS_MIN_SIZE=1000, COMPRESS_REGISTER=False, COMPRESS_ZSTD_LEVEL=9
+    )
     compressor = Compress(server)
 
     def compress(response: flask.Response) -> flask.Response:
