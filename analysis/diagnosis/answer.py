@@ -72,7 +72,9 @@ def _cause(evidence: Subject, cause: Finding) -> str:
 def _place(evidence: Subject, cause: Finding) -> str:
     """Ranks and nodes of a cause."""
     place = evidence.names.place(cause.where)
-    return "all ranks" if place is None else place.words
+    if place is None:
+        return "all ranks" if evidence.gpus > 1 else "its only rank"
+    return place.words
 
 
 def _other(evidence: Subject, cause: Finding) -> str:
