@@ -137,7 +137,7 @@ def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[Culprit | None, M
     assert isinstance(loaded, RecordingJob)
     waits = measure_waits(loaded.comparable.matches, loaded.comparable.clocks)
     pace = PaceOfPeers(loaded.graph, loaded.replay)
-    return find_culprit(pace, loaded.ops.ops, waits), saved_by_rank(pace, waits.ranks, waits)
+    return find_culprit(pace, loaded.ops.ops, waits), saved_by_rank(pace, waits.ranks)
 
 
 def _jobs(*, cuda_graphs: bool = False) -> Iterator[Job]:

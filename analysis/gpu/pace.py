@@ -64,6 +64,29 @@ class PaceOfPeers:
             ops[here] = block.op[path.row[here], path.lane[here]]
         return ops
 
+    @cached_property
+    def most_saved(self) -> Floats:
+        """The most that the job can save with each rank at the pace of its peers, seconds of the mean step, [ranks].
+
+        However fast a rank becomes, the ops of the critical path still wait for each other. Infinite for ranks with
+        calls that wait for the GPU, because ops may then wait for less.
+        """
+        ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
+        critical = self._critical if ops.comparable is None else self._critical[ops.comparable[self._critical]]
+        on, saved = ops.rank[critical], np.zeros(len(ranks))
+        for at, rank in enumerate(ranks.tolist()):
+            mine = critical[on == rank]
+            classes = self._class[mine]
+            saved[at] = (self.cost[mine] - self._usual(classes, at) / self._counts[classes, at]).sum()
+        saved /= len(self.graph.steps)
+        saved[np.isin(ranks, ops.rank[self._calls])] = np.inf
+        return saved
+
+    @cached_property
+    def _calls(self) -> npt.NDArray[np.bool_]:
+        """Which ops are calls that wait for the GPU, [ops]."""
+        return self._of_kind("synchronise")
+
     def part_of_step(self, count: int) -> Ints:
         """Which of `count` parts of a step each op is in, [ops]; the same for comparable ops, so that steps align."""
         return np.minimum((self._share_of_step * count).astype(np.int64), count - 1)
@@ -177,14 +200,14 @@ class PaceOfPeers:
 
     def ranks_with_all_calls(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
         """The ranks all of whose calls that wait for the GPU are among the `chosen` ops, [ops]."""
-        calls, rank = self._of_kind("synchronise"), self.graph.ops.rank
+        calls, rank = self._calls, self.graph.ops.rank
         return sorted(set(rank[calls].tolist()) - set(rank[calls & ~chosen].tolist()))
 
     def freed(self, ranks: Sequence[int], least_s: float) -> Restructure | None:
         """`without_extra_waits` for several ranks, each compared with all others but these."""
         ops, at = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
         gone = np.zeros(len(ops.before), np.bool_)
-        for rank in ranks if len(ranks) < len(ops.mesh.ranks) else ():
+        for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
             waits, waited_s = self._extra_waits(rank, at)
             gone |= waits & (waited_s >= least_s)
         if not gone.any():
@@ -197,7 +220,7 @@ class PaceOfPeers:
         and how long it waits, seconds.
         """
         ops, on_gpu = self.graph.ops, self._of_kind(*KernelClass)
-        calls = np.flatnonzero(self._of_kind("synchronise") & (ops.rank == rank))
+        calls = np.flatnonzero(self._calls & (ops.rank == rank))
         extra = np.zeros(len(ops.start), np.bool_)
         if len(calls):
             extra[calls] = np.median(np.delete(self._counts[self._class[calls]], without, axis=1), axis=1) == 0

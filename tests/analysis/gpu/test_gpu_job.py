@@ -42,7 +42,7 @@ def test_the_replay_reproduces_the_recording_and_prices_the_slow_rank(tmp_path):
     report = waiting_job(tmp_path).whatif(fix=["rank=1 and kind=matrix-product"])
     assert report.evidence.recorded_s / US == pytest.approx(100)
     assert report.trust.replay_error == pytest.approx(0, abs=1e-9)
-    prices = saved_by_rank(report.evidence.pace, (0, 1), report.evidence.recorded.waits)
+    prices = saved_by_rank(report.evidence.pace, (0, 1))
     assert prices[1] / US == pytest.approx(40)
     assert report.questions_asked[0].saved_s / US == pytest.approx(40)
 
