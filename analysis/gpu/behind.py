@@ -21,7 +21,7 @@ import polars as pl
 from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.trace.gpu_activity import KernelClass
 
 #: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
@@ -65,14 +65,20 @@ _WINDOW = "window"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Behind:
-    """A part of its time in which a rank is behind its peers: seconds that the job would save without it.
+    """A part of its time in which a rank is behind its peers.
 
-    `ops`: the ops of that part, on all ranks, [ops].
+    `saved_each_s`: what the job would save without it, seconds, [steps]. `ops`: the ops of that part, on all ranks,
+    [ops].
     """
 
     part: Part
-    saved_s: float
+    saved_each_s: Floats
     ops: Bools
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that the job would save without it, of the mean step."""
+        return float(self.saved_each_s.mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +203,11 @@ def _parts(ops: pl.DataFrame) -> Mapping[Part, Bools]:
 def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[Behind, ...]:
     """Return the parts in which a rank is behind its peers, the costliest first."""
     costs = [pace.costs(rank, chosen) for chosen in parts.values()]
-    saved = pace.recorded_s - pace.times(costs)
+    unchanged = pace.step_times([pace.cost])[0]
+    saved = unchanged - pace.step_times(costs)
     if Part.SYNC_CALLS in parts and (freed := freed_of_waits(pace, rank)) is not None:
         at = list(parts).index(Part.SYNC_CALLS)
-        saved[at] = pace.recorded_s - freed.times([costs[at]])[0]
-    found = [Behind(part, seconds, ops) for (part, ops), seconds in zip(parts.items(), saved.tolist(), strict=True)]
+        saved[at] = unchanged - freed.step_times([costs[at]])[0]
+    found = [Behind(part, each, ops) for (part, ops), each in zip(parts.items(), saved, strict=True)]
     found.sort(key=lambda one: -one.saved_s)
     return tuple(one for one in found if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * found[0].saved_s)

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
@@ -127,9 +126,11 @@ class PaceOfPeers:
         return np.asarray(self._class * len(ranks) + np.searchsorted(ranks, self.graph.ops.rank), np.int64)
 
     def _of_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
-        """Which ops are of one of these kinds, [ops]."""
-        kind = self.graph.ops.labels.get("kind", Label(np.full(len(self.graph.ops.peer), UNLABELLED)))
-        wanted = np.array([*(name in kinds for name in kind.names or ()), False], np.bool_)
+        """Which ops are of one of these kinds, [ops]; none if kinds are numbers."""
+        kind = self.graph.ops.labels.get("kind")
+        if kind is None or kind.names is None:
+            return np.zeros(len(self.graph.ops.peer), np.bool_)
+        wanted = np.array([*(name in kinds for name in kind.names), False], np.bool_)  # the last: without a kind
         return np.asarray(wanted[kind.codes])
 
     def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
