@@ -62,19 +62,6 @@ def test_documents_of_a_recording_have_no_name_of_a_host_if_asked(tmp_path):
         assert "gpu_slow_input" not in text
 
 
-def test_the_answer_takes_one_screen_and_full_prints_the_rest():
-    lines = run("whatif", SAMPLE).out.splitlines()
-    assert len(lines) <= 24
-    assert all(len(line) <= 80 for line in lines if "tracekit " not in line)
-    (costliest,) = [line for line in lines if line.startswith(" 2 ")]
-    assert costliest.rstrip().endswith("12.4 ms")
-    assert lines[-1] == f"Next   tracekit whatif {SAMPLE} --full"
-    full = run("whatif", SAMPLE, "--full").out
-    assert "On the critical path" in full
-    assert "On the critical path" not in "".join(lines)
-    assert "stream 7" in run("whatif", SAMPLE, "--by", "stream").out
-
-
 def test_the_json_object_has_the_promised_keys():
     content = json.loads(run("whatif", SAMPLE, "--json").out)
     assert list(content["by_rank"][0]) == [

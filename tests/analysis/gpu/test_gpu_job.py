@@ -249,6 +249,7 @@ def test_exposed_communication_is_priced_and_blamed_on_nobody(tmp_path):
     assert exposed_s > 0.5 * report.evidence.recorded_s
     (found,) = report.findings
     assert (found.kind, found.saved_s, found.where.ranks) == ("exposed-communication", pytest.approx(exposed_s), ())
+    assert found.when == "over the recording"
 
 
 def test_clocks_of_a_simulated_job_are_found(tmp_path):
