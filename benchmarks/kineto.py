@@ -22,25 +22,27 @@ from benchmarks.measure import measure, table, tracekit
 from tracekit.analysis.gpu.behind import Culprit, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import measure_waits
-from tracekit.job.load import load_gpu
+from tracekit.job.graph import RecordingJob
+from tracekit.job.load import load
+from tracekit.report.graph import GraphReport
 
 RANKS, FILE_BYTES = 8, 161_000_000
 #: Published figures come from these seeds, so develop rules on other ones.
 FIRST_SEED, SEEDS = 70, 4
-QUICK = {"FILE_BYTES": 2_000_000, "SEEDS": 1, "TROUBLES": {"slow-gpu": Trouble(1, gpu=1.15)},
+QUICK = {"FILE_BYTES": 2_000_000, "SEEDS": 1, "TROUBLES": {"bad-worker": Trouble(1, gpu=1.15)},
          "GRAPH_TROUBLES": (), "REAL": ()}  # fmt: skip
 TROUBLES = {
-    "slow-gpu": Trouble(1, gpu=1.15),
-    "host-bound": Trouble(1, host=1.4),
-    "late-input": Trouble(1, input_us=1500),
-    "host-bound, a pause in the backward": Trouble(1, pause_us=1500),
-    "uneven-work": Trouble(1, extra_kernels=16),
-    "gc": Trouble(1, gc_us=1500),
+    "bad-worker": Trouble(1, gpu=1.15),
+    "slow-host-code": Trouble(1, host=1.4),
+    "late-data-loading": Trouble(1, input_us=1500),
+    "slow-host-code, a pause in the backward": Trouble(1, pause_us=1500),
+    "data-skew": Trouble(1, extra_kernels=16),
+    "python-gc": Trouble(1, gc_us=1500),
     "sync-calls": Trouble(1, syncs=6),
-    "slow-link": Trouble(1, link_us=800),
+    "slow-nic": Trouble(1, link_us=800),
 }
 #: Troubles that a step of one CUDA graph can have, since the host is not involved between its kernels.
-GRAPH_TROUBLES = ("slow-gpu", "late-input", "uneven-work", "gc", "slow-link")
+GRAPH_TROUBLES = ("bad-worker", "late-data-loading", "data-skew", "python-gc", "slow-nic")
 _READ = (
     "import pathlib, sys; from tracekit.collectors.importers.kineto.reading import read_file;"
     " read_file(pathlib.Path(sys.argv[1]))"
@@ -131,10 +133,11 @@ def _whatif_of(job: Moments, delays: Sequence[Delay]) -> tuple[Culprit | None, M
     """The culprit, and the price of each rank, seconds."""
     with tempfile.TemporaryDirectory() as folder:
         job.write(Path(folder), job.times(delays))
-        loaded = load_gpu(folder)
-    waits = measure_waits(loaded.matches, loaded.clocks)
-    pace = PaceOfPeers(loaded.ops.graph, loaded.ops.replay)
-    return find_culprit(pace, loaded.op_trace.trace.ops, waits), saved_by_rank(pace, waits)
+        loaded = load(folder)
+    assert isinstance(loaded, RecordingJob)
+    waits = measure_waits(loaded.comparable.matches, loaded.comparable.clocks)
+    pace = PaceOfPeers(loaded.graph, loaded.replay)
+    return find_culprit(pace, loaded.ops.ops, waits), saved_by_rank(pace, waits.ranks)
 
 
 def _jobs(*, cuda_graphs: bool = False) -> Iterator[Job]:
@@ -145,7 +148,7 @@ def _jobs(*, cuda_graphs: bool = False) -> Iterator[Job]:
 
 
 def _healthy(jobs: Iterator[Job]) -> list[str]:
-    named = [(job, culprit) for job in jobs if (culprit := _culprit(job)) is not None]
+    named = [(job, culprit) for job in jobs if (culprit := _report(job).evidence.culprit) is not None]
     missed = "; ".join(f"{_called(job)}: rank {culprit.rank}" for job, culprit in named)
     return [str(6 * SEEDS), f"{len(named)} (0 is right)", "", "", missed]
 
@@ -159,12 +162,13 @@ def _found(cause: str, trouble: Trouble, jobs: Iterator[Job]) -> list[str]:
         if lost < _SMALLEST_LOSS * healthy.run().took_us:
             continue  # hidden behind the GPU, so that the job loses nothing
         count += 1
-        culprit = _culprit(job)
+        report = _report(job)
+        culprit = report.evidence.culprit
         if culprit is None or culprit.rank != trouble.rank:
             missed.append(_called(job))
             continue
         rank += 1
-        right += culprit.causes[0].cause == cause
+        right += next(one.kind for one in report.findings if one.where.ranks) == cause
         ratios.append(culprit.saved_s * 1e6 / lost)
     ratios.sort()
     spread = f"{ratios[len(ratios) // 2]:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else ""
@@ -179,7 +183,9 @@ def _called(job: Job) -> str:
 _SMALLEST_LOSS = 0.02
 
 
-def _culprit(job: Job) -> Culprit | None:
+def _report(job: Job) -> GraphReport:
     with tempfile.TemporaryDirectory() as folder:
         job.run().write(Path(folder))
-        return load_gpu(folder).whatif().culprit
+        report = load(folder).whatif()
+    assert isinstance(report, GraphReport)
+    return report

@@ -18,6 +18,7 @@ def test_a_cause_behind_another_one_costs_what_it_does_without_it():
         (-0.01, 0.1, "costs 100.0 ms a step once the others are gone"),
     ):
         assert cost(saved_s, alone_s) == shown
+    assert cost(0.1, 0.1, "recording") == "costs 100.0 ms of the recording"
 
 
 def test_an_error_is_in_the_unit_of_what_it_belongs_to():

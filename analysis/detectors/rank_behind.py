@@ -58,4 +58,5 @@ def rank_behind(
         (share, *figures),
         1 - LARGEST_CHANCE,
         AtPace(rank=culprit.rank, ops=behind.ops, freed=culprit.rank if freed else None),
+        series=None if evidence.recorded is not None else 1 + behind.saved_each_s / evidence.unchanged_s,
     )

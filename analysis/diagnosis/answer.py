@@ -13,7 +13,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.diagnosis.subject import Subject
-from tracekit.base.text import cost, main_clause, seconds, sure, three_digits, with_error
+from tracekit.base.text import cost, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
@@ -72,12 +72,14 @@ def _cause(evidence: Subject, cause: Finding) -> str:
 def _place(evidence: Subject, cause: Finding) -> str:
     """Ranks and nodes of a cause."""
     place = evidence.names.place(cause.where)
-    return "all ranks" if place is None else place.words
+    if place is None:
+        return "all ranks" if evidence.gpus > 1 else "its only rank"
+    return place.words
 
 
 def _other(evidence: Subject, cause: Finding) -> str:
     """One more cause, with its cost."""
-    return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s)})"
+    return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s, evidence.whole)})"
 
 
 def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:
@@ -99,9 +101,8 @@ def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
-    of_whole = "a step" if evidence.whole == "step" else "of the recording"
     return (
-        f"saves {'at most ' if best.bound else ''}{saved} {of_whole}"
+        f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
         f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {best.saved_s / evidence.recorded_s:.0%}),"
         f" {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day{assumes}"
     )

@@ -128,6 +128,7 @@ def _cause(evidence: Subject, candidate: Candidate) -> Finding:
         every_step=candidate.every_step,
         by_chance=detector.by_chance and not candidate.every_step,
         change=candidate.change,
+        whole=evidence.whole,
     )
 
 

@@ -85,21 +85,18 @@ def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]) 
     """What costs most, and what else nobody can explain, without the kind of loss."""
     whole = "the recording" if evidence.recorded is not None else "each step"
     rest = evidence.parts.words(evidence.recorded_s, whole)
+    if kind is LossKind.STRAGGLER and not leading:
+        lost = f"stragglers cost {evidence.losses_s[kind] / evidence.recorded_s:.0%} of {whole}"
+        return rest if rest and evidence.parts.to_tell else f"{lost}, which the noise of its ops explains"
     said = [_costs_most(evidence, kind, leading, whole), rest]
-    return "; ".join(dict.fromkeys(part for part in said if part))
+    return "; ".join(part for part in said if part)
 
 
-def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], whole: str) -> str | None:
-    """What costs most, None if nobody knows."""
+def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], whole: str) -> str:
+    """What costs most, if that is known."""
     if kind is LossKind.BALANCED:
         nobody = "no rank stands out, and " if len(evidence.ranks) > 1 else ""
         return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
-    if not leading:
-        return (
-            None
-            if evidence.parts.to_tell
-            else f"stragglers cost {evidence.losses_s[kind] / evidence.recorded_s:.0%} of {whole}"
-        )
     effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
     if place is None:
         return effect

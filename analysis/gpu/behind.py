@@ -11,7 +11,7 @@ culprit from two. If no rank is slower at anything recorded, a rank may still ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,7 +21,7 @@ import polars as pl
 from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.waits import Waits
-from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.trace.gpu_activity import KernelClass
 
 #: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
@@ -34,6 +34,8 @@ _LATE_SHARE = 0.05
 _NEXT = 0.5
 #: Replay at most this many ranks at the pace of the others.
 _MOST_RANKS = 64
+#: Replay so many of them side by side.
+_AT_ONCE = 8
 #: Report a part if it costs at least this share of the costliest one.
 _WORTH_TELLING = 0.25
 
@@ -63,14 +65,20 @@ _WINDOW = "window"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Behind:
-    """A part of its time in which a rank is behind its peers: seconds that the job would save without it.
+    """A part of its time in which a rank is behind its peers.
 
-    `ops`: the ops of that part, on all ranks, [ops].
+    `saved_each_s`: what the job would save without it, seconds, [steps]. `ops`: the ops of that part, on all ranks,
+    [ops].
     """
 
     part: Part
-    saved_s: float
+    saved_each_s: Floats
     ops: Bools
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that the job would save without it, of the mean step."""
+        return float(self.saved_each_s.mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +103,15 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits | None) -> C
     ranks = tuple(int(rank) for rank in pace.graph.ops.mesh.ranks)
     if len(ranks) < 2 or (waits is not None and not waits.sole_delay.sum() > 0):
         return None
-    saved, parts = saved_by_rank(pace, ranks, waits), _parts(ops)
-    rank = max(saved, key=lambda one: saved[one])
     least = SMALLEST_SHARE * pace.recorded_s
+    first, *others = sorted(_savings(pace, waits, least).items(), key=lambda one: -one[1]) or [(ranks[0], 0.0)]
+    rank, saved_s = first
     others_wait = waits is None or waits.sole_delay[waits.ranks.index(rank)] > 0
-    alone = all(seconds <= _NEXT * saved[rank] for one, seconds in saved.items() if one != rank)
-    if saved[rank] >= least and others_wait and alone and _beyond_noise(pace, rank, parts) >= least:
-        return _culprit(waits, rank, saved[rank], _behind(pace, rank, parts))
+    alone = all(seconds <= _NEXT * saved_s for _, seconds in others)
+    if saved_s >= least and others_wait and alone:
+        parts = _parts(ops)
+        if _beyond_noise(pace, rank, parts) >= least:
+            return _culprit(waits, rank, saved_s, _behind(pace, rank, parts))
     return None if waits is None else _late_start(pace, ops, waits)
 
 
@@ -145,20 +155,30 @@ def exposed_communication_s(pace: PaceOfPeers, ops: pl.DataFrame) -> float:
     return pace.recorded_s - float(pace.times([np.where(communicates, 0.0, pace.cost)])[0])
 
 
-def saved_by_rank(pace: PaceOfPeers, ranks: tuple[int, ...], waits: Waits | None) -> Mapping[int, float]:
-    """Return what the job saves with each rank at the pace of the others, seconds.
+def _savings(pace: PaceOfPeers, waits: Waits | None, least_s: float) -> Mapping[int, float]:
+    """Return what the job saves with a rank at the pace of the others, seconds, for each rank that may save `least_s`
+    and enough to be compared with the best.
 
-    Of many ranks, only those that delay the others most; without recorded waits, those that take longest.
+    Of many ranks, only those that delay the others most; without recorded waits, those that may save most.
     """
-    ops = pace.graph.ops
-    busy = np.bincount(np.searchsorted(ops.mesh.ranks, ops.rank), weights=pace.cost, minlength=len(ranks))
-    most = busy if waits is None else waits.sole_delay
-    chosen = [ranks[at] for at in np.argsort(-most, kind="stable")[:_MOST_RANKS].tolist()]
-    times = pace.times([pace.costs(rank) for rank in chosen]).tolist()
-    for number, rank in enumerate(chosen):
+    ranks, most = pace.graph.ops.mesh.ranks.tolist(), pace.most_saved
+    order = np.argsort(-(most if waits is None else waits.sole_delay), kind="stable")[:_MOST_RANKS].tolist()
+    saved: dict[int, float] = {}
+    for first in range(0, len(order), _AT_ONCE):
+        floor_s = max(least_s, _NEXT * max(saved.values(), default=0.0))
+        saved |= saved_by_rank(pace, [ranks[at] for at in order[first : first + _AT_ONCE] if most[at] >= floor_s])
+    return saved
+
+
+def saved_by_rank(pace: PaceOfPeers, ranks: Sequence[int]) -> Mapping[int, float]:
+    """Return what the job saves with each of these ranks at the pace of the others, seconds."""
+    if not ranks:
+        return {}
+    times = pace.times([pace.costs(rank) for rank in ranks]).tolist()
+    for number, rank in enumerate(ranks):
         if (freed := freed_of_waits(pace, rank)) is not None:
             times[number] = float(freed.times([pace.costs(rank)])[0])
-    return {rank: pace.recorded_s - time for rank, time in zip(chosen, times, strict=True)}
+    return {rank: pace.recorded_s - time for rank, time in zip(ranks, times, strict=True)}
 
 
 def freed_of_waits(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
@@ -183,10 +203,11 @@ def _parts(ops: pl.DataFrame) -> Mapping[Part, Bools]:
 def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[Behind, ...]:
     """Return the parts in which a rank is behind its peers, the costliest first."""
     costs = [pace.costs(rank, chosen) for chosen in parts.values()]
-    saved = pace.recorded_s - pace.times(costs)
+    unchanged = pace.step_times([pace.cost])[0]
+    saved = unchanged - pace.step_times(costs)
     if Part.SYNC_CALLS in parts and (freed := freed_of_waits(pace, rank)) is not None:
         at = list(parts).index(Part.SYNC_CALLS)
-        saved[at] = pace.recorded_s - freed.times([costs[at]])[0]
-    found = [Behind(part, seconds, ops) for (part, ops), seconds in zip(parts.items(), saved.tolist(), strict=True)]
+        saved[at] = unchanged - freed.step_times([costs[at]])[0]
+    found = [Behind(part, each, ops) for (part, ops), each in zip(parts.items(), saved, strict=True)]
     found.sort(key=lambda one: -one.saved_s)
     return tuple(one for one in found if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * found[0].saved_s)

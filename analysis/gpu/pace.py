@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.replay.costs import Durations
@@ -64,6 +63,29 @@ class PaceOfPeers:
             ops[here] = block.op[path.row[here], path.lane[here]]
         return ops
 
+    @cached_property
+    def most_saved(self) -> Floats:
+        """The most that the job can save with each rank at the pace of its peers, seconds of the mean step, [ranks].
+
+        However fast a rank becomes, the ops of the critical path still wait for each other. Infinite for ranks with
+        calls that wait for the GPU, because ops may then wait for less.
+        """
+        ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
+        critical = self._critical if ops.comparable is None else self._critical[ops.comparable[self._critical]]
+        on, saved = ops.rank[critical], np.zeros(len(ranks))
+        for at, rank in enumerate(ranks.tolist()):
+            mine = critical[on == rank]
+            classes = self._class[mine]
+            saved[at] = (self.cost[mine] - self._usual(classes, at) / self._counts[classes, at]).sum()
+        saved /= len(self.graph.steps)
+        saved[np.isin(ranks, ops.rank[self._calls])] = np.inf
+        return saved
+
+    @cached_property
+    def _calls(self) -> npt.NDArray[np.bool_]:
+        """Which ops are calls that wait for the GPU, [ops]."""
+        return self._of_kind("synchronise")
+
     def part_of_step(self, count: int) -> Ints:
         """Which of `count` parts of a step each op is in, [ops]; the same for comparable ops, so that steps align."""
         return np.minimum((self._share_of_step * count).astype(np.int64), count - 1)
@@ -104,9 +126,11 @@ class PaceOfPeers:
         return np.asarray(self._class * len(ranks) + np.searchsorted(ranks, self.graph.ops.rank), np.int64)
 
     def _of_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
-        """Which ops are of one of these kinds, [ops]."""
-        kind = self.graph.ops.labels.get("kind", Label(np.full(len(self.graph.ops.peer), UNLABELLED)))
-        wanted = np.array([*(name in kinds for name in kind.names or ()), False], np.bool_)
+        """Which ops are of one of these kinds, [ops]; none if kinds are numbers."""
+        kind = self.graph.ops.labels.get("kind")
+        if kind is None or kind.names is None:
+            return np.zeros(len(self.graph.ops.peer), np.bool_)
+        wanted = np.array([*(name in kinds for name in kind.names), False], np.bool_)  # the last: without a kind
         return np.asarray(wanted[kind.codes])
 
     def behind(self, rank: int, chosen: npt.NDArray[np.bool_], parts: int = 1) -> Floats:
@@ -177,14 +201,14 @@ class PaceOfPeers:
 
     def ranks_with_all_calls(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
         """The ranks all of whose calls that wait for the GPU are among the `chosen` ops, [ops]."""
-        calls, rank = self._of_kind("synchronise"), self.graph.ops.rank
+        calls, rank = self._calls, self.graph.ops.rank
         return sorted(set(rank[calls].tolist()) - set(rank[calls & ~chosen].tolist()))
 
     def freed(self, ranks: Sequence[int], least_s: float) -> Restructure | None:
         """`without_extra_waits` for several ranks, each compared with all others but these."""
         ops, at = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
         gone = np.zeros(len(ops.before), np.bool_)
-        for rank in ranks if len(ranks) < len(ops.mesh.ranks) else ():
+        for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
             waits, waited_s = self._extra_waits(rank, at)
             gone |= waits & (waited_s >= least_s)
         if not gone.any():
@@ -197,7 +221,7 @@ class PaceOfPeers:
         and how long it waits, seconds.
         """
         ops, on_gpu = self.graph.ops, self._of_kind(*KernelClass)
-        calls = np.flatnonzero(self._of_kind("synchronise") & (ops.rank == rank))
+        calls = np.flatnonzero(self._calls & (ops.rank == rank))
         extra = np.zeros(len(ops.start), np.bool_)
         if len(calls):
             extra[calls] = np.median(np.delete(self._counts[self._class[calls]], without, axis=1), axis=1) == 0

@@ -80,11 +80,19 @@ def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(runs) > most else ''}"
 
 
-def cost(saved_s: float, alone_s: float) -> str:
-    """What a cause costs; a cause that hides behind another one costs little until that is gone."""
+def cost(saved_s: float, alone_s: float, whole: str = "step") -> str:
+    """What a cause costs; a cause that hides behind another one costs little until that is gone.
+
+    `whole`: what the times are of, "step" or "recording".
+    """
     if hidden(saved_s, alone_s):
-        return f"costs {seconds(alone_s)} a step once the others are gone"
-    return f"costs {seconds(saved_s)} a step"
+        return f"costs {seconds(alone_s)} {of_whole(whole)} once the others are gone"
+    return f"costs {seconds(saved_s)} {of_whole(whole)}"
+
+
+def of_whole(whole: str) -> str:
+    """The words after a time that is part of each "step", or of a "recording"."""
+    return "a step" if whole == "step" else "of the recording"
 
 
 def hidden(saved_s: float, alone_s: float) -> bool:

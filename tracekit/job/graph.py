@@ -87,14 +87,14 @@ class OfGraph(Job):
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay = self.replay
+        replay, times = self.replay, self.times
         questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
-        evidence = OpEvidence(self.ops, self.graph, replay, self._times(), self.recorded())
+        evidence = OpEvidence(self.ops, self.graph, replay, times, self.recorded())
         label = self._critical_label()
         return GraphReport(
             name=self.ops.name,
@@ -109,8 +109,9 @@ class OfGraph(Job):
             asked=tuple(by),
         )
 
-    def _times(self) -> Times:
-        """Return the step times of the job. Raises TraceError if its steps take no time."""
+    @cached_property
+    def times(self) -> Times:
+        """The step times of the job. Raises TraceError if its steps take no time."""
         replay, ops = self.replay, self.graph.ops
         recorded = replay.recorded_step_times()
         with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
@@ -129,6 +130,7 @@ class OfGraph(Job):
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         """See `Job.answer`."""
+        _ = self.times  # or the error that there are none
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
 
     def _critical_label(self) -> str:

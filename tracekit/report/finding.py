@@ -147,7 +147,7 @@ class Finding:
     them. `change`: the job without the cause, None if the trace is at fault
     and not the job; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
-    certain to have it.
+    certain to have it. `whole`: what seconds are of, "step" or "recording".
     """
 
     kind: str
@@ -169,6 +169,7 @@ class Finding:
     by_chance: bool = False
     change: Any = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
+    whole: str = "step"
 
     @property
     def hidden(self) -> bool:
@@ -197,6 +198,8 @@ class Finding:
         steps = self.where.steps or (() if self.time is None else self.time.slow_steps)
         if steps:
             return f"in {len(steps)} steps, {steps[0]} the first" if len(steps) > 1 else f"in step {steps[0]}"
+        if self.whole != "step":
+            return f"over the {self.whole}"
         return "again and again" if self.by_chance else "in every step"
 
     def to_dict(self) -> dict[str, Any]:

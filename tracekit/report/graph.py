@@ -171,7 +171,8 @@ class GraphReport(Report):
         ranks, replay = self.evidence.ranks, self.evidence.replay
         alone = [Scenario.addition(checked_selection(f"rank={rank}", replay.graph, replay.durations)) for rank in ranks]
         times = replay.step_times_each(alone)
-        slowdown = (times / self.evidence.times.ideal).T[:, :, None].astype(np.float32)
+        ideal = self.evidence.times.ideal
+        slowdown = (times / np.where(ideal > 0, ideal, np.nan)).T[:, :, None].astype(np.float32)
         return WorkerSteps(np.asarray(self.evidence.steps, np.int64), np.asarray(ranks, np.int64), slowdown)
 
     def details(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
             place,
             cause.when if priced else "",
             percent_sure(cause.confidence) if priced else "",
-            cost(cause.saved_s, cause.alone_s).removeprefix("costs ") if priced else "",
+            cost(cause.saved_s, cause.alone_s, report.whole).removeprefix("costs ") if priced else "",
             cause.effect,
             cause.next_check,
         )

@@ -8,14 +8,34 @@ from typing import Any
 
 from tests.kineto_files import GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.job.graph import RecordingJob
-from tracekit.job.load import load_gpu
+from tracekit.job.load import load
+from tracekit.report.finding import Finding
+from tracekit.report.graph import GraphReport
+
+
+def loaded(folder: Path) -> RecordingJob:
+    """The job recorded in a folder."""
+    job = load(folder)
+    assert isinstance(job, RecordingJob)
+    return job
+
+
+def said(report: GraphReport) -> tuple[str, ...]:
+    """Notes on a recording, and why it is not trusted."""
+    assert report.recorded is not None
+    return (*report.recorded.notes, *report.trust.reasons)
+
+
+def on_a_rank(report: GraphReport) -> tuple[Finding, ...]:
+    """The findings on a rank, the costliest first; others cost all ranks the same."""
+    return tuple(one for one in report.findings if one.where.ranks)
 
 
 def load_ranks(folder: Path, ranks: Mapping[int, Sequence[Mapping[str, Any]]]) -> RecordingJob:
     """A job of these events by rank."""
     for rank, events in ranks.items():
         write(folder / f"rank{rank}.json", document(events, rank, world=len(ranks)))
-    return load_gpu(folder)
+    return loaded(folder)
 
 
 def waiting_events(gemm_us: float, ahead_us: float = 0.0) -> list[dict[str, Any]]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracekit.report.gpu import GpuReport
 
 from benchmarks.kinetosim import Job, Recording, Trouble
-from tracekit.job.load import load_gpu
+from tests.analysis.gpu.jobs import loaded, said
+from tracekit.report.graph import GraphReport
 from tracekit.report.verdict import LossKind
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")
@@ -32,20 +32,21 @@ def undamaged_share(folder: Path) -> float:
     return share(report_of(folder, OTHER, lambda events: events))
 
 
-def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> GpuReport:
+def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> GraphReport:
     """On the job whose rank recorded other events than it should have."""
     for one in range(4):
         document = recording().document(one)
         if one == rank:
             document["traceEvents"] = damage(copy.deepcopy(document["traceEvents"]))
         (folder / f"rank{one}.json").write_text(json.dumps(document))
-    return load_gpu(folder).whatif()
+    return loaded(folder).whatif()
 
 
-def share(report: GpuReport) -> float:
-    assert report.culprit is not None
-    assert report.culprit.rank == CULPRIT
-    return report.culprit.saved_s / report.recorded_s
+def share(report: GraphReport) -> float:
+    culprit = report.evidence.culprit
+    assert culprit is not None
+    assert culprit.rank == CULPRIT
+    return culprit.saved_s / report.evidence.recorded_s
 
 
 def without(*categories: str, name: str = "") -> Callable[[Events], Events]:
@@ -85,16 +86,16 @@ def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(tmp_p
     expected = undamaged_share(tmp_path)
     report = report_of(tmp_path, OTHER, damage)
     assert share(report) == pytest.approx(expected, rel=0.05)
-    assert any(f"rank {OTHER} is left out" in doubt and why in doubt for doubt in report.doubts)
-    assert all(f"rank {OTHER}" in doubt for doubt in report.distrust)
+    assert any(f"rank {OTHER} is left out" in doubt and why in doubt for doubt in said(report))
+    assert all(f"rank {OTHER}" in doubt for doubt in report.trust.reasons)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(tmp_path, name):
     """The others wait for it in what looks like transfers."""
     report = report_of(tmp_path, CULPRIT, DAMAGES[name][0])
-    assert report.culprit is None
-    assert any(f"rank {CULPRIT}" in doubt for doubt in report.distrust)
+    assert report.evidence.culprit is None
+    assert any(f"rank {CULPRIT}" in doubt for doubt in report.trust.reasons)
 
 
 @pytest.mark.parametrize("rank", [OTHER, CULPRIT])
@@ -104,10 +105,10 @@ def test_a_file_that_is_cut_off_is_compared_over_the_steps_that_all_ranks_have(t
     expected = undamaged_share(tmp_path)
     path = tmp_path / f"rank{rank}.json"
     path.write_text(path.read_text()[: int(part * path.stat().st_size)])
-    report = load_gpu(tmp_path).whatif()
+    report = loaded(tmp_path).whatif()
     assert share(report) == pytest.approx(expected, rel=0.05)
-    assert any(f"rank {rank} did not record the others as a whole" in doubt for doubt in report.doubts)
-    assert bool(report.distrust) == (part < 0.5)
+    assert any(f"rank {rank} did not record the others as a whole" in doubt for doubt in said(report))
+    assert bool(report.trust.reasons) == (part < 0.5)
 
 
 def later_by_two_steps(events: Events) -> Events:
@@ -131,15 +132,17 @@ def test_what_can_be_repaired_changes_nothing(tmp_path, rank, damage):
     expected = undamaged_share(tmp_path)
     report = report_of(tmp_path, rank, damage)
     assert share(report) == pytest.approx(expected, rel=0.05)
-    assert not report.distrust
+    assert not report.trust.reasons
 
 
 def test_transfers_are_not_to_blame_while_a_rank_is_missing(tmp_path):
     undamaged_share(tmp_path)
     (tmp_path / f"rank{CULPRIT}.json").unlink()
-    report = load_gpu(tmp_path).whatif()
-    assert report.kind is LossKind.COMMUNICATION
-    assert any(f"may be waiting for rank {CULPRIT}, of which nothing is known" in doubt for doubt in report.distrust)
+    report = loaded(tmp_path).whatif()
+    assert report.diagnosis.verdict.kind is LossKind.COMMUNICATION
+    assert any(
+        f"may be waiting for rank {CULPRIT}, of which nothing is known" in doubt for doubt in report.trust.reasons
+    )
 
 
 def test_waits_that_nothing_recorded_explains_cost_trust(tmp_path):
@@ -148,9 +151,9 @@ def test_waits_that_nothing_recorded_explains_cost_trust(tmp_path):
     for events in run.events:
         events[:] = without(*HOST, "ac2g")(events)
     run.write(tmp_path)
-    report = load_gpu(tmp_path).whatif()
-    assert report.culprit is None
-    (doubt,) = [doubt for doubt in report.distrust if "nothing recorded says for what" in doubt]
+    report = loaded(tmp_path).whatif()
+    assert report.evidence.culprit is None
+    (doubt,) = [doubt for doubt in report.trust.reasons if "nothing recorded says for what" in doubt]
     assert doubt.startswith("3 ranks wait up to")
     assert f"for rank {CULPRIT}" in doubt
 
@@ -164,16 +167,16 @@ def test_a_collective_that_is_missing_between_others_costs_trust(tmp_path):
         return events
 
     report = report_of(tmp_path, OTHER, damage)
-    assert any(f"rank {OTHER} recorded fewest" in doubt for doubt in report.distrust)
+    assert any(f"rank {OTHER} recorded fewest" in doubt for doubt in report.trust.reasons)
 
 
 def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path):
     run = Job(ranks=2, steps=3, layers=4, bucket=2, seed=3).run()
     run.events[1][:] = every(5, GPU, dur=float("nan"))(run.events[1])
     run.write(tmp_path)
-    report = load_gpu(tmp_path).whatif()
-    assert report.recording.ranks == (0, 1)
-    assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.distrust)
+    report = loaded(tmp_path).whatif()
+    assert report.evidence.ranks == (0, 1)
+    assert any("rank 1 cannot be compared: up to 21% of its GPU ops" in doubt for doubt in report.trust.reasons)
 
 
 @pytest.mark.parametrize("rank", [CULPRIT, OTHER])
@@ -184,4 +187,4 @@ def test_ranks_that_number_their_steps_differently_are_not_trusted(tmp_path, ran
             one["name"] = f"{head}{mark}{int(number) + 1}" if mark else one["name"]
         return events
 
-    assert any("number their steps differently" in doubt for doubt in report_of(tmp_path, rank, later).distrust)
+    assert any("number their steps differently" in doubt for doubt in report_of(tmp_path, rank, later).trust.reasons)

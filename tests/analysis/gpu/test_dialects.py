@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.kinetosim import Job, Trouble
+from tests.analysis.gpu.jobs import loaded, on_a_rank
 from tests.kineto_files import write
-from tracekit.analysis.gpu.behind import GpuCause
-from tracekit.job.load import load_gpu
 
 Document = dict[str, Any]
 JOB = Job(ranks=4, layers=6, bucket=2, host_us=30.0, seed=3, troubles=(Trouble(2, host=1.5),))
@@ -147,12 +146,13 @@ def test_a_dialect_changes_nothing(tmp_path, recording, rewrite):
         document = copy.deepcopy(recording.document(rank))
         rewrite(document, rank)
         write(tmp_path / f"rank{rank}_trace.json", document)
-    report = load_gpu(tmp_path).whatif()
-    assert (report.matches.matched, report.matches.unmatched) == (9, 0)
-    assert report.replayed.replay_error == pytest.approx(0, abs=1e-6)
-    assert report.culprit is not None
-    assert report.culprit.rank == 2
-    assert report.culprit.causes[0].cause is GpuCause.HOST_BOUND
+    report = loaded(tmp_path).whatif()
+    assert report.recorded is not None
+    assert (report.recorded.matches.matched, report.recorded.matches.unmatched) == (9, 0)
+    assert report.trust.replay_error == pytest.approx(0, abs=1e-6)
+    leading = on_a_rank(report)[0]
+    assert (leading.kind, leading.where.ranks) == ("slow-host-code", (2,))
+    assert report.evidence.culprit is not None
     lost = recording.took_us - Job(ranks=4, layers=6, bucket=2, host_us=30.0, seed=3).run().took_us
     least = 0.6 if rewrite in (no_steps, no_host_events) else 0.9
-    assert least * lost < report.culprit.saved_s * 1e6 < 1.1 * lost
+    assert least * lost < report.evidence.culprit.saved_s * 1e6 < 1.1 * lost

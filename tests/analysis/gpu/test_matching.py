@@ -15,7 +15,9 @@ def reductions(sizes, first=0, *, at=0.0, **more):
 def pairs(job):
     """(start on rank 0, start on rank 1) of each instance, us."""
     found = {}
-    for instance, start in zip(job.matches.instance.tolist(), job.matches.start.tolist(), strict=True):
+    for instance, start in zip(
+        job.comparable.matches.instance.tolist(), job.comparable.matches.start.tolist(), strict=True
+    ):
         found.setdefault(instance, []).append(round(start * 1e6))
     return sorted(map(tuple, found.values()))
 
@@ -23,7 +25,7 @@ def pairs(job):
 def test_a_rank_whose_window_begins_later_is_shifted_not_matched_from_the_front(tmp_path):
     job = load_ranks(tmp_path, {0: reductions([1, 2, 1, 2, 3]), 1: reductions([2, 1, 2, 3], first=1)})
     assert pairs(job) == [(100, 100), (200, 200), (300, 300), (400, 400)]
-    (group,) = job.matches.groups
+    (group,) = job.comparable.matches.groups
     assert (group.shifts, group.unmatched) == ({0: 0, 1: 1}, {0: 1})
 
 
@@ -52,8 +54,8 @@ def test_groups_are_matched_each_for_itself(tmp_path):
             2: [of("2", (0, 2), 10)],
         },
     )
-    assert {group.ranks: group.matched for group in job.matches.groups} == {(0, 1): 2, (0, 2): 1}
-    assert job.matches.unmatched == 0
+    assert {group.ranks: group.matched for group in job.comparable.matches.groups} == {(0, 1): 2, (0, 2): 1}
+    assert job.comparable.matches.unmatched == 0
 
 
 def test_transfers_are_first_in_first_out_between_each_two_ranks(tmp_path):
@@ -70,7 +72,7 @@ def test_transfers_are_first_in_first_out_between_each_two_ranks(tmp_path):
     ]
     job = load_ranks(tmp_path, {0: sends, 1: recvs})
     assert pairs(job) == [(100, 102), (200, 202)]
-    assert [group.group for group in job.matches.groups] == ["pp: 0 to 1"]
+    assert [group.group for group in job.comparable.matches.groups] == ["pp: 0 to 1"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_transfers_are_first_in_first_out_between_each_two_ranks(tmp_path):
 )  # fmt: skip
 def test_rooted_collectives_are_no_barrier(tmp_path, name, synchronising):
     job = load_ranks(tmp_path, {rank: [all_reduce(0, 5, **{"Collective name": name})] for rank in (0, 1)})
-    assert job.matches.synchronising.tolist() == [synchronising]
+    assert job.comparable.matches.synchronising.tolist() == [synchronising]
     assert job.recording.gpu_ops["kernel_class"].unique().to_list() == [KernelClass.COMMUNICATION]
 
 
@@ -88,4 +90,4 @@ def test_uneven_all_to_alls_match_though_ranks_send_different_amounts(tmp_path):
     events = {
         rank: [all_reduce(0, 5, elements=10 + rank, **{"Collective name": "all_to_allv"})] for rank in (0, 1)
     }  # fmt: skip
-    assert load_ranks(tmp_path, events).matches.matched == 1
+    assert load_ranks(tmp_path, events).comparable.matches.matched == 1

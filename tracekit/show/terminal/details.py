@@ -150,7 +150,7 @@ def _causes(report: Report) -> RenderableType:
         line = Text().append(cause.title, style="bold")
         line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
-            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost(cause.saved_s, cause.alone_s)}")
+            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost(cause.saved_s, cause.alone_s, report.whole)}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(_hanging(f" {number}.", line))
