@@ -17,7 +17,7 @@ import polars as pl
 from tracekit.fleet.bootstrap import Floats, Interval, bootstrapped, interval
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
-from tracekit.report.plain_data import without_nan
+from tracekit.report.plain_data import plain
 
 
 class Direction(StrEnum):
@@ -67,10 +67,7 @@ class FleetComparison:
             }
             for one in self.changes
         ]
-        plain: dict[str, Any] = without_nan(
-            {"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows}
-        )
-        return plain
+        return plain({"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows})
 
 
 @dataclass(frozen=True, slots=True)

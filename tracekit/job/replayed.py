@@ -117,7 +117,7 @@ def published_view(trace: Trace, replay: JobReplay, method: Method) -> Published
         return None
     graph = replay.graph
     occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.kinds))
-    same_rules = graph.posting.posting is Posting.SAME_DIRECTION
+    same_rules = graph.posting.rule is Posting.SAME_DIRECTION
     reasons = []
     if replay.clocks.any_off:
         reasons.append("it takes the clocks as they are")
