@@ -68,7 +68,7 @@ class Report(ABC):
         report.to_dict()                      # plain data, as docs/report-schema.md documents it
 
     `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
-    custom questions.
+    custom questions. `table_names`: the names for `table`.
     """
 
     table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
