@@ -7,7 +7,7 @@ the change by the bootstrap over the jobs of both. A change is worse or better i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -56,17 +56,7 @@ class FleetComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = [
-            {
-                "group": one.group,
-                "name": one.name,
-                "before": one.before,
-                "after": one.after,
-                "change": {"value": one.change.value, "low": one.change.low, "high": one.change.high},
-                "direction": str(one.direction),
-            }
-            for one in self.changes
-        ]
+        rows = [asdict(one) | {"direction": one.direction} for one in self.changes]
         return plain({"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows})
 
 

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
+import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.attribution import patterns
@@ -512,5 +513,9 @@ def _in_form(form: Any, value: Any) -> Any:
 
 def plain(content: Any) -> dict[str, Any]:
     """Return structs, and what is in them, as JSON data; nan and infinities become None, because JSON has neither."""
-    found: dict[str, Any] = json.loads(msgspec.json.encode(content, enc_hook=lambda number: number.item()))
+    found: dict[str, Any] = json.loads(msgspec.json.encode(content, enc_hook=_rows_or_number))
     return found
+
+
+def _rows_or_number(thing: Any) -> Any:
+    return thing.to_dicts() if isinstance(thing, pl.DataFrame) else thing.item()
