@@ -23,7 +23,6 @@ from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
 from tracekit.report.pipeline import ClockOffset, ClockReport, PipelineReport, PublishedView
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
     from tracekit.report.questions import ByLabel, Question
@@ -98,7 +97,8 @@ def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
     clocks, graph = replay.clocks, replay.graph
     offsets = [
         ClockOffset(
-            Worker(graph.dp_ranks[int(dp_index)], int(stage)),
+            graph.dp_ranks[int(dp_index)],
+            int(stage),
             float(clocks.offset_s[stage, dp_index]),
             float(clocks.error_s[stage, dp_index]),
             float(clocks.drift[stage, dp_index]),

@@ -6,7 +6,7 @@ In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +38,18 @@ class ClockOffset(Struct, frozen=True):
     `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
     """
 
-    worker: Worker
+    dp_rank: int
+    pp_rank: int
     offset_s: float
     error_s: float
     drift: float
     jump_s: float
     jump_step: int | None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker."""
+        return Worker(self.dp_rank, self.pp_rank)
 
 
 class ClockReport(Struct, frozen=True):
@@ -160,7 +166,6 @@ class PipelineReport(ReportTables):
             shapes.MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
             for gap in found.gaps
         ]
-        offsets = [shapes.shaped(shapes.ClockOffset, row, **asdict(row.worker)) for row in self.clocks.offsets]
         return {
             "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops},
             "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
@@ -170,7 +175,7 @@ class PipelineReport(ReportTables):
                 None if self.published is None else self.published.slowdown,
                 [] if self.published is None else list(self.published.reasons),
             ),
-            "clocks": shapes.Clocks(offsets, self.clocks.untied),
+            "clocks": self.clocks,
             "posting": self.posting,
             "coverage": shapes.shaped(
                 shapes.Coverage,

@@ -16,11 +16,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.attribution import patterns
 from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.gpu.matching import GroupMatches
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.method import Method
 from tracekit.report.answer import Answer
 from tracekit.report.finding import Place, Unit
+from tracekit.report.pipeline import ClockReport
 from tracekit.report.questions import Question
 from tracekit.report.report import REPORT_VERSION, Report
 from tracekit.report.section import Table
@@ -291,25 +293,6 @@ class MethodUsed(Struct, frozen=True):
     differs_because: list[str]
 
 
-class ClockOffset(Struct, frozen=True):
-    """A worker whose clock was off."""
-
-    dp_rank: int
-    pp_rank: int
-    offset_s: float
-    error_s: float
-    drift: float
-    jump_s: float
-    jump_step: int | None
-
-
-class Clocks(Struct, frozen=True):
-    """Which clocks of a pipeline were off."""
-
-    offsets: list[ClockOffset]
-    untied: str | None
-
-
 class ClockOfRank(Struct, frozen=True):
     """The clock of a rank in a recording."""
 
@@ -360,22 +343,12 @@ class OfRank(Struct, frozen=True):
     sole_delay_s: Maybe[float] = UNSET
 
 
-class MatchedGroup(Struct, frozen=True):
-    """The collectives of one process group."""
-
-    group: str
-    ranks: list[int]
-    matched: int
-    unmatched: dict[int, int]
-    shifts: dict[int, int]
-
-
 class Collectives(Struct, frozen=True):
     """Which kernels belong to the same collective."""
 
     matched: int
     unmatched: int
-    groups: list[MatchedGroup] = msgspec.field(name="by_group")
+    groups: list[GroupMatches] = msgspec.field(name="by_group")
 
 
 class WaitFor(Struct, frozen=True):
@@ -422,7 +395,7 @@ class Content(Struct, frozen=True, kw_only=True):
     remarks: list[dict[str, str]]
     sections: list[Table]
     method: Maybe[MethodUsed] = UNSET
-    clocks: Maybe[Clocks | list[ClockOfRank]] = UNSET
+    clocks: Maybe[ClockReport | list[ClockOfRank]] = UNSET
     posting: Maybe[PostingRule] = UNSET
     coverage: Maybe[Coverage] = UNSET
     m_w: Maybe[Number] = UNSET
