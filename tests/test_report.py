@@ -1,18 +1,18 @@
-"""The report as data: the JSON object has the keys and types that docs/report-schema.md says, frames agree."""
+"""The report as data: one JSON Schema for every source, shipped and documented; frames agree with it."""
 
 from __future__ import annotations
 
 import gc
 import json
-import re
 import weakref
-from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import polars as pl
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tests.handmade import (
@@ -23,54 +23,52 @@ from tests.handmade import (
     LAYOUT,
     SLOW_STEP_S,
     healthy_frame,
+    run,
     slow_frame,
 )
+from tracekit.analysis.detectors.detector import Detector
+from tracekit.analysis.detectors.registry import detectors
 from tracekit.base.errors import SelectionError
+from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.pipeline import PipelineReport
-from tracekit.report.plain_data import JSON_TABLES, REPORT_VERSION
-from tracekit.report.tables import DIAGNOSIS_TABLES, PER_STEP_TABLES, TABLES
+from tracekit.report.plain_data import json_schema
+from tracekit.report.report import REPORT_VERSION
+from tracekit.report.tables import JSON_TABLES
 from tracekit.trace.canonical import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"
-PLAIN: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-    "object": (dict,),
-}
+SHIPPED = json.loads(files("tracekit.report").joinpath("report.schema.json").read_text("utf-8"))
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
 
-def documented() -> dict[str, dict[str, str]]:
-    """Section -> key -> type, from the tables of the page; the whole object is the section "The object"."""
-    sections: dict[str, dict[str, str]] = {}
-    for part in re.split(r"^## ", SCHEMA_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        title = part.splitlines()[0].strip("` ")
-        rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", part, flags=re.MULTILINE)
-        sections[title] = {key: kind.replace("`", "").strip() for key, kind in rows}
-    return sections
+def problems(content: Any) -> list[str]:
+    """Where `content` differs from the shipped schema; a key that the schema lacks counts, too."""
+    schema = json.loads(json.dumps(SHIPPED))
+    for definition in schema["$defs"].values():
+        if "properties" in definition:
+            definition["additionalProperties"] = False
+    return [f"{error.json_path}: {error.message:.200}" for error in Draft202012Validator(schema).iter_errors(content)]
 
 
-def check(value: Any, kind: str, sections: Mapping[str, Mapping[str, str]], where: str) -> None:
-    """`value` is of the documented type, all the way down."""
-    if kind.startswith("list of "):
-        assert isinstance(value, list), where
-        for item in value:
-            check(item, kind.removeprefix("list of "), sections, f"{where}[]")
-    elif kind in sections:
-        assert isinstance(value, dict), where
-        assert set(value) == set(sections[kind]), where
-        for key, item in value.items():
-            check(item, sections[kind][key], sections, f"{where}.{key}")
-    elif kind.endswith(" or null") and kind.removesuffix(" or null") in sections:
-        if value is not None:
-            check(value, kind.removesuffix(" or null"), sections, where)
-    else:
-        allowed = [type_ for name in kind.split(" or ") for type_ in PLAIN[name]]
-        assert isinstance(value, tuple(allowed)), f"{where} is {value!r}, documented as {kind}"
-        assert not isinstance(value, bool) or bool in allowed, where
+def words_of(kind: dict[str, Any]) -> str:
+    """A type of the schema as the page writes it."""
+    if "anyOf" in kind:
+        return " or ".join(map(words_of, kind["anyOf"]))
+    if kind.get("type") == "array":
+        return f"list of {words_of(kind['items'])}"
+    if isinstance(values := kind.get("additionalProperties"), dict):
+        return f"object of {words_of(values)}"
+    name = kind.get("$ref", "").removeprefix("#/$defs/")
+    if "enum" in kind or "enum" in SHIPPED["$defs"].get(name, {}):
+        return "string"
+    return f"`{name}`" if name else str(kind["type"])
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table below a heading of the page."""
+    part = SCHEMA_PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
 
 
 def report(ops: pl.DataFrame, asked: dict[str, tuple[str, ...]] | None = None, **more: Any) -> PipelineReport:
@@ -106,10 +104,60 @@ def stalled() -> PipelineReport:
     return PipelineJob(of_steps(steps)).whatif()
 
 
+def test_the_shipped_schema_is_that_of_the_code() -> None:
+    """After a change of the types, write `json.dumps(json_schema(), indent=2)` there."""
+    assert json.loads(json.dumps(json_schema())) == SHIPPED
+
+
 @pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])
-def test_json_is_what_the_page_documents(name: str, request: pytest.FixtureRequest) -> None:
-    content = json.loads(request.getfixturevalue(name).to_json())
-    check(content, "The object", documented(), "report")
+def test_the_json_of_a_pipeline_fits_the_schema(name: str, request: pytest.FixtureRequest) -> None:
+    assert problems(json.loads(request.getfixturevalue(name).to_json())) == []
+
+
+@pytest.mark.parametrize("name", ["gpu_slow_input", "slow_worker.parquet", "ops.parquet"])
+def test_what_whatif_prints_fits_the_schema(name: str, tmp_path: Path) -> None:
+    """All three sources, asked everything that they can be asked."""
+    path = SAMPLES / name
+    if name == "ops.parquet":
+        path = tmp_path / name
+        load(SAMPLES / "gpu_slow_input").ops.write_parquet(path)
+    options = ("--fix", "rank=1", "--keep", "rank=1", "--by", "rank,kind")
+    content = json.loads(run("whatif", path, "--json", *options).out)
+    assert problems(content) == []
+    assert [len(content["questions"]), content["report_version"]] == [2, REPORT_VERSION]
+    assert {"who", "cost", "action"} <= content["verdict"].keys()
+    assert [content["verdict"][key] for key in ("who", "cost", "action")] == [
+        content["answer"][key] for key in ("who", "cost", "action")
+    ]
+
+
+def test_the_culprit_of_a_recording_has_the_findings_on_its_rank() -> None:
+    content = load(SAMPLES / "gpu_slow_input").whatif().to_dict()
+    (culprit, causes), verdict = (content["verdict"]["culprit"], content["causes"]), content["verdict"]
+    assert (culprit["rank"], culprit["host"]) == (2, "simulated")
+    assert [(one["cause"], one["saved_s"]) for one in culprit["causes"]] == [
+        (one["kind"], one["saved_s"]) for one in causes if one["where"]["ranks"] == [2]
+    ]
+    assert culprit["causes"][0]["cause"] == "late-data-loading"
+    assert verdict["exposed_communication_s"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SHIPPED["$defs"].items() if "properties" in shape])
+def test_the_page_explains_every_key(name: str) -> None:
+    shape = SHIPPED["$defs"][name]
+    optional = {key: "" if key in shape["required"] else ", optional" for key in shape["properties"]}
+    expected = [[f"`{key}`", words_of(kind) + optional[key]] for key, kind in shape["properties"].items()]
+    assert [row[:2] for row in table(f"`{name}`")] == expected
+
+
+def test_the_page_lists_every_kind_of_finding() -> None:
+    expected = []
+    for one in detectors():
+        ways = {"in_pipeline": "pipelines", "in_ops": "op traces, recordings"}
+        where = [words for way, words in ways.items() if getattr(type(one), way) is not getattr(Detector, way)]
+        part = "" if one.part is None else f"`{one.part}`"
+        expected.append([f"`{one.kind}`", one.title, ", ".join(where) or "all", part, f"`{one.loss}`"])
+    assert [[cell.strip() for cell in row] for row in table("Kinds of findings")] == expected
 
 
 def test_by_label_gives_each_value_what_keeping_it_alone_gives(slow: PipelineReport) -> None:
@@ -135,8 +183,8 @@ def test_every_list_of_the_page_is_met_with_rows(
     slow: PipelineReport, stalled: PipelineReport, partial: PipelineReport
 ) -> None:
     """So that the comparison above compares something."""
-    for key, kind in documented()["The object"].items():
-        assert not kind.startswith("list of") or slow.to_dict()[key] or stalled.to_dict()[key], key
+    for key in (*JSON_TABLES, "by_label", "questions", "causes", "fixes", "slowest_workers", "stalls"):
+        assert slow.to_dict()[key] or stalled.to_dict()[key], key
     assert partial.to_dict()["coverage"]["missing_workers"]
     assert partial.to_dict()["coverage"]["dropped"]
     assert partial.to_dict()["trust"]["reasons"]
@@ -158,7 +206,7 @@ def test_what_is_undefined_is_null(healthy: PipelineReport) -> None:
 def test_a_job_that_is_replayed_needs_its_ops_no_more() -> None:
     """They are half the memory of a large job. Its report is the same without them."""
     job = PipelineJob(Trace.from_frame(slow_frame((0, 1)), LAYOUT, name="slow"))
-    expected, replayed, ops = job.whatif(by=["kind"]).to_dict(), job.replayed(), weakref.ref(job.trace.ops)
+    expected, replayed, ops = job.whatif(by=["kind"]).to_dict(), job.lean(), weakref.ref(job.trace.ops)
     del job
     gc.collect()
     assert ops() is None
@@ -220,7 +268,7 @@ def test_what_takes_a_replay_for_every_dp_rank_is_null_where_that_is_too_dear(mo
     assert dear["slowdown"].to_list() == pytest.approx([1.0, SLOW_STEP_S / IDEAL_STEP_S])
 
 
-@pytest.mark.parametrize("name", TABLES + PER_STEP_TABLES)
+@pytest.mark.parametrize("name", PipelineReport.table_names)
 def test_pandas_frames_equal_polars_frames(name: str, slow: PipelineReport) -> None:
     frame, ours = slow.pandas(name), slow.table(name)
     assert isinstance(frame, pd.DataFrame)
@@ -237,6 +285,6 @@ def test_json_and_tables_are_the_same_data(slow: PipelineReport) -> None:
     content = slow.to_dict()
     for name in JSON_TABLES:
         assert content[name] == slow.table(name).to_dicts()
-    for name in DIAGNOSIS_TABLES:  # the objects carry more than the rows
+    for name in ("questions", "by_label", "causes", "fixes"):  # the objects carry more than the rows
         rows = slow.table(name).to_dicts()
         assert [{key: item[key] for key in row} for item, row in zip(content[name], rows, strict=True)] == rows

@@ -90,16 +90,6 @@ class Parts(Struct, frozen=True):
             return f"{cost}, for a reason tracekit does not know"
         return f"{cost} in all, {self.unexplained_s / step_s:.0%} for reasons tracekit does not know{made}"
 
-    def to_dict(self) -> dict[str, float]:
-        """Plain data for JSON."""
-        return {
-            "lost_s": self.lost_s,
-            "explained_s": self.explained_s,
-            "noise_s": self.noise_s,
-            "unexplained_s": self.unexplained_s,
-            "error_s": self.error_s,
-        }
-
 
 def noisy_step_times(replay: JobReplay) -> Floats:
     """The step times of a pipeline's ideal job with the noise of the run, seconds, [steps]."""

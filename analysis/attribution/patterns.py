@@ -85,17 +85,6 @@ class TimePattern(Struct, frozen=True):
     slow_steps: tuple[int, ...]
     per_step: tuple[float, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "shape": str(self.shape),
-            "statistic": self.statistic,
-            "needed": self.needed,
-            "since_step": self.since_step,
-            "period": self.period,
-            "slow_steps": list(self.slow_steps),
-        }
-
 
 class WorstOfStep(Struct, frozen=True):
     """The worker that costs most in one step."""
@@ -113,15 +102,6 @@ class SpacePattern(Struct, frozen=True):
     host: str | None
     stays: float
     worst_by_step: tuple[WorstOfStep, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "shape": str(self.shape),
-            "workers": [{"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in self.workers],
-            "host": self.host,
-            "stays": self.stays,
-        }
 
 
 def time_pattern(attribution: Attribution) -> TimePattern:

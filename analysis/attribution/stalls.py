@@ -58,10 +58,6 @@ class Stall(Struct, frozen=True, eq=False):
     extra_s: float
     part: Part
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return {"step": self.step, "extra_s": self.extra_s, "part": str(self.part)}
-
 
 def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
     """The isolated slow steps, longest first; empty if slow steps are common or the job only drifts."""

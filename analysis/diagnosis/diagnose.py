@@ -7,7 +7,6 @@ once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct
 
@@ -46,20 +45,6 @@ class Diagnosis(Struct, frozen=True, eq=False):
     stalls: tuple[Stall, ...]
     causes: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`: `answer`, `verdict`, `patterns`, `stalls`, `causes`, `fixes`."""
-        return {
-            "answer": self.answer.to_dict(),
-            "verdict": self.verdict.to_dict(),
-            "patterns": {
-                "time": None if self.time is None else self.time.to_dict(),
-                "space": None if self.space is None else self.space.to_dict(),
-            },
-            "stalls": [stall.to_dict() for stall in self.stalls],
-            "causes": [cause.to_dict() for cause in self.causes],
-            "fixes": [fix.to_dict() for fix in self.fixes],
-        }
 
 
 def diagnose(

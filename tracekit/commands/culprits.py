@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
@@ -101,7 +102,7 @@ def culprits_command(
         report.name,
         report.trust.trustworthy,
         answer.trust,
-        answer.to_dict()["culprits"],
+        [asdict(one) for one in answer.culprits],
         f"tracekit whatif {as_arguments(trace, **named)}".rstrip(),
     )
     if part:

@@ -7,7 +7,7 @@ the change by the bootstrap over the jobs of both. A change is worse or better i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +17,7 @@ import polars as pl
 from tracekit.fleet.bootstrap import Floats, Interval, bootstrapped, interval
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
-from tracekit.report.plain_data import without_nan
+from tracekit.report.plain_data import plain
 
 
 class Direction(StrEnum):
@@ -56,21 +56,8 @@ class FleetComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = [
-            {
-                "group": one.group,
-                "name": one.name,
-                "before": one.before,
-                "after": one.after,
-                "change": {"value": one.change.value, "low": one.change.low, "high": one.change.high},
-                "direction": str(one.direction),
-            }
-            for one in self.changes
-        ]
-        plain: dict[str, Any] = without_nan(
-            {"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows}
-        )
-        return plain
+        rows = [asdict(one) | {"direction": one.direction} for one in self.changes]
+        return plain({"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tracekit.fleet.bootstrap import CONFIDENCE, Floats, Interval, bootstrapped,
 from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
 from tracekit.fleet.paper import PaperFigure, beside_paper
 from tracekit.fleet.study import Study
-from tracekit.report.plain_data import without_nan
+from tracekit.report.plain_data import plain
 
 #: Upper ends of the classes of job sizes, GPUs.
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -90,30 +90,7 @@ class FleetFigures:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        content = {
-            **{name: getattr(self, name) for name in ("sources", "contents", "copies", "jobs", "gpu_hours",
-                                                      "lost_gpu_hours", "samples")},
-            **{name: _plain(getattr(self, name)) for name in ("straggling_jobs", "straggling_hours", "lost")},
-            "confidence": CONFIDENCE,
-            "analyses": list(self.analyses),
-            "left_out": [{"rule": str(one.rule), "scope": one.scope, "jobs": one.jobs, "first": one.first}
-                         for one in self.left_out],
-            "quantiles": self.quantiles.to_dicts(),
-            "causes": self.causes.to_dicts(),
-            "groups": {name: rows.to_dicts() for name, rows in self.groups.items()},
-            "patterns": self.patterns.to_dicts(),
-            "fixes": [{name: getattr(one, name) for name in ("kind", "jobs", "gpu_hours", "bound", "for_causes",
-                                                             "example", "example_job")} | {"share": _plain(one.share)}
-                      for one in self.fixes],
-            "paper": [{name: getattr(one, name) for name in ("name", "paper", "ours", "unit", "jobs", "status")}
-                      for one in self.paper],
-        }  # fmt: skip
-        plain: dict[str, Any] = without_nan(content)
-        return plain
-
-
-def _plain(found: Interval) -> dict[str, float]:
-    return {"value": found.value, "low": found.low, "high": found.high}
+        return plain(self) | {"confidence": CONFIDENCE}
 
 
 def counted_jobs(study: Study) -> pl.DataFrame:

@@ -23,7 +23,6 @@ from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
 from tracekit.report.pipeline import ClockOffset, ClockReport, PipelineReport, PublishedView
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
     from tracekit.report.questions import ByLabel, Question
@@ -98,7 +97,8 @@ def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
     clocks, graph = replay.clocks, replay.graph
     offsets = [
         ClockOffset(
-            Worker(graph.dp_ranks[int(dp_index)], int(stage)),
+            graph.dp_ranks[int(dp_index)],
+            int(stage),
             float(clocks.offset_s[stage, dp_index]),
             float(clocks.error_s[stage, dp_index]),
             float(clocks.drift[stage, dp_index]),
@@ -117,7 +117,7 @@ def published_view(trace: Trace, replay: JobReplay, method: Method) -> Published
         return None
     graph = replay.graph
     occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.kinds))
-    same_rules = graph.posting.posting is Posting.SAME_DIRECTION
+    same_rules = graph.posting.rule is Posting.SAME_DIRECTION
     reasons = []
     if replay.clocks.any_off:
         reasons.append("it takes the clocks as they are")

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from tracekit.trace.model import Worker
 
@@ -97,8 +96,3 @@ class Answer(Struct, frozen=True):
     trust: str
     culprits: tuple[Culprit, ...]
     accounts: tuple[Account, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        lists: dict[str, tuple[Struct, ...]] = {"culprits": self.culprits, "accounts": self.accounts}
-        return asdict(self) | {name: [asdict(one) for one in those] for name, those in lists.items()}

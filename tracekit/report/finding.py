@@ -52,21 +52,6 @@ class Place(Struct, frozen=True):
     host: str | None = None
     steps: tuple[int, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "workers": [{"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank} for worker in self.workers],
-            "ranks": list(self.ranks),
-            "pp_ranks": list(self.pp_ranks),
-            "dp_ranks": list(self.dp_ranks),
-            "links": [
-                {"dp_rank": link.dp_rank, "pp_rank": link.pp_rank, "next_pp_rank": link.next_pp_rank}
-                for link in self.links
-            ],
-            "host": self.host,
-            "steps": list(self.steps),
-        }
-
     def __str__(self) -> str:
         parts = []
         if self.host:
@@ -129,11 +114,6 @@ class Figure(Struct, frozen=True):
                 return f"10^{value / log(10):.0f} times"
             case Unit.COUNT:
                 return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        fields = {"name": self.name, "value": self.value, "needed": self.needed, "unit": str(self.unit)}
-        return {**fields, "words": self.words}
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,27 +182,10 @@ class Finding:
             return f"over the {self.whole}"
         return "again and again" if self.by_chance else "in every step"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`."""
-        return {
-            "kind": str(self.kind),
-            "title": self.title,
-            "where": self.where.to_dict(),
-            "where_text": str(self.where),
-            "since_step": self.since_step,
-            "when": self.when,
-            "time": self.time.to_dict() if self.time else None,
-            "signature": self.signature,
-            "effect": self.effect,
-            "evidence": [item.to_dict() for item in self.evidence],
-            "confidence": self.confidence,
-            "saved_s": self.saved_s,
-            "alone_s": self.alone_s,
-            "saved_when_acting_s": self.saved_when_acting_s,
-            "refuted_by": self.refuted_by,
-            "next_check": self.next_check,
-            "suggested_fix": self.suggested_fix,
-        }
+    @property
+    def where_text(self) -> str:
+        """Its place in words."""
+        return str(self.where)
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:

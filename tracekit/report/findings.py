@@ -108,12 +108,7 @@ class Findings(Struct, frozen=True, dict=True):
     def figures(self) -> dict[str, Any]:
         """The `FIGURES` from the report."""
         found = self._content
-        # The report on an op trace has no such verdict; it gives what stragglers cost instead.
-        verdict = found.get("verdict") or {}
-        if "lost_gpu_hours" not in verdict:
-            verdict = {f"lost_{name}": found[f"wasted_{name}"] for name in ("gpu_hours", "gpu_hours_per_day")}
-        times = found["recording_time_s"] if "recording_time_s" in found else found["step_time_s"]
-        causes = [*(found.get("causes") or []), *_causes_of_culprit(found)]
+        verdict, times, causes = found["verdict"], found["step_time_s"], found["causes"]
         return {
             **{name: found[name] for name in ("slowdown", "waste", "straggling")},
             "trustworthy": found["trust"]["trustworthy"],
@@ -124,11 +119,9 @@ class Findings(Struct, frozen=True, dict=True):
             "cause_hosts": [self._host_of(cause["where"]) for cause in causes],
         }
 
-    def verdict(self) -> WindowVerdict | None:
-        """What alerts need; None for the report on an op trace, which has no such verdict."""
+    def verdict(self) -> WindowVerdict:
+        """What alerts need."""
         found = self._content
-        if "answer" not in found:
-            return None
         verdict, answer = found["verdict"], found["answer"]
         return WindowVerdict(
             kind=verdict["kind"],
@@ -157,19 +150,6 @@ class Findings(Struct, frozen=True, dict=True):
         cells = [(worker["dp_rank"], worker["pp_rank"]) for worker in where.get("workers") or ()]
         hosts = {self._host_of_worker.get(cell) for cell in cells}
         return hosts.pop() if len(hosts) == 1 else None
-
-
-def _causes_of_culprit(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The causes in the report on a GPU recording, in the format of other reports."""
-    culprit = (report.get("verdict") or {}).get("culprit") or {}
-    return [
-        {
-            "kind": cause["cause"],
-            "where_text": f"rank {culprit['rank']}",
-            "where": {"host": culprit["host"]},
-        }
-        for cause in culprit.get("causes", ())
-    ]
 
 
 class Unanalysed(Struct, frozen=True):

@@ -18,8 +18,8 @@ class Fix:
 
     `new_step_s`: mean recorded step with the fix, seconds; `saved_s`: mean seconds saved per step, +- `error_s` (replay
     error and standard error of the saving over the steps). `bound`: True if `saved_s` is an upper bound. `withheld`:
-    why no saving is reported, None if one is; `to_dict` then leaves the figures out. `cause`: the cause that the fix
-    addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try. `details`: the plan as
+    why no saving is reported, None if one is; JSON and tables then leave the figures out. `cause`: the cause that the
+    fix addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try. `details`: the plan as
     plain data. `reached`: if the title gives a goal and not the way to it, the assumption that it is reached.
     `around`: it works around its cause, which stays. `excludes`: of all fixes with this name, a combination has one.
     `extra_s`: seconds that it adds to each step. `edit`: the fix as text that `whatif --fix`
@@ -51,23 +51,7 @@ class Fix:
         assumed = self.details.get("assumes")
         return None if assumed is None else str(assumed)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`."""
-        promised = self.withheld is None
-        return {
-            "kind": str(self.kind),
-            "title": self.title,
-            "where": self.where.to_dict(),
-            "where_text": str(self.where),
-            "new_step_s": self.new_step_s if promised else None,
-            "saved_s": self.saved_s if promised else None,
-            "saved_gpu_hours_per_day": self.saved_gpu_hours_per_day if promised else None,
-            "error_s": self.error_s,
-            "bound": self.bound,
-            "withheld": self.withheld,
-            "assumes": self.assumes,
-            "cause": None if self.cause is None else str(self.cause),
-            "confidence": self.confidence,
-            "edit": self.edit,
-            "details": dict(self.details),
-        }
+    @property
+    def where_text(self) -> str:
+        """Its place in words."""
+        return str(self.where)

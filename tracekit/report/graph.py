@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,11 +186,9 @@ class GraphReport(Report):
                 "ops": evidence.ops.height,
             },
             "trust": {"notes": []},
+            "verdict": {"culprit": self._rank_to_blame()},
             "wasted_gpu_hours": float((evidence.times.original - evidence.times.ideal).sum()) * self.gpus / 3600,
-            "gaps": [
-                {"rendezvous": gap.rendezvous, "group": gap.group, "missing": list(gap.missing)}
-                for gap in evidence.graph.ops.gaps
-            ],
+            "gaps": evidence.graph.ops.gaps,
             "critical_path": [
                 *({self.critical_label: name, "recorded_s": spent} for name, spent in self.critical_peers.items()),
                 {self.critical_label: None, "recorded_s": self.critical_delay_s},
@@ -204,10 +202,14 @@ class GraphReport(Report):
                 for share in group.shares
             ],
         }
-        return content if found is None else content | self._of_recording(found)
+        return content if found is None else content | self._of_recording(found, content["verdict"])
 
-    def _of_recording(self, found: Recorded) -> dict[str, Any]:
-        recording, left = found.recording, found.unexplained
+    def _of_recording(self, found: Recorded, verdict: dict[str, Any]) -> dict[str, Any]:
+        from tracekit.report import plain_data as shapes
+
+        recording, left, clocks, waits = found.recording, found.unexplained, found.clocks, found.waits
+        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
+        by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
         return {
             "job": {
                 "source": "recording",
@@ -225,62 +227,50 @@ class GraphReport(Report):
                 "edges": left.edges,
                 "inferred_edges": left.inferred,
                 "violations": left.violations,
-                "host_ahead_of_gpu_s": {str(rank): skew for rank, skew in found.skew_s.items()},
+                "host_ahead_of_gpu_s": found.skew_s,
             },
+            "verdict": verdict | {"exposed_communication_s": self.evidence.exposed_communication_s},
             "recording_time_s": self.times_s,
-            "exposed_communication_s": self.evidence.exposed_communication_s,
-            "by_rank": self._by_rank(found),
-            "collectives": {
-                "matched": found.matches.matched,
-                "unmatched": found.matches.unmatched,
-                "by_group": [
-                    {
-                        "group": group.group,
-                        "ranks": list(group.ranks),
-                        "matched": group.matched,
-                        "unmatched": {str(rank): count for rank, count in group.unmatched.items()},
-                        "shifts": {str(rank): shift for rank, shift in group.shifts.items()},
-                    }
-                    for group in found.matches.groups
-                ],
-            },
+            "by_rank": [
+                asdict(one)
+                | {
+                    "host": recording.hosts.get(one.rank),
+                    "wait_s": wait,
+                    "sole_delay_s": sole_delay,
+                    "slowdown": self.slowdown_by_rank.get(one.rank, math.nan),
+                }
+                for one, wait, sole_delay in by_rank
+            ],
+            "collectives": shapes.shaped(shapes.Collectives, found.matches),
             "clocks": [
-                {"rank": rank, "ahead_s": ahead, "uncertainty_s": uncertainty, "collectives": count}
-                for rank, ahead, uncertainty, count in zip(
-                    found.clocks.ranks,
-                    found.clocks.ahead.tolist(),
-                    found.clocks.uncertainty.tolist(),
-                    found.clocks.collectives.tolist(),
-                    strict=True,
-                )
+                shapes.ClockOfRank(*row)
+                for row in zip(clocks.ranks, *(column.tolist() for column in columns), strict=True)
             ],
-            "wait_for": [
-                {"group": group, "rank": rank, "for_rank": other, "wait_s": waited}
-                for waited, rank, other, group in found.waits.each()
-            ],
+            "wait_for": [shapes.WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
             "kernel_classes": found.kernel_time.to_dicts(),
             "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN).to_dicts(),
         }
 
-    def _by_rank(self, found: Recorded) -> list[dict[str, Any]]:
-        return [
-            {
-                "rank": one.rank,
-                "host": found.recording.hosts.get(one.rank),
-                "span_s": one.span_s,
-                "compute_s": one.compute_s,
-                "communication_s": one.communication_s,
-                "exposed_communication_s": one.exposed_communication_s,
-                "memory_s": one.memory_s,
-                "idle_s": one.idle_s,
-                "wait_s": wait,
-                "sole_delay_s": sole_delay,
-                "slowdown": self.slowdown_by_rank.get(one.rank, math.nan),
-            }
-            for one, wait, sole_delay in zip(
-                found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True
+    def _rank_to_blame(self) -> Any:
+        """The rank that stands out, in the form of the JSON object, with the findings on it; None if there is none."""
+        from tracekit.report import plain_data as shapes
+
+        found = self.evidence.culprit
+        if found is None:
+            return None
+        causes = [
+            shapes.CauseOfCulprit(
+                cause.kind,
+                cause.saved_s,
+                "; ".join(figure.words for figure in cause.evidence),
+                cause.effect,
+                cause.suggested_fix,
             )
+            for cause in self.findings
+            if cause.where.ranks == (found.rank,)
         ]
+        host = self.evidence.hosts.get(found.rank)
+        return shapes.shaped(shapes.RankToBlame, found, host=host, causes=causes)
 
 
 def by_label_table(group: ByLabel, most: int = 20) -> Table:

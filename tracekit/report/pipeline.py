@@ -19,7 +19,7 @@ from tracekit.analysis.replay.method import Method
 from tracekit.report import words
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
-from tracekit.report.tables import ReportTables
+from tracekit.report.tables import JSON_TABLES, ReportTables
 from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout, Worker
 
@@ -38,12 +38,18 @@ class ClockOffset(Struct, frozen=True):
     `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
     """
 
-    worker: Worker
+    dp_rank: int
+    pp_rank: int
     offset_s: float
     error_s: float
     drift: float
     jump_s: float
     jump_step: int | None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker."""
+        return Worker(self.dp_rank, self.pp_rank)
 
 
 class ClockReport(Struct, frozen=True):
@@ -153,9 +159,38 @@ class PipelineReport(ReportTables):
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""
-        from tracekit.report.plain_data import pipeline_details
+        from tracekit.report import plain_data as shapes
 
-        return pipeline_details(self)
+        found = self.attribution
+        gaps = [
+            shapes.MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
+            for gap in found.gaps
+        ]
+        return {
+            "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops},
+            "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
+            "wasted_gpu_hours": found.wasted_gpu_hours,
+            "method": shapes.MethodUsed(
+                self.method,
+                None if self.published is None else self.published.slowdown,
+                [] if self.published is None else list(self.published.reasons),
+            ),
+            "clocks": self.clocks,
+            "posting": self.posting,
+            "coverage": shapes.shaped(
+                shapes.Coverage,
+                self.coverage,
+                gaps=gaps,
+                slowdown_as_recorded=found.slowdown_as_recorded,
+                hidden_slowdown=found.hidden_slowdown,
+                left_out_steps=self.left_out_steps,
+                dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
+            ),
+            "m_w": found.m_w.removal,
+            "m_s": found.m_s.removal,
+            "slowest_workers": found.slowest_workers,
+            **{name: self.table(name).to_dicts() for name in JSON_TABLES},
+        }
 
     def worker_steps(self) -> WorkerSteps:
         """Exact S of each worker in each step, in the form that comparisons use."""

@@ -1,148 +1,494 @@
-"""The JSON object of a report, as docs/report-schema.md documents it.
+"""The JSON object of a report: its shape, from which the JSON Schema is generated, and its content.
 
-In: a `Report`. Out: plain data without nan.
+In: a `Report`. Out: plain data without nan. A key that a source lacks is absent (`Maybe`); an undefined figure is null
+(`Number`). docs/report-schema.md explains the keys.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+import json
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-if TYPE_CHECKING:
-    from tracekit.report.pipeline import PipelineReport
-    from tracekit.report.report import Report
-    from tracekit.trace.model import Worker
+import msgspec
+import polars as pl
+from msgspec import UNSET, Struct, UnsetType
 
-#: Tables that the JSON object carries row by row.
-JSON_TABLES = (
-    "by_kind",
-    "by_pp_rank",
-    "by_dp_rank",
-    "by_worker",
-    "by_step",
-    "critical_path",
-    "critical_workers",
-    "forward_backward_correlation",
-)
+from tracekit.analysis.attribution import patterns
+from tracekit.analysis.attribution.stalls import Stall
+from tracekit.analysis.gpu.matching import GroupMatches
+from tracekit.analysis.graph.op_graph import MissingMembers
+from tracekit.analysis.graph.rules.posting import PostingRule
+from tracekit.analysis.replay.method import Method
+from tracekit.report.answer import Answer
+from tracekit.report.finding import Place, Unit
+from tracekit.report.pipeline import ClockReport
+from tracekit.report.questions import Question
+from tracekit.report.report import REPORT_VERSION, Report
+from tracekit.report.section import Table
+from tracekit.report.verdict import LossKind
+from tracekit.trace.model import Layout, OpKind, Worker
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+Maybe = Union[T, UnsetType]  # noqa: UP007
+Number = float | None
+
+
+class Job(Struct, frozen=True):
+    """Which job."""
+
+    name: str
+    source: Literal["pipeline", "ops", "recording"]
+    whole: Literal["step", "recording"]
+    sizes: str
+    gpus: int
+    steps: int
+    layout: Maybe[Layout] = UNSET
+    ops: Maybe[int] = UNSET
+    ranks: Maybe[int] = UNSET
+    world_size: Maybe[int | None] = UNSET
+    gpu: Maybe[str | None] = UNSET
+    gpu_ops: Maybe[int] = UNSET
+    gpu_ops_without_launch: Maybe[int] = UNSET
+    host_calls: Maybe[int] = UNSET
+
+
+class Trust(Struct, frozen=True):
+    """Whether to believe the report."""
+
+    replay_error: Number
+    discrepancy: Number
+    unexplained: Number
+    trustworthy: bool
+    reasons: list[str]
+    clamped_transfers: Maybe[int] = UNSET
+    clamped_delays: Maybe[int] = UNSET
+    notes: Maybe[list[str]] = UNSET
+    start_gap_p99_s: Maybe[dict[str, Number]] = UNSET
+    edges: Maybe[int] = UNSET
+    inferred_edges: Maybe[int] = UNSET
+    violations: Maybe[int] = UNSET
+    host_ahead_of_gpu_s: Maybe[dict[int, float]] = UNSET
+
+
+class Times(Struct, frozen=True):
+    """Seconds of the mean step."""
+
+    recorded: float
+    original: float
+    ideal: float
+
+
+class Loss(Struct, frozen=True):
+    """What one kind of loss costs."""
+
+    kind: LossKind
+    lost_s: float
+
+
+class Parts(Struct, frozen=True):
+    """What the loss that S measures consists of."""
+
+    lost_s: float
+    explained_s: float
+    noise_s: float
+    unexplained_s: float
+    error_s: float
+
+
+class CauseOfCulprit(Struct, frozen=True):
+    """One cause on the rank that the others wait for."""
+
+    cause: str
+    saved_s: float
+    evidence: str
+    effect: str
+    action: str
+
+
+class RankToBlame(Struct, frozen=True):
+    """The rank that the others wait for."""
+
+    rank: int
+    host: str | None
+    saved_s: float
+    sole_delay_s: Number
+    waited_s: Number
+    causes: list[CauseOfCulprit]
+
+
+class Verdict(Struct, frozen=True):
+    """What kind of loss the job has, and how much."""
+
+    kind: LossKind
+    label: str
+    headline_s: float
+    lost_s: float
+    share: float
+    lost_gpu_hours: float
+    lost_gpu_hours_per_day: float
+    sentence: str
+    confidence: float | None
+    losses: list[Loss]
+    parts: Parts
+    who: str | None
+    cost: str | None
+    action: str | None
+    exposed_communication_s: Maybe[float] = UNSET
+    culprit: Maybe[RankToBlame | None] = UNSET
+
+
+class TimePattern(Struct, frozen=True):
+    """How a slowdown runs over the steps."""
+
+    shape: patterns.TimeShape
+    statistic: Number
+    needed: float
+    since_step: int | None
+    period: int | None
+    slow_steps: list[int]
+
+
+class SpacePattern(Struct, frozen=True):
+    """How the slowdown is spread over the workers."""
+
+    shape: patterns.SpaceShape
+    workers: list[Worker]
+    host: str | None
+    stays: Number
+
+
+class Patterns(Struct, frozen=True):
+    """How the slowdown runs over steps and workers; null for jobs that are no pipelines."""
+
+    time: TimePattern | None
+    space: SpacePattern | None
+
+
+class Figure(Struct, frozen=True):
+    """A figure that supports a cause."""
+
+    name: str
+    value: Number
+    needed: float
+    unit: Unit
+    words: str
+
+
+class Finding(Struct, frozen=True):
+    """Why the job is slow."""
+
+    kind: str
+    title: str
+    where: Place
+    where_text: str
+    since_step: int | None
+    when: str
+    time: TimePattern | None
+    signature: str
+    effect: str
+    evidence: list[Figure]
+    confidence: float
+    saved_s: float
+    alone_s: float
+    saved_when_acting_s: float | None
+    refuted_by: str
+    next_check: str
+    suggested_fix: str
+
+
+class Fix(Struct):
+    """What to do, and what that saves."""
+
+    kind: str
+    title: str
+    where: Place
+    where_text: str
+    new_step_s: float | None
+    saved_s: float | None
+    saved_gpu_hours_per_day: float | None
+    error_s: float
+    bound: bool
+    withheld: str | None
+    assumes: str | None
+    cause: str | None
+    confidence: float | None
+    edit: str | None
+    details: dict[str, Any]
+
+
+class OfLabel(Struct, frozen=True):
+    """What the ops of one value of a label cost."""
+
+    labels: str
+    value: str
+    ops: int
+    slowdown: Number
+    added_s: float
+    saved_s: float
+
+
+class OnPath(Struct, frozen=True):
+    """Time of ops of one kind, of comparable ops, of a rank or of a worker on the critical path."""
+
+    recorded_s: float
+    original_s: Maybe[float] = UNSET
+    ideal_s: Maybe[float] = UNSET
+    kind: Maybe[str | None] = UNSET
+    peer: Maybe[str | None] = UNSET
+    rank: Maybe[int] = UNSET
+    dp_rank: Maybe[int] = UNSET
+    pp_rank: Maybe[int] = UNSET
+
+
+class Contribution(Struct, frozen=True):
+    """What ops of one kind, a pipeline stage or a data-parallel rank cost."""
+
+    slowdown: Number
+    saved_s: Number
+    kind: Maybe[str] = UNSET
+    pp_rank: Maybe[int] = UNSET
+    dp_rank: Maybe[int] = UNSET
+    ops: Maybe[int] = UNSET
+    waste: Maybe[float] = UNSET
+    launch_delay_slowdown: Maybe[Number] = UNSET
+    fixed_step_time_s: Maybe[Number] = UNSET
+
+
+class OfWorker(Struct, frozen=True):
+    """What a worker costs."""
+
+    dp_rank: int
+    pp_rank: int
+    rank: int | None
+    host: str | None
+    slowdown: float
+    slowdown_approx: float
+
+
+class OfStep(Struct, frozen=True):
+    """One step."""
+
+    step: int
+    slowdown: float
+    recorded_s: float
+    original_s: float
+    ideal_s: float
+    lost_s: float
+
+
+class Correlation(Struct, frozen=True):
+    """How forwards and backwards of a stage go together."""
+
+    pp_rank: int
+    r: Number
+
+
+class MethodUsed(Struct, frozen=True):
+    """The rules of the analysis."""
+
+    name: Method
+    published_slowdown: Number
+    differs_because: list[str]
+
+
+class ClockOfRank(Struct, frozen=True):
+    """The clock of a rank in a recording."""
+
+    rank: int
+    ahead_s: float
+    uncertainty_s: Number
+    collectives: int
+
+
+class MissingOps(Struct, frozen=True):
+    """Ops of collectives that a worker lacks although its peers recorded them."""
+
+    kind: OpKind
+    dp_rank: int
+    pp_rank: int
+    ops: int
+    steps: list[int]
+
+
+class Coverage(Struct, frozen=True):
+    """How much of the job was traced."""
+
+    workers_expected: int
+    workers_traced: int
+    worker_steps_expected: int
+    worker_steps_traced: int
+    missing_workers: list[Worker]
+    gaps: list[MissingOps]
+    slowdown_as_recorded: Number
+    hidden_slowdown: Number
+    left_out_steps: list[int]
+    dropped: list[dict[str, int]]
+
+
+class OfRank(Struct, frozen=True):
+    """One rank, and what it costs."""
+
+    rank: int
+    slowdown: Number
+    host: Maybe[str | None] = UNSET
+    span_s: Maybe[float] = UNSET
+    compute_s: Maybe[float] = UNSET
+    communication_s: Maybe[float] = UNSET
+    exposed_communication_s: Maybe[float] = UNSET
+    memory_s: Maybe[float] = UNSET
+    idle_s: Maybe[float] = UNSET
+    wait_s: Maybe[float] = UNSET
+    sole_delay_s: Maybe[float] = UNSET
+
+
+class Collectives(Struct, frozen=True):
+    """Which kernels belong to the same collective."""
+
+    matched: int
+    unmatched: int
+    groups: list[GroupMatches] = msgspec.field(name="by_group")
+
+
+class WaitFor(Struct, frozen=True):
+    """How long a rank waited for another one."""
+
+    group: str
+    rank: int
+    for_rank: int
+    wait_s: float
+
+
+class Kernels(Struct, frozen=True):
+    """The kernels of one class or of one name."""
+
+    ops: int
+    seconds: float
+    kernel_class: Maybe[str] = UNSET
+    name: Maybe[str] = UNSET
+
+
+class Content(Struct, frozen=True, kw_only=True):
+    """The report of `tracekit whatif --json`."""
+
+    report_version: int
+    job: Job
+    answer: Answer
+    verdict: Verdict
+    trust: Trust
+    step_time_s: Times
+    slowdown: Number
+    waste: Number
+    straggling: bool
+    wasted_gpu_hours: Number
+    wasted_gpu_hours_per_day: Number
+    assumptions: list[str]
+    causes: list[Finding]
+    fixes: list[Fix]
+    patterns: Patterns
+    stalls: list[Stall]
+    questions: list[Question]
+    by_label: list[OfLabel]
+    by_kind: list[Contribution]
+    critical_path: list[OnPath]
+    remarks: list[dict[str, str]]
+    sections: list[Table]
+    method: Maybe[MethodUsed] = UNSET
+    clocks: Maybe[ClockReport | list[ClockOfRank]] = UNSET
+    posting: Maybe[PostingRule] = UNSET
+    coverage: Maybe[Coverage] = UNSET
+    m_w: Maybe[Number] = UNSET
+    m_s: Maybe[Number] = UNSET
+    slowest_workers: Maybe[list[Worker]] = UNSET
+    by_pp_rank: Maybe[list[Contribution]] = UNSET
+    by_dp_rank: Maybe[list[Contribution]] = UNSET
+    by_worker: Maybe[list[OfWorker]] = UNSET
+    by_step: Maybe[list[OfStep]] = UNSET
+    critical_workers: Maybe[list[OnPath]] = UNSET
+    forward_backward_correlation: Maybe[list[Correlation]] = UNSET
+    by_rank: Maybe[list[OfRank]] = UNSET
+    critical_ranks: Maybe[list[OnPath]] = UNSET
+    gaps: Maybe[list[MissingMembers]] = UNSET
+    recording_time_s: Maybe[Times] = UNSET
+    collectives: Maybe[Collectives] = UNSET
+    wait_for: Maybe[list[WaitFor]] = UNSET
+    kernel_classes: Maybe[list[Kernels]] = UNSET
+    unknown_kernels: Maybe[list[Kernels]] = UNSET
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the report, which is shipped as report.schema.json."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Content)}
 
 
 def report_as_dict(report: Report) -> dict[str, Any]:
     """Return everything in the report as JSON data."""
-    from tracekit.report.report import REPORT_VERSION
+    own, found = report.details(), report.diagnosis
+    answer, wasted = found.answer, own.pop("wasted_gpu_hours")
+    return plain(
+        Content(
+            report_version=REPORT_VERSION,
+            job=shaped(Job, report, **own.pop("job")),
+            answer=answer,
+            verdict=shaped(
+                Verdict, found.verdict, who=answer.who, cost=answer.cost, action=answer.action, **own.pop("verdict", {})
+            ),
+            trust=shaped(Trust, report.trust, **own.pop("trust")),
+            step_time_s=Times(**report.times_s),
+            slowdown=report.slowdown,
+            waste=report.waste,
+            straggling=report.straggling,
+            wasted_gpu_hours=max(wasted, 0.0),
+            wasted_gpu_hours_per_day=max(report.waste * report.gpus * 24, 0.0),
+            assumptions=[report.rate_assumption],
+            causes=[shaped(Finding, one) for one in found.causes],
+            fixes=[fix_as_data(one) for one in found.fixes],
+            patterns=shaped(Patterns, found),
+            stalls=list(found.stalls),
+            questions=list(report.questions_asked),
+            by_label=[OfLabel(**row) for row in report.by_label.to_dicts()],
+            remarks=[{"name": name, "words": words} for name, words in report.remarks()],
+            sections=list(report.sections(full=True)),
+            **own,
+        )
+    )
 
-    found = report.details()
-    wasted_a_day = report.waste * report.gpus * 24
-    content = {
-        "report_version": REPORT_VERSION,
-        "job": {
-            "name": report.name,
-            "whole": report.whole,
-            "gpus": report.gpus,
-            "sizes": report.sizes,
-            **found.pop("job"),
-        },
-        "trust": {
-            "replay_error": report.trust.replay_error,
-            "discrepancy": report.trust.discrepancy,
-            "unexplained": report.trust.unexplained,
-            "trustworthy": report.trust.trustworthy,
-            "reasons": list(report.trust.reasons),
-            **found.pop("trust"),
-        },
-        "step_time_s": report.times_s,
-        "slowdown": report.slowdown,
-        "waste": report.waste,
-        "straggling": report.straggling,
-        "wasted_gpu_hours": max(found.pop("wasted_gpu_hours"), 0.0),
-        "wasted_gpu_hours_per_day": max(wasted_a_day, 0.0),
-        "assumptions": [report.rate_assumption],
-        "remarks": [{"name": name, "words": words} for name, words in report.remarks()],
-        "sections": [
-            {"title": table.title, "heads": list(table.heads), "rows": [list(row) for row in table.rows]}
-            for table in report.sections(full=True)
-        ],
-        **{name: report.table(name).to_dicts() for name in ("questions", "by_label")},
-        **found,
-        **report.diagnosis.to_dict(),
+
+def fix_as_data(fix: Any) -> Fix:
+    """Return a fix in the form of the JSON object, without figures if they are withheld."""
+    found = shaped(Fix, fix)
+    if found.withheld is not None:
+        found.new_step_s = found.saved_s = found.saved_gpu_hours_per_day = None
+    return found
+
+
+def shaped(shape: type[S], thing: Any, **more: Any) -> S:
+    """Return `thing` in the form of `shape`: its attributes of these names, all the way down; `more` has the others."""
+    own = {
+        field.name: _in_form(field.type, getattr(thing, field.name))
+        for field in msgspec.structs.fields(shape)
+        if field.required and field.name not in more
     }
-    plain: dict[str, Any] = without_nan(content)
-    return plain
+    return shape(**own, **more)
 
 
-def pipeline_details(report: PipelineReport) -> dict[str, Any]:
-    """Return the part of the JSON object that only pipelines have."""
-    found = report.attribution
-    return {
-        "job": {"source": "pipeline", "layout": report.layout.to_dict(), "steps": len(found.steps), "ops": report.ops},
-        "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
-        "wasted_gpu_hours": found.wasted_gpu_hours,
-        "method": {
-            "name": str(report.method),
-            "published_slowdown": None if report.published is None else report.published.slowdown,
-            "differs_because": [] if report.published is None else list(report.published.reasons),
-        },
-        "clocks": _clocks(report),
-        "posting": {
-            "rule": str(report.posting.posting),
-            "obeyed": report.posting.obeyed,
-            "telling": report.posting.telling,
-        },
-        "coverage": _coverage(report),
-        "m_w": found.m_w.removal,
-        "m_s": found.m_s.removal,
-        "slowest_workers": [_worker(one) for one in found.slowest_workers],
-        **{name: report.table(name).to_dicts() for name in JSON_TABLES},
-    }
+def _in_form(form: Any, value: Any) -> Any:
+    if value is None or value is UNSET:
+        return value
+    if get_origin(form) in {Union, UnionType}:
+        form = get_args(form)[0]
+    if get_origin(form) is list:
+        return [_in_form(get_args(form)[0], one) for one in value]
+    apart = isinstance(form, type) and issubclass(form, Struct) and not isinstance(value, form)
+    return shaped(form, value) if apart else value
 
 
-def _clocks(report: PipelineReport) -> dict[str, Any]:
-    return {
-        "offsets": [
-            _worker(row.worker)
-            | {
-                "offset_s": row.offset_s,
-                "error_s": row.error_s,
-                "drift": row.drift,
-                "jump_s": row.jump_s,
-                "jump_step": row.jump_step,
-            }
-            for row in report.clocks.offsets
-        ],
-        "untied": report.clocks.untied,
-    }
+def plain(content: Any) -> dict[str, Any]:
+    """Return structs, and what is in them, as JSON data; nan and infinities become None, because JSON has neither."""
+    found: dict[str, Any] = json.loads(msgspec.json.encode(content, enc_hook=_rows_or_number))
+    return found
 
 
-def _coverage(report: PipelineReport) -> dict[str, Any]:
-    coverage, found = report.coverage, report.attribution
-    return {
-        "workers_expected": coverage.workers_expected,
-        "workers_traced": coverage.workers_traced,
-        "worker_steps_expected": coverage.worker_steps_expected,
-        "worker_steps_traced": coverage.worker_steps_traced,
-        "missing_workers": [_worker(one) for one in coverage.missing_workers],
-        "gaps": [
-            {"kind": str(gap.kind)} | _worker(gap.worker) | {"ops": gap.ops, "steps": sorted(set(gap.steps))}
-            for gap in found.gaps
-        ],
-        "slowdown_as_recorded": found.slowdown_as_recorded,
-        "hidden_slowdown": found.hidden_slowdown,
-        "left_out_steps": list(report.left_out_steps),
-        "dropped": [{"step": step, "dp_rank": dp_rank} for step, dp_rank in report.dropped_lanes],
-    }
-
-
-def _worker(worker: Worker) -> dict[str, Any]:
-    return {"dp_rank": worker.dp_rank, "pp_rank": worker.pp_rank}
-
-
-def without_nan(value: Any) -> Any:
-    """The same nested data with nan and infinities as None, because JSON has neither."""
-    match value:
-        case dict():
-            return {key: without_nan(item) for key, item in value.items()}
-        case list():
-            return [without_nan(item) for item in value]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value
+def _rows_or_number(thing: Any) -> Any:
+    return thing.to_dicts() if isinstance(thing, pl.DataFrame) else thing.item()

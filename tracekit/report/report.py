@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 from msgspec import Struct
@@ -68,7 +68,7 @@ class Report(ABC):
         report.to_dict()                      # plain data, as docs/report-schema.md documents it
 
     `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
-    custom questions.
+    custom questions. `table_names`: the names for `table`.
     """
 
     table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
@@ -193,7 +193,7 @@ class Report(ABC):
             "saved_s": pl.Float64,
             "saved_gpu_hours_per_day": pl.Float64,
         }
-        return pl.DataFrame([{name: getattr(asked, name) for name in schema} for asked in self.questions_asked], schema)
+        return _rows(self.questions_asked, schema)
 
     @cached_property
     def causes(self) -> pl.DataFrame:
@@ -210,11 +210,13 @@ class Report(ABC):
             "next_check": pl.String,
             "suggested_fix": pl.String,
         }
-        return _of_findings(self.diagnosis.causes, schema)
+        return _rows(self.diagnosis.causes, schema)
 
     @cached_property
     def fixes(self) -> pl.DataFrame:
         """What each fix would save, best first."""
+        from tracekit.report.plain_data import fix_as_data
+
         schema = {
             "kind": pl.String,
             "title": pl.String,
@@ -229,7 +231,7 @@ class Report(ABC):
             "cause": pl.String,
             "confidence": pl.Float64,
         }
-        return _of_findings(self.diagnosis.fixes, schema)
+        return _rows(map(fix_as_data, self.diagnosis.fixes), schema)
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
@@ -306,13 +308,6 @@ class Report(ABC):
         return Findings(self.to_json(), self.worker_slowdowns())
 
 
-class _Finding(Protocol):
-    """A cause or a fix."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The finding as JSON data."""
-
-
-def _of_findings(found: Iterable[_Finding], schema: Mapping[str, Any]) -> pl.DataFrame:
-    """One row per finding, with the keys of its JSON that fit into a table."""
-    return pl.DataFrame([{name: row[name] for name in schema} for row in (one.to_dict() for one in found)], schema)
+def _rows(things: Iterable[object], schema: Mapping[str, Any]) -> pl.DataFrame:
+    """One row for each, with its attributes of these names."""
+    return pl.DataFrame([{name: getattr(one, name) for name in schema} for one in things], schema)

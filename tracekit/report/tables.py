@@ -18,10 +18,20 @@ import polars as pl
 from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
-from tracekit.report.plain_data import JSON_TABLES
 from tracekit.report.report import COMMON_TABLES, Report
 from tracekit.trace.model import Worker
 
+#: Tables that the JSON object carries row by row.
+JSON_TABLES = (
+    "by_kind",
+    "by_pp_rank",
+    "by_dp_rank",
+    "by_worker",
+    "by_step",
+    "critical_path",
+    "critical_workers",
+    "forward_backward_correlation",
+)
 PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_step", "by_worker_per_step")
 #: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
 TABLE_KEY = "tracekit_table"

@@ -6,7 +6,6 @@ In: what the diagnosis found. Out: `Verdict`, the first line of every report.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
@@ -67,19 +66,3 @@ class Verdict(Struct, frozen=True, eq=False):
     losses: tuple[Loss, ...]
     parts: Parts
     of_mean_ops: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`."""
-        return {
-            "kind": str(self.kind),
-            "label": self.label,
-            "headline_s": self.headline_s,
-            "lost_s": self.lost_s,
-            "share": self.share,
-            "lost_gpu_hours": self.lost_gpu_hours,
-            "lost_gpu_hours_per_day": self.lost_gpu_hours_per_day,
-            "sentence": self.sentence,
-            "confidence": self.confidence,
-            "losses": [{"kind": str(loss.kind), "lost_s": loss.lost_s} for loss in self.losses],
-            "parts": self.parts.to_dict(),
-        }

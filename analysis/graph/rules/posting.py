@@ -70,7 +70,7 @@ class Posting(StrEnum):
 class PostingRule(Struct, frozen=True):
     """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
 
-    posting: Posting
+    rule: Posting
     obeyed: float
     telling: int
 
@@ -152,13 +152,13 @@ def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
 def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
     """The structure of the lanes with the edges of `rule` instead of the published ones."""
     structure = lanes.structure
-    if rule.posting is Posting.SAME_DIRECTION:
+    if rule.rule is Posting.SAME_DIRECTION:
         return structure
-    if rule.posting is Posting.EARLY:
+    if rule.rule is Posting.EARLY:
         kind = structure.kind
         posts = np.isin(kind[structure.before], _COMPUTES) & np.isin(kind[structure.after], _RECVS)
         return replace(structure, before=structure.before[~posts], after=structure.after[~posts])
-    batched = rule.posting is Posting.BATCHED
+    batched = rule.rule is Posting.BATCHED
     call = np.full(len(structure.kind), -1, np.int64)
     edges: list[tuple[Ints, Ints]] = []
     for stage in _stages(lanes):

@@ -14,6 +14,8 @@ from tracekit.analysis.attribution.chance import Parts
 from tracekit.job.graph import GraphJob
 from tracekit.job.load import load_gpu
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.plain_data import Parts as ShownParts
+from tracekit.report.plain_data import plain, shaped
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.model import Layout
@@ -73,7 +75,7 @@ def test_the_noise_of_a_healthy_job_explains_its_slowdown(layout, noise):
 def test_the_parts_add_up():
     """Steps of 1.1, 1.2 and 1.3 s, ideally 1 s, of which noise makes 0.05 s; three standard errors are 0.1 sqrt 3 s."""
     parts = Parts.of(np.array([1.1, 1.2, 1.3]), np.ones(3), np.full(3, 1.05))
-    assert parts.to_dict() == pytest.approx(
+    assert plain(shaped(ShownParts, parts)) == pytest.approx(
         {"lost_s": 0.2, "explained_s": 0.0, "noise_s": 0.05, "unexplained_s": 0.15, "error_s": 0.1 * 3**0.5}
     )
     assert not parts.to_tell

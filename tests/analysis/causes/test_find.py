@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
+from tracekit.report.plain_data import Finding, plain, shaped
 from tracekit.synth import (
     BaseCosts,
     ClockOffset,
@@ -294,12 +294,12 @@ class TestDeclared:
 
     def test_a_cause_is_plain_data(self):
         cause = found_in(job(SlowWorker(dp_rank=1, pp_rank=2, factor=2)))[0]
-        plain = json.loads(json.dumps(cause.to_dict(), allow_nan=False))
-        assert plain["kind"] == "bad-worker"
-        assert plain["where"]["workers"] == [{"dp_rank": 1, "pp_rank": 2}]
-        assert plain["where_text"] == "worker (1,2)"
-        assert plain["saved_s"] > 0
-        assert plain["evidence"][0]["value"] == pytest.approx(1.0, abs=0.05)
+        found = plain(shaped(Finding, cause))
+        assert found["kind"] == "bad-worker"
+        assert found["where"]["workers"] == [{"dp_rank": 1, "pp_rank": 2}]
+        assert found["where_text"] == "worker (1,2)"
+        assert found["saved_s"] > 0
+        assert found["evidence"][0]["value"] == pytest.approx(1.0, abs=0.05)
 
     def test_the_order_of_rows_does_not_matter(self):
         trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5), PythonGc(pause_s=0.3, rate=0.1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +23,7 @@ from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import CostOverlay, step_times
 from tracekit.base.errors import SelectionError
+from tracekit.report.plain_data import Finding, Patterns, fix_as_data, plain, shaped
 from tracekit.synth import (
     BaseCosts,
     LateDataLoading,
@@ -115,9 +115,8 @@ class TestPromises:
         withheld = fixes_of(evidence, [])
         assert withheld
         assert all("no cause explains" in (fix.withheld or "") for fix in withheld)
-        plain = withheld[0].to_dict()
-        assert plain["saved_s"] is None
-        assert plain["new_step_s"] is None
+        shown = fix_as_data(withheld[0])
+        assert (shown.saved_s, shown.new_step_s) == (None, None)
 
     def test_a_cause_that_explains_more_than_the_launch_delays_withholds_nothing(self):
         """Delays of some ops can be negative, so one cause may explain more than all of them add up to."""
@@ -182,7 +181,7 @@ class TestPlans:
         evidence = evidence_of(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))
         causes = {cause.kind: cause for cause in causes_of(evidence)}
         found = fixes_of(evidence, list(causes.values()))
-        by_kind = {fix.kind: fix.to_dict() for fix in reversed(found)}
+        by_kind = {fix.kind: plain(fix_as_data(fix)) for fix in reversed(found)}
         assert by_kind["replace-workers"]["assumes"] is None  # its title says it
         assert by_kind["replace-workers"]["title"].endswith(" as fast as its peers")
         assert by_kind["planned-gc"]["assumes"] == "collections as long as now"
@@ -289,10 +288,10 @@ class TestDiagnosis:
     def test_all_of_it_is_plain_data(self):
         trace = synthesize(replace(SPEC, causes=(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))))
         replay = JobReplay.from_trace(trace)
-        plain = json.loads(json.dumps(diagnose(trace, replay, attribute(replay)).to_dict(), allow_nan=False))
-        assert plain["patterns"]["space"]["shape"] == "one-worker"
-        assert {cause["kind"] for cause in plain["causes"]} == {"bad-worker", "python-gc"}
-        assert plain["fixes"][-1]["kind"] == "combination"
+        found = diagnose(trace, replay, attribute(replay))
+        assert plain(shaped(Patterns, found))["space"]["shape"] == "one-worker"
+        assert {plain(shaped(Finding, cause))["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
+        assert plain(fix_as_data(found.fixes[-1]))["kind"] == "combination"
 
     def test_it_is_what_its_parts_say(self):
         trace = synthesize(replace(SPEC, causes=(SlowLastStage(factor=1.5),)))
@@ -300,9 +299,9 @@ class TestDiagnosis:
         attribution = attribute(replay)
         whole = diagnose(trace, replay, attribution)
         causes = find_causes(trace, replay, attribution)
-        assert [cause.to_dict() for cause in whole.causes] == [cause.to_dict() for cause in causes]
+        assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
         fixes = price_fixes(trace, replay, attribution, causes)
-        assert [fix.to_dict() for fix in whole.fixes] == [fix.to_dict() for fix in fixes]
+        assert list(map(fix_as_data, whole.fixes)) == list(map(fix_as_data, fixes))
 
 
 def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_first():

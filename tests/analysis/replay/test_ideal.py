@@ -126,7 +126,7 @@ def test_ideals_of_another_method_are_those_of_a_replay_made_with_it(method):
 def test_the_published_method_reuses_the_placed_ops_and_finds_what_it_finds_alone(monkeypatch):
     trace = read_parquet(SAMPLES / "collected.parquet")
     replay = JobReplay.from_trace(trace)
-    assert replay.graph.posting.posting is not Posting.SAME_DIRECTION
+    assert replay.graph.posting.rule is not Posting.SAME_DIRECTION
     alone = slowdown(trace, Method.PUBLISHED)
     monkeypatch.delattr(dependency_graph, "place_lanes")
     view = published_view(trace, replay, Method.TRACEKIT)

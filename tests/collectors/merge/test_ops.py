@@ -520,7 +520,7 @@ def test_what_the_host_of_a_pipeline_does_between_ops_is_host_work():
 def test_what_the_host_does_next_waits_for_its_transfers():
     """A transfer begins where the host asked for it, and the work behind its wait behind it, a send's too."""
     graph = PipelineJob(one_transfer(asked=16, went_on=20).trace).replay.graph
-    assert graph.posting.posting is Posting.RECORDED
+    assert graph.posting.rule is Posting.RECORDED
     waits = graph.to_networkx()
     send, recv, host = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, OpKind.HOST_DELAY
     assert {(before[2:], after[2:]) for before, after in waits.edges if send in (before[2], after[2])} == {

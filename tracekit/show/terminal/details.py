@@ -79,11 +79,11 @@ def _figures(report: PipelineReport) -> RenderableType:
 def _posting(report: PipelineReport) -> str:
     """What bounds the start of a receive, as inferred; empty if it is the published rule."""
     found = report.posting
-    if found.posting is Posting.SAME_DIRECTION:
+    if found.rule is Posting.SAME_DIRECTION:
         return ""
-    if found.posting is Posting.RECORDED:
-        return f"posted {_POSTED[found.posting]}"
-    return f"posted {_POSTED[found.posting]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
+    if found.rule is Posting.RECORDED:
+        return f"posted {_POSTED[found.rule]}"
+    return f"posted {_POSTED[found.rule]} ({found.obeyed:.1%} of {found.telling:,} ops that tell)"
 
 
 def _who(report: PipelineReport) -> str:
