@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Mask, Value, count_ops
+from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Mask, Value
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
@@ -45,7 +45,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     """
     graph = replay.graph
     values, codes = _combined(graph, names)
-    ops = sum(count_ops(block, np.ones((1, 1), np.bool_)) for block in graph.blocks)
+    ops = sum(block.start.size if block.present is None else int(block.present.sum()) for block in graph.blocks)
     if 2 * len(values) * ops > COSTLIEST_OP_REPLAYS:
         raise SelectionError(
             f"{' x '.join(names)} has {len(values)} values, and each takes two replays of {ops} ops: choose a"
