@@ -117,4 +117,5 @@ class _Combination(Selection, frozen=True, eq=False):
     code: int
 
     def mask(self, context: Context) -> Mask:
-        return self.codes[context.number] == self.code
+        chosen: Mask = self.codes[context.number] == self.code
+        return chosen
