@@ -14,12 +14,7 @@ import numpy as np
 from tracekit.analysis.attribution.attribution import Attribution, Contribution, CriticalTimes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.attribution.exact_attribution import (
-    Choice,
-    RepresentativeLanes,
-    add_back_lanes,
-    representative_lanes,
-)
+from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
 from tracekit.analysis.attribution.one_changed import step_times_each_changed
 from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -57,7 +52,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
     tell("DP ranks and workers")
     represented = representative_lanes(replay)
-    by_dp_rank = add_back_lanes(replay, represented, lambda template: np.ones(template.rows, np.bool_))
+    by_dp_rank = add_back_lanes(replay, represented)
     by_worker = _by_worker(replay, represented, by_dp_rank)
     tell("launch delays")
     with_delays = replay.step_times(RECORDED)
@@ -183,15 +178,7 @@ def _by_worker(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], 
     stages = replay.graph.layout.pp
     if stages == 1:
         return by_dp_rank[:, :, None]
-    times = np.empty((*by_dp_rank.shape, stages))
-    for at in range(stages):
-        times[:, :, at] = add_back_lanes(replay, represented, _of_stage(at))
-    return times
-
-
-def _of_stage(at: int) -> Choice:
-    """The rows of a stage."""
-    return lambda template: template.pp_rank == at
+    return np.stack([add_back_lanes(replay, represented, at) for at in range(stages)], axis=2)
 
 
 def _delayed(selection: Selection) -> Scenario:

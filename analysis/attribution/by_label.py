@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Value, count_ops
+from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Mask, Value
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
-from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
+from tracekit.analysis.whatif.selection import Context, Selection
 from tracekit.base.errors import SelectionError
 
 #: Every value takes a replay of the whole job; more op evaluations than this take minutes.
@@ -47,7 +45,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     """
     graph = replay.graph
     values, codes = _combined(graph, names)
-    ops = sum(count_ops(block, np.ones((1, 1), np.bool_)) for block in graph.blocks)
+    ops = sum(block.start.size if block.present is None else int(block.present.sum()) for block in graph.blocks)
     if 2 * len(values) * ops > COSTLIEST_OP_REPLAYS:
         raise SelectionError(
             f"{' x '.join(names)} has {len(values)} values, and each takes two replays of {ops} ops: choose a"
@@ -61,9 +59,11 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
             labelled, each = np.where(block.present, here, UNLABELLED).ravel(), 1
             labelled = labelled[labelled != UNLABELLED]
         counts += np.bincount(labelled, minlength=len(values)) * each
-    rows = [_RowsOf(here) for here in codes]
-    added = replay.step_times_each([_Only(rows, code, kept=True) for code in range(len(values))]).mean(axis=1)
-    removed = replay.step_times_each([_Only(rows, code, kept=False) for code in range(len(values))]).mean(axis=1)
+    chosen = [_Combination(codes, code) for code in range(len(values))]
+    added, removed = (
+        replay.step_times_each([scenario(one) for one in chosen]).mean(axis=1)
+        for scenario in (Scenario.addition, Scenario.removal)
+    )
     ideal, original = replay.mean_step_time(IDEAL), replay.mean_step_time(ORIGINAL)
     shares = [
         Share(
@@ -110,34 +110,12 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
     return values, positions
 
 
-class _RowsOf:
-    """The ops of each value in one block, as rows if all lanes agree."""
+class _Combination(Selection, frozen=True, eq=False):
+    """The ops of one combination of values. `codes`: the combination of each op, per block."""
 
-    def __init__(self, codes: Ints) -> None:
-        self.codes = codes
-        self.rows: list[Ints] = []
-        if codes.shape[1] == 1:
-            order = np.argsort(codes[:, 0], kind="stable")
-            bounds = np.searchsorted(codes[order, 0], np.arange(int(codes.max(initial=-1)) + 2))
-            self.rows = [order[first:last] for first, last in pairwise(bounds)]
-
-
-class _Only(Struct, frozen=True):
-    """Scenario: the ideal job with only these ops as recorded (`kept`), or the original with only these ops ideal."""
-
-    rows: Sequence[_RowsOf]
+    codes: Sequence[Ints]
     code: int
-    kept: bool
 
-    def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
-        """The costs of block `number`."""
-        cost, ideal, chosen = durations.cost[number], durations.ideal[number], self.rows[number]
-        none = np.full(graph.blocks[number].template.rows, -1, np.int64)
-        if chosen.codes.shape == (len(none), 1) and ideal.ndim == 1:
-            rows = chosen.rows[self.code] if self.code < len(chosen.rows) else np.empty(0, np.int64)
-            source = none.copy() if self.kept else np.arange(len(none))
-            source[rows] = rows if self.kept else -1
-            return Costs(cost, source, ideal, NO_MATRIX, none)
-        mask = (chosen.codes == self.code) == self.kept
-        costs = np.where(mask, cost, ideal[:, None] if ideal.ndim == 1 else ideal)
-        return Costs(costs, np.arange(len(none)), np.zeros(len(none)), NO_MATRIX, none)
+    def mask(self, context: Context) -> Mask:
+        chosen: Mask = self.codes[context.number] == self.code
+        return chosen

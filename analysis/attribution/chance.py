@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
 from tracekit.analysis.replay.kernel import Costs
 
@@ -99,7 +99,9 @@ def noisy_step_times(replay: JobReplay) -> Floats:
 
 def _factors(block: Block, cost: Floats) -> Floats:
     """The noise of each op of a block as a factor of its usual cost, [rows, lanes]."""
-    factor, previous = np.empty_like(cost), _previous_lane(block)
+    order = np.lexsort((block.step, block.dp_rank))
+    dp_rank, factor = block.dp_rank[order], np.empty_like(cost)
+    previous = _previous(order, dp_rank[1:] == dp_rank[:-1])
 
     def compare(kind: int) -> None:
         rows = np.flatnonzero(block.template.kind == kind)
@@ -117,11 +119,7 @@ def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
         cost[block.op] = of_block
     order = np.lexsort((ops.start, ops.step, ops.rank, ops.peer))
     alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
-    previous = np.arange(len(order))
-    previous[order[1:][alike]] = order[:-1][alike]
-    first = order[:-1][alike & (previous[order[:-1]] == order[:-1])]
-    previous[first] = order[1:][alike & (previous[order[:-1]] == order[:-1])]
-    logs = _of_previous(cost[None], previous)[0]
+    logs = _of_previous(cost[None], _previous(order, alike))[0]
     ranked, count = np.lexsort((np.abs(logs), ops.peer)), np.bincount(ops.peer)
     middle = np.cumsum(count) - count + np.maximum(count - 1, 0) // 2
     usual = np.abs(logs)[ranked[np.minimum(middle, len(ranked) - 1)]]
@@ -129,11 +127,9 @@ def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
     return _with_factors(replay, [factor[block.op] for block in graph.blocks])
 
 
-def _previous_lane(block: Block) -> Ints:
-    """The lane of the same DP rank in the step before, for the first one that in the step after, [lanes]."""
-    order = np.lexsort((block.step, block.dp_rank))
-    previous = np.arange(block.lanes)
-    alike = block.dp_rank[order][1:] == block.dp_rank[order][:-1]
+def _previous(order: Ints, alike: Bools) -> Ints:
+    """The one before each in `order`; for one that is not `alike` with it, [order - 1], the one after it if alike."""
+    previous = np.arange(len(order))
     previous[order[1:][alike]] = order[:-1][alike]
     first = alike & ~np.concatenate([[False], alike[:-1]])
     previous[order[:-1][first]] = order[1:][first]

@@ -1,8 +1,8 @@
-"""The critical path across ranks: the chain of ops that determines the step time, and the slack of all other ops.
+"""The critical path across ranks: the chain of ops that determines the step time.
 
-In: a replay and a scenario. Out: `CriticalPath`, whose ops and gaps add up to the time of each step, and the slack of
-every op. Walks a replayed timeline backwards: from the op that ends last to the op that it waited for longest, and on
-to another rank wherever a collective or transfer waited for one.
+In: a replay and a scenario. Out: `CriticalPath`, whose ops and gaps add up to the time of each step. Walks a replayed
+timeline backwards: from the op that ends last to the op that it waited for longest, and on to another rank wherever a
+collective or transfer waited for one.
 """
 
 from __future__ import annotations
@@ -146,34 +146,6 @@ def critical_ops(replay: JobReplay, scenario: CostRule) -> pl.DataFrame:
             )
         )
     return pl.concat(frames).sort("place").drop("place")
-
-
-def slack(replay: GraphReplay, scenario: CostRule) -> tuple[Floats, ...]:
-    """Delay with which each op could end without making its step longer, seconds, [rows, lanes] per block.
-
-    Only for graphs in which all lanes of a step have the same template.
-    """
-    graph = replay.graph
-    assert not graph.blocks_meet, "lanes of several templates meet in one step"
-    found = []
-    for number, (block, timeline) in enumerate(zip(graph.blocks, replay.timelines(scenario), strict=True)):
-        template, costs = block.template, scenario.costs(graph, replay.durations, number)
-        shape = timeline.end.shape
-        cost, delay = np.empty(shape), np.zeros(shape)
-        cost[:] = costs.constant[:, None]
-        varies, late = np.flatnonzero(costs.matrix_row >= 0), np.flatnonzero(costs.delay_row >= 0)
-        cost[varies] = costs.matrix[costs.matrix_row[varies]]
-        if len(late):
-            delay[late] = costs.delay[costs.delay_row[late]]
-        times = np.zeros(len(graph.steps))
-        np.maximum.at(times, block.step, timeline.end.max(axis=0))
-        latest = np.empty(shape)
-        native.latest_ends(
-            template.first_wait, template.waits_for, template.order, template.first_of_group, template.rendezvous,
-            block.first_lane, template.is_communication, cost, delay, times[block.step], latest,
-        )  # fmt: skip
-        found.append(latest - timeline.end)
-    return tuple(found)
 
 
 class _Ops(Struct, frozen=True, eq=False):

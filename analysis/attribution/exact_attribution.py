@@ -9,7 +9,7 @@ differ (for example, if most workers collect garbage, at different places) does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,10 @@ from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.template import Template, build_coupled_template
-from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
 from tracekit.analysis.whatif.scenario import IDEAL
-
-#: Which rows of a lane are added back as recorded, [rows]. The lane's own rows come first in the template.
-Choice = Callable[[Template], npt.NDArray[np.bool_]]
 
 
 class RepresentativeLanes(Struct, frozen=True, eq=False):
@@ -79,15 +76,15 @@ def _coupled(blocks: Sequence[Block]) -> Template:
     return replace(template, begin=np.concatenate([block.template.begin for block in blocks]))
 
 
-def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], choice: Choice) -> Floats:
-    """Step times, seconds, [steps, dp_ranks], with everything ideal except the chosen rows of that DP rank."""
+def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], stage: int | None = None) -> Floats:
+    """Step times, seconds, [steps, dp_ranks], with everything ideal except that DP rank, or its worker on `stage`."""
     if not represented:
-        return _one_by_one(replay, choice)
+        return _one_by_one(replay, stage)
     graph = replay.graph
     times = np.repeat(replay.step_times(IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     for part in represented:
         template = part.template
-        chosen = choice(template) & (template.member == 0)
+        chosen = _of_stage(template, stage) & (template.member == 0)
         rows = np.where(chosen, np.arange(template.rows), -1)
         none = np.full(template.rows, -1)
         costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
@@ -95,7 +92,12 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
     return times
 
 
-def _one_by_one(replay: JobReplay, choice: Choice) -> Floats:
+def _of_stage(template: Template, stage: int | None) -> Bools:
+    """Mask of the rows of a stage, or of all, [rows]."""
+    return np.ones(template.rows, np.bool_) if stage is None else template.pp_rank == stage
+
+
+def _one_by_one(replay: JobReplay, stage: int | None) -> Floats:
     """The result of `add_back_lanes`, from one replay per DP rank."""
     graph, durations = replay.graph, replay.durations
     blocks = list(zip(graph.blocks, durations.cost, durations.ideal, strict=True))
@@ -103,7 +105,7 @@ def _one_by_one(replay: JobReplay, choice: Choice) -> Floats:
         np.repeat(ideal[:, None], block.lanes, axis=1) if ideal.ndim == 1 else ideal.copy()
         for block, _, ideal in blocks
     ]
-    chosen = [np.flatnonzero(choice(block.template)) for block in graph.blocks]
+    chosen = [np.flatnonzero(_of_stage(block.template, stage)) for block in graph.blocks]
     times = np.empty((len(graph.steps), len(graph.dp_ranks)))
     for at, dp_rank in enumerate(graph.dp_ranks):
         for (block, recorded, _), cost, rows in zip(blocks, costs, chosen, strict=True):

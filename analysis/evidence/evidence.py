@@ -280,15 +280,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         delays = self.replay.durations.launch_delay if paused is None else paused.delays_left
         return delays if self.breaks is None else self.breaks.without(delays)
 
-    @cached_property
-    def pause_share(self) -> float:
-        """The share of the step that late starts due to pauses add to it."""
-        if self.paused_starts is None:
-            return 0.0
-        everywhere = np.ones((self.stages, len(self.dp_ranks)), np.bool_)
-        without_s = float(step_times(self.replay, (self.paused_starts.change(everywhere),)).mean())
-        return (self.unchanged_s - without_s) / self.attribution.original_s
-
     @property
     def table(self) -> ComputeTable:
         """The computes of the job."""

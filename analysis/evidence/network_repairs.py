@@ -142,7 +142,7 @@ def exchanged(traffic: Traffic, card: SlowCard) -> Bools:
     return here & long
 
 
-def usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
+def usual_exchange_s(traffic: Traffic, card: SlowCard) -> Floats:
     """The usual exchange of embedding gradients, seconds, [ops, 1, 1].
 
     If the exchanges of all DP ranks pass the card, none of them shows what is usual: they are assumed to be slowed as
@@ -150,7 +150,7 @@ def usual_exchange_s(traffic: Traffic, card: SlowCard | None = None) -> Floats:
     """
     seconds = median(traffic.exchanges, (1,))
     usual = lower_median(seconds, axis=1)[:, None, None]
-    if card is None or not traffic.exchanges.size:
+    if not traffic.exchanges.size:
         return usual
     dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in {0, traffic.evidence.stages - 1}}
     return usual if len(dp_ranks) < seconds.shape[1] else usual / card.fastest_factor

@@ -27,8 +27,6 @@ RING_SHARE = 0.3
 CARD_MARGIN = 1.5
 #: A side of a card is slow if its fastest transfers take at least this share of the other side's.
 SIDE_SHARE = 0.5
-#: A card is slow in at least this share of the steps in which any of its links is slow; otherwise the link is.
-WITH_ITS_LINKS_SHARE = 0.9
 SENDING, RECEIVING = "sending", "receiving"
 #: All transfers of a slow link are slow, except for some that are recorded too short. A link with some fast transfers
 #: only waits behind another one.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import worker_factor
@@ -20,7 +21,6 @@ from tracekit.analysis.fixes.partition import (
     StageModel,
     best_split,
     stage_model,
-    with_slowness,
     work_shares,
 )
 from tracekit.analysis.fixes.plan import MACHINE, Plan
@@ -52,22 +52,15 @@ def layer_plans(
         return
     check_layers(evidence.trace, layers)
     known = layers or _from_metadata(evidence.trace)
-    if known is None:
-        yield from _work_moved(evidence, uneven, slow)
-        return
-    model, lane = stage_model(profile.base_s, known), OneLane.of(evidence.replay)
-    if uneven is not None:
-        yield from _repartitioned(evidence, model, lane, uneven)
-    if slow is not None:
-        yield from _spared(evidence, model, lane, slow)
-
-
-def _work_moved(evidence: Evidence, uneven: Finding | None, slow: Finding | None) -> Iterator[Plan]:
-    """Plans that give the work of each stage; used if the layers are unknown."""
-    if uneven is not None:
-        yield from _shares(evidence, np.ones(evidence.stages), uneven, around=False)
-    if slow is not None:
-        yield from _shares(evidence, _slowness(evidence), slow, around=True)
+    for cause, around in ((uneven, False), (slow, True)):
+        if cause is None:
+            continue
+        slowness = _slowness(evidence) if around else np.ones(evidence.stages)
+        if known is None:
+            yield from _shares(evidence, slowness, cause, around=around)
+        else:
+            model = replace(stage_model(profile.base_s, known), slowness=slowness)
+            yield from _repartitioned(evidence, model, cause, around=around)
 
 
 def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: bool) -> Iterator[Plan]:
@@ -97,16 +90,18 @@ def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: boo
     yield _moved(title, change, details, cause, around=around, edit=edit)
 
 
-def _repartitioned(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding) -> Iterator[Plan]:
+def _repartitioned(evidence: Evidence, model: StageModel, cause: Finding, *, around: bool) -> Iterator[Plan]:
+    """Split the layers anew; `around`: fewer of them for a slow worker that cannot be replaced."""
+    lane = OneLane.of(evidence.replay)
     best = best_split(model, lane)
     if best == model.layers:
         return
     details = _details(model, best)
-    alone = _loss_alone(model, lane)
-    if alone is not None:
+    if not around and (alone := _loss_alone(model, lane)) is not None:
         details["loss_alone"] = alone
-    title = f"Split the layers {_listed(best)} over the stages"
-    yield _moved(title, _split(evidence, model, best), details, cause, around=False, edit=_edit(model, best))
+    title = f"{'Keep the slow worker, split' if around else 'Split'} the layers {_listed(best)} over the stages"
+    edit = f"layers={_listed(model.layers)}>{_listed(best)}"
+    yield _moved(title, _split(evidence, model, best), details, cause, around=around, edit=edit)
 
 
 def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
@@ -118,16 +113,6 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
     split = (*(total // others + (at < total % others) for at in range(others)), 0)
     now_s = lane.step_s(model.chunk_s(model.layers))
     return {"layers": list(split), "step_over_now": lane.step_s(model.chunk_s(split)) / now_s}
-
-
-def _spared(evidence: Evidence, model: StageModel, lane: OneLane, cause: Finding) -> Iterator[Plan]:
-    """Give fewer layers to the stage of a slow worker that cannot be replaced."""
-    best = best_split(with_slowness(model, _slowness(evidence)), lane)
-    if best == model.layers:
-        return
-    title = f"Keep the slow worker, split the layers {_listed(best)} over the stages"
-    change = _split(evidence, model, best)
-    yield _moved(title, change, _details(model, best), cause, around=True, edit=_edit(model, best))
 
 
 def split_again(evidence: Evidence, now: tuple[int, ...], then: tuple[int, ...]) -> Scale:
@@ -144,10 +129,6 @@ def split_again(evidence: Evidence, now: tuple[int, ...], then: tuple[int, ...])
 
 def _split(evidence: Evidence, model: StageModel, layers: tuple[int, ...]) -> Scale:
     return Scale(evidence.table, model.factor(layers)[:, :, :, None, None, None])
-
-
-def _edit(model: StageModel, layers: tuple[int, ...]) -> str:
-    return f"layers={_listed(model.layers)}>{_listed(layers)}"
 
 
 def _listed(layers: Sequence[int]) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import cached_property
 from heapq import heapify, heapreplace
+from itertools import permutations
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats
@@ -54,7 +54,7 @@ class StageModel(Struct, frozen=True, eq=False):
         return self.chunk_s(layers) / self.chunk_s(self.layers)
 
 
-def stage_model(base_s: Floats, layers: tuple[int, ...], slowness: Floats | None = None) -> StageModel:
+def stage_model(base_s: Floats, layers: tuple[int, ...]) -> StageModel:
     """Fit the model to `base_s`, seconds per chunk [kinds, stages, chunks].
 
     The cost of a layer is the median over the inner stages (with fewer than three stages: over all but the last). What
@@ -67,10 +67,7 @@ def stage_model(base_s: Floats, layers: tuple[int, ...], slowness: Floats | None
     extra = total - layer_s[:, None] * np.array(layers)
     extra[:, 1:-1] = 0.0
     extra[np.abs(extra) < SMALLEST_EXTRA * total] = 0.0
-    stages = len(layers)
-    return StageModel(
-        layers, layer_s, np.maximum(extra, 0.0), base_s.shape[2], np.ones(stages) if slowness is None else slowness
-    )
+    return StageModel(layers, layer_s, np.maximum(extra, 0.0), base_s.shape[2], np.ones(len(layers)))
 
 
 class OneLane(Struct, frozen=True, eq=False, dict=True):
@@ -113,8 +110,8 @@ def work_shares(work_s: Floats, slowness: Floats) -> Floats:
     return shares
 
 
-def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[int, ...]:
-    """The integer split with the shortest step, each stage with at least `smallest` layers.
+def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
+    """The integer split with the shortest step, each stage with at least one layer.
 
     Starts from the split whose costliest stage is cheapest, then moves single layers while that shortens the replayed
     step.
@@ -123,22 +120,22 @@ def best_split(model: StageModel, lane: OneLane, *, smallest: int = 1) -> tuple[
     def step_s(layers: tuple[int, ...]) -> float:
         return lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None])
 
-    best = min((model.layers, _even(model, smallest)), key=step_s)
+    best = min((model.layers, _even(model)), key=step_s)
     best_s = step_s(best)
     for _ in range(MOVES):
-        options = [(step_s(moved), moved) for moved in _moves(best, smallest)]
+        options = [(step_s(moved), moved) for moved in _moves(best)]
         if not options or min(options)[0] >= best_s * (1 - 1e-9):
             break
         best_s, best = min(options)
     return best
 
 
-def _even(model: StageModel, smallest: int) -> tuple[int, ...]:
+def _even(model: StageModel) -> tuple[int, ...]:
     """Deal the layers one by one, each to the stage that is cheapest after taking it."""
     layer = float(model.layer_s.sum())
     cost = model.extra_s.sum(axis=0)
-    layers = [smallest] * len(model.layers)
-    cheapest = [((cost[at] + (smallest + 1) * layer) * model.slowness[at], at) for at in range(len(layers))]
+    layers = [1] * len(model.layers)
+    cheapest = [((cost[at] + 2 * layer) * model.slowness[at], at) for at in range(len(layers))]
     heapify(cheapest)
     for _ in range(sum(model.layers) - sum(layers)):
         at = cheapest[0][1]
@@ -147,21 +144,10 @@ def _even(model: StageModel, smallest: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _moves(layers: tuple[int, ...], smallest: int) -> list[tuple[int, ...]]:
+def _moves(layers: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every split that differs by one moved layer."""
-    moves = []
-    for giver in range(len(layers)):
-        if layers[giver] <= smallest:
-            continue
-        for taker in range(len(layers)):
-            if taker != giver:
-                moved = list(layers)
-                moved[giver] -= 1
-                moved[taker] += 1
-                moves.append(tuple(moved))
-    return moves
-
-
-def with_slowness(model: StageModel, slowness: Floats) -> StageModel:
-    """The same model with the given `slowness` of each stage."""
-    return replace(model, slowness=slowness)
+    return [
+        tuple(count - (at == giver) + (at == taker) for at, count in enumerate(layers))
+        for giver, taker in permutations(range(len(layers)), 2)
+        if layers[giver] > 1
+    ]

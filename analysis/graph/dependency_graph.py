@@ -33,7 +33,6 @@ from tracekit.analysis.graph.rules.posting import (
     infer_posting,
     with_posting,
 )
-from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, rendezvous_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.base.errors import GraphError
@@ -50,25 +49,15 @@ _KIND_NAMES = tuple(str(kind) for kind in KINDS)
 Node = tuple[int, int, OpKind, int]
 
 
-class Block(Struct, frozen=True, eq=False):
+class Block(LaneGroup, frozen=True, eq=False, kw_only=True):
     """A template and the lanes that it covers, ordered by (step, dp_rank).
 
-    `step`: index into `DependencyGraph.steps`, `dp_rank`: both [lanes]. `first_lane`: where the lanes of each step
-    begin, [steps here + 1]. `start`, `duration`: recorded seconds, [rows, lanes]. `microbatch` (-1 for none), `seq`:
-    [rows, 1] or [rows, lanes]. `present`: mask of the ops that exist, [rows, lanes], None for all; an absent op takes
-    no time and begins when the op before it ends.
+    `step`: index into `DependencyGraph.steps`. `first_lane`: where the lanes of each step begin, [steps here + 1]. The
+    other fields: as in `PlacedLanes`; `posted` and `resumed` are None.
     """
 
     template: Template
-    structure: Structure
-    step: Int32s
     first_lane: Ints
-    dp_rank: Int32s
-    start: Floats
-    duration: Floats
-    microbatch: Int32s
-    seq: Int32s
-    present: Mask | None = None
 
     @property
     def lanes(self) -> int:
@@ -104,17 +93,7 @@ class Block(Struct, frozen=True, eq=False):
 
     def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
         """The block with only these lanes, with steps renumbered to `step`."""
-        return replace(
-            self,
-            step=step,
-            first_lane=first_lanes(step),
-            dp_rank=self.dp_rank[lanes],
-            start=np.ascontiguousarray(self.start[:, lanes]),
-            duration=np.ascontiguousarray(self.duration[:, lanes]),
-            microbatch=self.microbatch if self.microbatch.shape[1] == 1 else self.microbatch[:, lanes],
-            seq=self.seq if self.seq.shape[1] == 1 else self.seq[:, lanes],
-            present=None if self.present is None else np.ascontiguousarray(self.present[:, lanes]),
-        )
+        return replace(self.only(lanes), step=step, first_lane=first_lanes(step))
 
 
 class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
@@ -326,18 +305,9 @@ def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
 
 def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:
     step = np.searchsorted(replayed, group.step).astype(np.int32)
-    return Block(
-        template=template,
-        structure=group.structure,
-        step=step,
-        first_lane=first_lanes(step),
-        dp_rank=group.dp_rank,
-        start=group.start,
-        duration=group.duration,
-        microbatch=group.microbatch,
-        seq=group.seq,
-        present=group.present,
-    )
+    fields = {name: getattr(group, name) for name in group.__struct_fields__}
+    changed = {"step": step, "first_lane": first_lanes(step), "posted": None, "resumed": None}
+    return Block(**fields | changed, template=template)
 
 
 def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> DependencyGraph:

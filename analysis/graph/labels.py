@@ -98,13 +98,6 @@ class LabelledGraph(Protocol):
         ...
 
 
-def count_ops(block: LabelledBlock, mask: Mask) -> int:
-    """The number of a block's ops in `mask`, which broadcasts to [rows, lanes]."""
-    if block.present is not None:
-        return int((mask & block.present).sum())
-    return int(mask.sum()) * (block.start.size // mask.size)
-
-
 def unknown_label(name: str, known: Iterable[str]) -> SelectionError:
     """The error for a label that no op of the job has."""
     return SelectionError(f"{name!r:.80} is not a label of this job; it has {', '.join(known)}")

@@ -34,24 +34,10 @@ NONE = -1
 _MOST_SHOWN = 4
 
 
-class LaneGroup(Struct, frozen=True, eq=False):
-    """All lanes of one structure. Lanes are ordered by (step, dp_rank).
-
-    `step`: index into `Lanes.steps`, `dp_rank`: both [lanes]. `start`, `duration`: recorded seconds, [rows, lanes].
-    `microbatch`, `seq`: [rows, 1] if all lanes agree, else [rows, lanes]. `present`: ops that each lane has, [rows,
-    lanes], None for all; an absent op takes no time, between its neighbours. `posted`, `resumed`: as in `PlacedLanes`.
-    """
+class LaneGroup(PlacedLanes, frozen=True, eq=False, kw_only=True):
+    """All lanes of one structure, ordered by (step, dp_rank)."""
 
     structure: Structure
-    step: Int32s
-    dp_rank: Int32s
-    start: Floats
-    duration: Floats
-    microbatch: Int32s
-    seq: Int32s
-    present: npt.NDArray[np.bool_] | None
-    posted: Floats | None = None
-    resumed: Floats | None = None
 
 
 class Lanes(Struct, frozen=True, eq=False):
@@ -279,18 +265,7 @@ def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
             where=f"{short(trace.name)}: step {steps[placed.step[0]]}, dp_rank {placed.dp_rank[0]}",
         )
     )
-    return LaneGroup(
-        structure=structure,
-        step=placed.step,
-        dp_rank=placed.dp_rank,
-        start=placed.start,
-        duration=placed.duration,
-        microbatch=placed.microbatch,
-        seq=placed.seq,
-        present=placed.present,
-        posted=placed.posted,
-        resumed=placed.resumed,
-    )
+    return LaneGroup(**{name: getattr(placed, name) for name in placed.__struct_fields__}, structure=structure)
 
 
 def _host_times(trace: Trace) -> tuple[Floats, Floats] | None:

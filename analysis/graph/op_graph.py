@@ -151,20 +151,6 @@ class OpGraph:
             graph.add_edge(before, after, why=Why(why).name.lower())
         return graph
 
-    @classmethod
-    def from_networkx(
-        cls, graph: networkx.DiGraph[int], *, axes: Sequence[str] = (), groups: Sequence[ProcessGroup] = ()
-    ) -> OpGraph:
-        """The inverse of `to_networkx`: nodes need `rank`, `start` and `duration`."""
-        row = {node: at for at, node in enumerate(graph.nodes)}
-        edges = [(row[before], row[after], data.get("why", "rule")) for before, after, data in graph.edges(data=True)]
-        return cls.from_frames(
-            pl.DataFrame([dict(data) for _, data in graph.nodes(data=True)], infer_schema_length=None),
-            pl.DataFrame(edges, schema={"before": pl.Int64, "after": pl.Int64, "why": pl.String}, orient="row"),
-            axes=axes,
-            groups=groups,
-        )
-
 
 def require_columns(frame: pl.DataFrame, names: Sequence[str], what: str) -> None:
     """Raise TraceError if a column is missing. `what`: the name of the frame in the message."""

@@ -6,15 +6,16 @@ same way to lanes of equal signature.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, DP_STREAM, is_held
-from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.trace.model import KINDS, OpKind
 
 _MIX = 0x9E3779B97F4A7C15
@@ -49,20 +50,17 @@ class PlacedLanes(Struct, frozen=True, eq=False):
         """`counts` as [stages, kinds]."""
         return self.counts.reshape(-1, len(KINDS))
 
-    def only(self, lanes: npt.NDArray[np.int64]) -> PlacedLanes:
+    def only(self, lanes: Ints) -> Self:
         """Only these lanes; no copy if that is all of them."""
-        return PlacedLanes(
-            counts=self.counts,
-            step=self.step[lanes],
-            dp_rank=self.dp_rank[lanes],
-            start=_of_lanes(self.start, lanes),
-            duration=_of_lanes(self.duration, lanes),
-            chunk=_of_lanes(self.chunk, lanes),
-            microbatch=_of_lanes(self.microbatch, lanes),
-            seq=_of_lanes(self.seq, lanes),
-            posted=None if self.posted is None else _of_lanes(self.posted, lanes),
-            resumed=None if self.resumed is None else _of_lanes(self.resumed, lanes),
-        )
+        names = ("start", "duration", "chunk", "microbatch", "seq", "present", "posted", "resumed")
+        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
+        some = {name: self._of_lanes(part, lanes) for name, part in parts.items()}
+        return replace(self, step=self.step[lanes], dp_rank=self.dp_rank[lanes], **some)
+
+    def _of_lanes(self, matrix: npt.NDArray[Any], lanes: Ints) -> npt.NDArray[Any]:
+        """The columns of `lanes`; no copy if that is all of them, or if all lanes share one column."""
+        shared = matrix.shape[1] == 1 < len(self.step)
+        return matrix if shared or len(lanes) == len(self.step) else np.ascontiguousarray(matrix[:, lanes])
 
 
 def by_structure(placed: PlacedLanes) -> list[npt.NDArray[np.int64]]:
@@ -88,11 +86,6 @@ def by_value(keys: npt.NDArray[np.uint64], items: npt.NDArray[np.int64]) -> list
     """`items` split by equal key, groups in order of first appearance, items in order."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return [items[inverse == number] for number in np.argsort(first, kind="stable")]
-
-
-def _of_lanes(matrix: npt.NDArray[Any], lanes: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The columns of `lanes`; no copy if that is all of them, or if all lanes share one column."""
-    return matrix if matrix.shape[1] in (1, len(lanes)) else np.ascontiguousarray(matrix[:, lanes])
 
 
 def _stream_ranges(by_stage: Int32s) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -167,24 +167,6 @@ def critical_paths(
     graphs meet these, and a path ends at a rendezvous, with -1 for who arrived last.
     """
 
-def latest_ends(
-    first_wait: _Int64s,
-    waits_for: _Int64s,
-    order: _Int64s,
-    first_of_group: _Int64s,
-    rendezvous: _Int64s,
-    first_lane: _Int64s,
-    is_communication: _Bools,
-    cost: _Floats,
-    delay: _Floats,
-    step_end: _Floats,
-    latest_end: _Floats,
-) -> None:
-    """Fill `latest_end`, [rows, lanes]: how late each op could end without making its step longer.
-
-    `cost`, `delay`: [rows, lanes]; `step_end`: when each lane's step ends, [lanes].
-    """
-
 def proximal_step(
     value: _Floats,
     low: _Floats,

@@ -23,7 +23,6 @@ KERNEL(launch_delays);
 
 /* critical.c */
 KERNEL(critical_paths);
-KERNEL(latest_ends);
 
 /* proximal.c */
 KERNEL(proximal_step);

@@ -16,7 +16,6 @@ static PyMethodDef methods[] = {
     METHOD(transfer_durations),
     METHOD(launch_delays),
     METHOD(critical_paths),
-    METHOD(latest_ends),
     METHOD(proximal_step),
     METHOD(replay),
     {NULL, NULL, 0, NULL},

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Part = TypeVar("Part")
 First = TypeVar("First")
@@ -45,15 +45,9 @@ def each(
 
 def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
     """Call two functions, at the same time if they read many numbers, and return both results."""
-    if numbers < WORTH_THREADS:
-        return first(), second()
-    with ThreadPoolExecutor(1, thread_name_prefix="arrays") as other:
-        try:
-            running = other.submit(first)
-        except RuntimeError:
-            return first(), second()
-        found = second()
-        return running.result(), found
+    found: dict[int, Any] = {}
+    each(lambda at: found.__setitem__(at, (first, second)[at]()), range(2), numbers=numbers)
+    return found[0], found[1]
 
 
 def slices(length: int, numbers: int) -> list[slice]:

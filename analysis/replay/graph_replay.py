@@ -24,8 +24,7 @@ from tracekit.analysis.replay.kernel import (
     Timeline,
     replay_lanes,
     replay_meeting_lanes,
-    replay_meeting_timelines,
-    replay_timeline,
+    replay_timelines,
 )
 
 #: If a block has fewer lanes than this, replay scenarios side by side until there are as many: walking the graph costs
@@ -65,9 +64,9 @@ class GraphReplay(Struct, frozen=True, eq=False):
         """The duration of each step under `scenario`, seconds, [steps]. `threads`: default one per core."""
         return self._step_times(self._lanes(scenario), threads=threads)
 
-    def step_times_at(self, costs: Sequence[Costs], *, threads: int | None = None) -> Floats:
+    def step_times_at(self, costs: Sequence[Costs]) -> Floats:
         """The duration of each step for given costs of the ops of each block, seconds, [steps]."""
-        return self._step_times(self._lanes_at(costs), threads=threads)
+        return self._step_times(self._lanes_at(costs))
 
     def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
         """The duration of each step under each scenario, seconds, [scenarios, steps].
@@ -101,16 +100,12 @@ class GraphReplay(Struct, frozen=True, eq=False):
         """T(scenario): the mean over the steps, seconds."""
         return float(self.step_times(scenario).mean())
 
-    def timelines(self, scenario: CostRule, *, threads: int | None = None) -> tuple[Timeline, ...]:
+    def timelines(self, scenario: CostRule) -> tuple[Timeline, ...]:
         """Times of every op under `scenario`, one timeline per block of the graph."""
-        if self.graph.blocks_meet:
-            return tuple(replay_meeting_timelines(self._lanes(scenario), self.graph.rendezvous_count, threads=threads))
-        return tuple(
-            replay_timeline(lanes.template, lanes.first_lane, lanes.costs, threads=threads)
-            for lanes in self._lanes(scenario)
-        )
+        graph = self.graph
+        return tuple(replay_timelines(self._lanes(scenario), graph.rendezvous_count, meet=graph.blocks_meet))
 
-    def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None) -> Floats:
+    def _step_times(self, parts: Sequence[LanesToReplay], *, threads: int | None = None) -> Floats:
         if self.graph.blocks_meet:
             ends = replay_meeting_lanes(parts, self.graph.rendezvous_count, threads=threads)
         else:

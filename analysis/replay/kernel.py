@@ -96,13 +96,6 @@ def replay_lanes(template: CompiledGraph, first_lane: Ints, costs: Costs, *, thr
     return ends
 
 
-def replay_timeline(template: CompiledGraph, first_lane: Ints, costs: Costs, *, threads: int | None = None) -> Timeline:
-    """Times of every op of every lane. Arguments as for `replay_lanes`."""
-    timeline = _empty_timeline(template, first_lane)
-    _run(template, first_lane, costs, np.zeros(int(first_lane[-1])), timeline, threads=threads)
-    return timeline
-
-
 def replay_meeting_lanes(
     parts: Sequence[LanesToReplay], rendezvous_count: int, *, threads: int | None = None
 ) -> list[Floats]:
@@ -114,12 +107,19 @@ def replay_meeting_lanes(
     return ends
 
 
-def replay_meeting_timelines(
-    parts: Sequence[LanesToReplay], rendezvous_count: int, *, threads: int | None = None
-) -> list[Timeline]:
-    """Like `replay_timeline`, for lanes of several templates that meet `rendezvous_count` times per step."""
-    timelines = [_empty_timeline(part.template, part.first_lane) for part in parts]
-    _run_meeting(parts, rendezvous_count, [np.zeros(len(part.step)) for part in parts], timelines, threads=threads)
+def replay_timelines(parts: Sequence[LanesToReplay], rendezvous_count: int, *, meet: bool) -> list[Timeline]:
+    """Times of every op of every lane, a timeline for each template.
+
+    `meet`: lanes of several templates meet, `rendezvous_count` times per step.
+    """
+    shapes = [(part.template.rows, int(part.first_lane[-1])) for part in parts]
+    timelines = [Timeline(np.empty(shape), np.empty(shape)) for shape in shapes]
+    ends = [np.zeros(lanes) for _, lanes in shapes]
+    if meet:
+        _run_meeting(parts, rendezvous_count, ends, timelines)
+    else:
+        for part, end, timeline in zip(parts, ends, timelines, strict=True):
+            _run(part.template, part.first_lane, part.costs, end, timeline)
     return timelines
 
 
@@ -159,11 +159,6 @@ _NO_TIMELINE = Timeline(NO_MATRIX, NO_MATRIX)
 _NOT_MET = np.empty((0, 0))
 
 
-def _empty_timeline(template: CompiledGraph, first_lane: Ints) -> Timeline:
-    shape = (template.rows, int(first_lane[-1]))
-    return Timeline(np.empty(shape), np.empty(shape))
-
-
 def _contiguous(costs: Costs) -> Costs:
     """The same costs in the memory layout of the kernel."""
     names = ("matrix", "constant", "delay", "changed")
@@ -192,7 +187,13 @@ def _replay(
 
 
 def _run(
-    template: CompiledGraph, first_lane: Ints, costs: Costs, ends: Floats, timeline: Timeline, *, threads: int | None
+    template: CompiledGraph,
+    first_lane: Ints,
+    costs: Costs,
+    ends: Floats,
+    timeline: Timeline,
+    *,
+    threads: int | None = None,
 ) -> None:
     """Fill `ends` (and `timeline`), distributing runs of whole steps over the cores."""
     costs, everything = _contiguous(costs), (0, 0, len(template.rendezvous))
@@ -211,7 +212,7 @@ def _run_meeting(
     ends: Sequence[Floats],
     timelines: Sequence[Timeline],
     *,
-    threads: int | None,
+    threads: int | None = None,
 ) -> None:
     """Like `_run`, round by round: all templates up to where they meet, the rendezvous, then the next round."""
     steps = max(int(part.step[-1]) for part in parts) + 1

@@ -21,13 +21,7 @@ from msgspec.structs import replace
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.replay.kernel import (
-    Costs,
-    LanesToReplay,
-    Timeline,
-    replay_meeting_timelines,
-    replay_timeline,
-)
+from tracekit.analysis.replay.kernel import Costs, LanesToReplay, replay_timelines
 from tracekit.trace.model import KINDS, P2P
 
 #: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
@@ -229,12 +223,7 @@ def _recorded_ends(graph: DependencyGraph) -> _Ends:
 
 def _replayed_ends(graph: DependencyGraph, costs: Sequence[Costs]) -> _Ends:
     parts = [part for part in with_beginnings(graph, costs) if len(part.step)]
-    replayed: list[Timeline]
-    if graph.blocks_meet:
-        replayed = replay_meeting_timelines(parts, graph.rendezvous_count)
-    else:
-        replayed = [replay_timeline(part.template, part.first_lane, part.costs) for part in parts]
-    ends = iter(timeline.end for timeline in replayed)
+    ends = iter(timeline.end for timeline in replay_timelines(parts, graph.rendezvous_count, meet=graph.blocks_meet))
     return _ends(graph, [next(ends) if block.lanes else block.start for block in graph.blocks])
 
 

@@ -96,7 +96,7 @@ class CostOverlay(Struct):
     def recorded(cls, replay: GraphReplay) -> CostOverlay:
         """Costs as the job ran."""
         delays, none = replay.durations.launch_delay, np.zeros(len(replay.graph.steps))
-        stalled_s, overlap_s = None, None
+        stalled_s = overlap_s = None
         kept = [np.ones(block.template.rows, np.bool_) for block in replay.graph.blocks]
         if isinstance(replay, JobReplay):
             stalled_s, overlap_s = replay.stalled_s, replay.overlap_s
@@ -113,16 +113,6 @@ class CostOverlay(Struct):
             none if overlap_s is None else overlap_s,
             kept,
         )
-
-    def scale_costs(self, parts: Iterable[Part]) -> None:
-        """Multiply the own costs of `parts`."""
-        for part in parts:
-            self.cost[part.block].scale(part)
-
-    def scale_delays(self, parts: Iterable[Part]) -> None:
-        """Multiply the launch delays of `parts`."""
-        for part in parts:
-            self.delay[part.block].scale(part)
 
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of a block for its replay, see `CostRule.costs`."""
@@ -158,7 +148,7 @@ class Scale(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
-        overlay.scale_costs(_changed(self.ops.parts(self.factor)))
+        _scale(overlay.cost, self.ops.parts(self.factor))
 
 
 class ScaleDelays(Struct, frozen=True, eq=False):
@@ -169,7 +159,7 @@ class ScaleDelays(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
-        overlay.scale_delays(_changed(self.ops.parts(self.factor)))
+        _scale(overlay.delay, self.ops.parts(self.factor))
 
 
 class ScaleParts(Struct, frozen=True, eq=False):
@@ -179,7 +169,7 @@ class ScaleParts(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
-        overlay.scale_costs(self.parts)
+        _scale(overlay.cost, self.parts)
 
 
 class SetParts(Struct, frozen=True, eq=False):
@@ -291,8 +281,7 @@ def scaled_ops(masks: Sequence[Mask], factor: float) -> ScaleParts:
 def scaled(matrices: Sequence[Floats], parts: Iterable[Part]) -> tuple[Floats, ...]:
     """The matrices, one [rows, lanes] per block, with the values of `parts` multiplied."""
     changed = [ChangedRows(matrix) for matrix in matrices]
-    for part in _changed(parts):
-        changed[part.block].scale(part)
+    _scale(changed, parts)
     return tuple(rows.matrix() for rows in changed)
 
 
@@ -315,11 +304,11 @@ def delayed_step_times(replay: JobReplay) -> Floats:
     )
 
 
-def _changed(parts: Iterable[Part]) -> Iterator[Part]:
-    """The parts without the rows whose factor is 1 throughout."""
+def _scale(matrices: Sequence[ChangedRows], parts: Iterable[Part]) -> None:
+    """Multiply the values of `parts`, except rows whose factor is 1 throughout."""
     for part in parts:
         rows = (part.values != 1).any(axis=1)
         if rows.all():
-            yield part
+            matrices[part.block].scale(part)
         elif rows.any():
-            yield Part(part.block, part.rows[rows], part.values[rows])
+            matrices[part.block].scale(Part(part.block, part.rows[rows], part.values[rows]))

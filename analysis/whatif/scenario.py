@@ -101,7 +101,7 @@ class _Costs:
         self.cost = cost
         self.ideal = ideal
         self.recorded = np.full(len(cost), base is Base.ORIGINAL)
-        self.constant = ideal.copy() if ideal.ndim == 1 else np.zeros(len(cost))
+        self.constant = ideal if ideal.ndim == 1 else np.zeros(len(cost))
         self.matrix: Floats | None = None
         if ideal.ndim == 2:
             self.matrix = cost if base is Base.ORIGINAL else ideal
@@ -119,22 +119,16 @@ class _Costs:
         if whole_rows and self.matrix is None:
             chosen = mask[:, 0]
             self.recorded = np.where(chosen, edit.action is Action.KEEP, self.recorded)
-            if edit.action is not Action.KEEP:
-                self.constant = np.where(
-                    chosen, self.ideal if edit.action is Action.IDEALISE else edit.amount, self.constant
-                )
+            amount = self.ideal if edit.action is Action.IDEALISE else edit.amount
+            if edit.action is not Action.KEEP and amount is not self.constant:  # replays know equal costs by identity
+                self.constant = np.where(chosen, amount, self.constant)
             return
-        lanes = np.flatnonzero(mask[0]) if mask.shape[0] == 1 < mask.shape[1] else None
         if self.matrix is None:
-            some = None if self.recorded.all() else np.flatnonzero(~self.recorded)
-            self.matrix = self.cost
-            if some is not None or lanes is not None:
-                self.matrix = self.cost.copy()
-            if some is not None:
-                self.matrix[some] = self.constant[some, None]
-        elif lanes is not None:
+            recorded = self.recorded[:, None]
+            self.matrix = self.cost if recorded.all() else np.where(recorded, self.cost, self.constant[:, None])
+        if mask.shape[0] == 1 < mask.shape[1]:  # change whole lanes; all others stay as they are
+            lanes = np.flatnonzero(mask[0])
             self.matrix = self.matrix.copy()
-        if lanes is not None:  # change whole lanes; all others stay as they are
             self.matrix[:, lanes] = self._changed(edit, lanes)
         else:
             self.matrix = np.where(mask, self._changed(edit, slice(None)), self.matrix)

@@ -20,7 +20,6 @@ from tracekit.analysis.graph.labels import (
     LabelledGraph,
     Mask,
     Value,
-    count_ops,
     label_values,
     shown_values,
 )
@@ -262,8 +261,4 @@ def masks_of(selection: Selection, graph: LabelledGraph, durations: Durations) -
 
 def count_selected(selection: Selection, graph: LabelledGraph, durations: Durations) -> int:
     """How many ops of the graph are in the selection."""
-    total = 0
-    for number, block in enumerate(graph.blocks):
-        mask = selection.mask(Context(graph, durations, number))
-        total += count_ops(block, mask)
-    return total
+    return sum(int(mask.sum()) for mask in masks_of(selection, graph, durations))

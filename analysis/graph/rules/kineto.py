@@ -18,6 +18,8 @@ An inferred edge that contradicts the recorded times is left out.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -157,27 +159,14 @@ class _Rules:
 
     def _launched_before(self, wanted: Ints, among: Ints) -> tuple[Ints, Ints]:
         """The last of `among` that the same thread launched before each of `wanted`."""
-        key = self._by_thread(among)
-        at = (
-            np.searchsorted(
-                key.keys, _keys(self.rank[wanted], self.thread[wanted], self.launched_at[wanted], key.scale)
-            )
-            - 1
-        )
-        found = np.where(at >= 0, key.rows[np.maximum(at, 0)], -1) if len(key.rows) else np.full(len(wanted), -1)
+        found = self._by_thread(among).last(self.rank[wanted], self.thread[wanted], self.launched_at[wanted])
         known = (found >= 0) & (self.launcher[wanted] >= 0)
-        known[known] &= (self.rank[found[known]] == self.rank[wanted[known]]) & (
-            self.thread[found[known]] == self.thread[wanted[known]]
-        )
         return found[known], wanted[known]
 
     def _by_thread(self, rows: Ints) -> _Ordered:
         """GPU ops with a launch, by rank, thread and launch time."""
         rows = rows[self.launcher[rows] >= 0]
-        scale = _scale(self.end)
-        keys = _keys(self.rank[rows], self.thread[rows], self.launched_at[rows], scale)
-        order = np.argsort(keys, kind="stable")
-        return _Ordered(rows[order], keys[order], scale)
+        return _Ordered(rows, self.rank[rows], self.thread[rows], self.launched_at[rows], _scale(self.end))
 
     def recorded_events(self) -> pl.DataFrame:
         """Streams that wait for an event, if the profiler recorded which."""
@@ -204,12 +193,9 @@ class _Rules:
         recorded = self.ops["waits_for_stream"].is_not_null().to_numpy()
         inside = self.ops["in_collective"].fill_null(value=False).to_numpy()
         waits = np.flatnonzero(self.role["stream-wait"] & ~recorded & ~inside)
-        key = self._by_thread(self.gpu[~self.aside[self.gpu]])
-        at = np.searchsorted(key.keys, _keys(self.rank[waits], self.stream[waits], self.end[waits], key.scale))
-        waits, at = waits[at < len(key.rows)], at[at < len(key.rows)]
-        following = key.rows[at]
-        same = (self.rank[following] == self.rank[waits]) & (self.thread[following] == self.stream[waits])
-        following = np.unique(following[same])
+        launched = self._by_thread(self.gpu[~self.aside[self.gpu]])
+        following = launched.first(self.rank[waits], self.stream[waits], self.end[waits])
+        following = np.unique(following[following >= 0])
         collective = self._latest_ended(self.gpu[self.aside[self.gpu]], following)
         return collective[collective >= 0], following[collective >= 0]
 
@@ -250,15 +236,8 @@ class _Rules:
 
     def _latest_ended(self, among: Ints, rows: Ints, slack: float = SLACK_S) -> Ints:
         """The op among `among` that ended last on the same rank before each of `rows` began; -1 for none."""
-        scale = _scale(self.end)
-        keys = _keys(self.rank[among], np.zeros(len(among), np.int64), self.end[among], scale)
-        order = np.argsort(keys, kind="stable")
-        wanted = _keys(self.rank[rows], np.zeros(len(rows), np.int64), self.start[rows] + slack, scale)
-        at = np.searchsorted(keys[order], wanted, side="right") - 1
-        if not len(among):
-            return np.full(len(rows), -1, np.int64)
-        found = among[order][np.maximum(at, 0)]
-        return np.where((at >= 0) & (self.rank[found] == self.rank[rows]), found, -1)
+        ended = _Ordered(among, self.rank[among], np.zeros(len(among), np.int64), self.end[among], _scale(self.end))
+        return ended.last(self.rank[rows], np.zeros(len(rows), np.int64), self.start[rows] + slack, side="right")
 
     def synchronised(self) -> tuple[Ints, Ints]:
         """The ops that synchronising calls wait for: their own copy, or the last op of their thread or of all
@@ -270,26 +249,14 @@ class _Rules:
         before, after = [copied[copies]], [copies]
         rest = calls[copied[calls] < 0]
         device = (self.ops["scope"] == "device").fill_null(value=False).to_numpy()
-        key = self._by_thread(self.gpu)
         of_thread = rest[~device[rest]]
-        at = (
-            np.searchsorted(
-                key.keys, _keys(self.rank[of_thread], self.stream[of_thread], self.end[of_thread], key.scale)
-            )
-            - 1
-        )
-        found = key.rows[np.maximum(at, 0)] if len(key.rows) else np.zeros(0, np.int64)
-        if len(found):
-            mine = (
-                (at >= 0) & (self.rank[found] == self.rank[of_thread]) & (self.thread[found] == self.stream[of_thread])
-            )
-            # It did not wait for an op that had not ended yet, so the event is another one, of an earlier op.
-            mine &= self.end[found] <= self.start[of_thread] + SLACK_S
-            before.append(found[mine])
-            after.append(of_thread[mine])
-            of_thread = of_thread[~mine]
+        found = self._by_thread(self.gpu).last(self.rank[of_thread], self.stream[of_thread], self.end[of_thread])
+        # It did not wait for an op that had not ended yet, so the event is another one, of an earlier op.
+        mine = (found >= 0) & (self.end[found] <= self.start[of_thread] + SLACK_S)
+        before.append(found[mine])
+        after.append(of_thread[mine])
         # Synchronising a device ends with the latest of all streams; an unknown event ends with some earlier op.
-        rest = np.concatenate([rest[device[rest]], of_thread])
+        rest = np.concatenate([rest[device[rest]], of_thread[~mine]])
         latest = self._latest_ended(self.gpu, rest)
         before.append(latest[latest >= 0])
         after.append(rest[latest >= 0])
@@ -309,10 +276,27 @@ class _Rules:
 
 
 class _Ordered:
-    """Rows sorted by their keys."""
+    """Rows by rank, thread and time. `scale`: see `_scale`."""
 
-    def __init__(self, rows: Ints, keys: Floats, scale: float) -> None:
-        self.rows, self.keys, self.scale = rows, keys, scale
+    def __init__(self, rows: Ints, rank: Ints, thread: Ints, time: Floats, scale: float) -> None:
+        keys, self.scale = _keys(rank, thread, time, scale), scale
+        order = np.argsort(keys, kind="stable")
+        self.rows, self.rank, self.thread, self.keys = rows[order], rank[order], thread[order], keys[order]
+
+    def last(self, rank: Ints, thread: Ints, time: Floats, *, side: Literal["left", "right"] = "left") -> Ints:
+        """The last row of each rank and thread before a time (at it, too, with `side` right); -1 for none."""
+        return self._at(np.searchsorted(self.keys, _keys(rank, thread, time, self.scale), side) - 1, rank, thread)
+
+    def first(self, rank: Ints, thread: Ints, time: Floats) -> Ints:
+        """The first row of each rank and thread from a time on; -1 for none."""
+        return self._at(np.searchsorted(self.keys, _keys(rank, thread, time, self.scale)), rank, thread)
+
+    def _at(self, place: Ints, rank: Ints, thread: Ints) -> Ints:
+        inside = np.clip(place, 0, max(len(self.rows) - 1, 0))
+        if not len(self.rows):
+            return np.full(len(place), -1)
+        same = (inside == place) & (self.rank[inside] == rank) & (self.thread[inside] == thread)
+        return np.where(same, self.rows[inside], -1)
 
 
 def _scale(times: Floats) -> float:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.properties import examples
 from tracekit.analysis.fixes.balance import best_deal_of_step, deal_job, deal_step, dealt_cost
-from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model, with_slowness
+from tracekit.analysis.fixes.partition import OneLane, best_split, stage_model
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL
 from tracekit.synth import Schedule, SynthSpec, synthesize
@@ -102,7 +103,7 @@ def test_a_split_is_within_one_percent_of_the_best_of_all_splits(loss, slow_stag
     slowness = np.ones(4)
     if slow_stage is not None:
         slowness[slow_stage] = 1.7
-    model = with_slowness(stage_model(base, (4, 4, 4, 4)), slowness)
+    model = replace(stage_model(base, (4, 4, 4, 4)), slowness=slowness)
 
     def step_s(layers) -> float:
         return lane.step_s(model.chunk_s(layers) * slowness[None, :, None])

@@ -1,15 +1,10 @@
-"""Op graphs: what can be stated, what is refused and why, networkx and back."""
+"""Op graphs: what can be stated, what is refused and why, and the graph in networkx."""
 
 from __future__ import annotations
 
-import networkx
-import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
 
-from tests.analysis.op_graphs import frames
-from tests.properties import examples
 from tracekit.analysis.graph.fold import fold
 from tracekit.analysis.graph.op_graph import MissingMembers, OpGraph
 from tracekit.base.errors import GraphError, TraceError
@@ -138,16 +133,6 @@ class TestProcessGroups:
     def test_a_group_that_nobody_declared_is_refused(self) -> None:
         with pytest.raises(GraphError, match="its group 'dp' is not among the groups"):
             OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("tp", (0, 1))])
-
-
-@examples(20)
-@given(frames(steps=2))
-def test_networkx_and_back_is_the_same_graph(drawn: tuple[pl.DataFrame, pl.DataFrame]) -> None:
-    graph = OpGraph.from_frames(*drawn)
-    again = OpGraph.from_networkx(graph.to_networkx())
-    for name in ("step", "rank", "start", "duration"):
-        assert np.array_equal(getattr(again, name), getattr(graph, name))
-    assert networkx.utils.graphs_equal(again.to_networkx(), graph.to_networkx())
 
 
 def test_networkx_has_every_label_and_why() -> None:

@@ -15,8 +15,7 @@ from tracekit.analysis.replay.kernel import (
     LanesToReplay,
     replay_lanes,
     replay_meeting_lanes,
-    replay_meeting_timelines,
-    replay_timeline,
+    replay_timelines,
 )
 from tracekit.base.errors import GraphError
 from tracekit.trace.model import OpKind
@@ -27,6 +26,11 @@ PATIENT = examples(25)
 def meeting_template(structure):
     """The structure's template, its collectives joining the lanes of a step."""
     return build_templates([structure], rendezvous_keys([structure]))[0]
+
+
+def replay_timeline(template, first_lane, costs):
+    step = np.repeat(np.arange(len(first_lane) - 1, dtype=np.int32), np.diff(first_lane))
+    return replay_timelines([LanesToReplay(template, step, first_lane, costs)], 0, meet=False)[0]
 
 
 @PATIENT
@@ -106,7 +110,7 @@ def test_lanes_of_two_templates_meet_like_lanes_of_one_graph(job, data):
     ]
     count = len(rendezvous_keys(structures))
     ends = replay_meeting_lanes(parts, count)
-    timelines = replay_meeting_timelines(parts, count)
+    timelines = replay_timelines(parts, count, meet=True)
     for step, width in enumerate(job.lanes_per_step):
         lanes = slice(job.first_lane[step], job.first_lane[step + 1])
         graph = build_coupled_template([job.structure] * width + [longer])
