@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import plotly.graph_objects as go
+import polars as pl
 
 from tracekit.analysis.attribution.compare import CostChange, Side
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme, slowdown_scale
-from tracekit.figures.workers import map_height
-from tracekit.report.worker_map import UNKNOWN, Ints, blocks_that_fit, pool
+from tracekit.figures.base import figure, markers
+from tracekit.figures.theme import Theme
+from tracekit.figures.workers import worker_heatmap
+from tracekit.report.worker_map import UNKNOWN, Ints, WorkerMap
 
-#: Most numbers along an axis of a worker map.
-MOST_TICKS = 16
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
 
@@ -57,7 +56,7 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
             y=side.recorded_s,
             customdata=side.steps,
             name=name,
-            mode="lines+markers" if len(at) <= 200 else "lines",
+            mode=markers(len(at)),
             line={"color": colour, "width": 1.5},
             marker={"size": 5},
             hovertemplate="step %{customdata}: %{y:.4g} s<extra>" + name + "</extra>",
@@ -94,27 +93,9 @@ def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
     """Exact S_w of each worker, DP ranks down, stages across.
 
     `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
-
-    Pooled by maximum if there are more cells than a screen shows.
     """
-    pooled = pool(side.workers, *blocks_that_fit(*side.workers.shape))
-    rows, columns = pooled.values.shape
-    place = "dp %{customdata[0]}, stage %{customdata[1]}"
-    who = place if (ranks == UNKNOWN).any() else f"rank %{{customdata[2]}} ({place})"
-    drawn = figure(theme, height=map_height(rows), x="stage", y="DP rank")
-    drawn.add_heatmap(
-        z=pooled.values,
-        customdata=np.stack([side.dp_ranks[pooled.row], pooled.column, ranks[pooled.row, pooled.column]], axis=2),
-        **slowdown_scale(theme),
-        hovertemplate=f"{who}: slowdown alone %{{z:.3f}}<extra></extra>",
+    nowhere, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
+    found = WorkerMap(
+        pl.DataFrame(), side.dp_ranks, side.workers, side.workers, ranks, nowhere, (), side.steps[:0], per_step
     )
-    across = np.unique(np.linspace(0, columns - 1, MOST_TICKS).astype(int))
-    down = np.unique(np.linspace(0, rows - 1, MOST_TICKS).astype(int))
-    drawn.update_xaxes(tickvals=across, ticktext=[str(at * pooled.column_block) for at in across], showgrid=False)
-    drawn.update_yaxes(
-        tickvals=down,
-        ticktext=[str(side.dp_ranks[at * pooled.row_block]) for at in down],
-        autorange="reversed",
-        showgrid=False,
-    )
-    return drawn
+    return worker_heatmap(found, None, theme)

@@ -22,7 +22,7 @@ from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.figures.timeline import CLASSES, legend, palette
+from tracekit.figures.theme import CLASSES, legend
 
 _KEYS = (
     "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: W and S (+ and -) zoom, A and D (left and"
@@ -60,7 +60,7 @@ def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
     return {
         "job": stored.name,
         "state": address(state),
-        "colours": asdict(palette(viewer().theme)),
+        "colours": asdict(viewer().theme),
         "bounds": list(CLASSES),
     }
 
@@ -151,10 +151,7 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
 
 
 def _legend() -> Component:
-    entries = [
-        html.Span([html.I(style={"background": colour}), name])
-        for colour, name in legend(palette(viewer().theme), CLASSES)
-    ]
+    entries = [html.Span([html.I(style={"background": colour}), name]) for colour, name in legend(viewer().theme)]
     return html.Div(
         [html.Span(["Own time against ", term("peers", "the peers"), ":"]), *entries],
         className="timeline-legend",

@@ -38,7 +38,7 @@ from tracekit.synth import (
     parse_cause,
     synthesize,
 )
-from tracekit.synth.job import JobShape, Seeded
+from tracekit.synth.job import JobShape
 from tracekit.synth.schedules import compute_order
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, OpKind
@@ -415,10 +415,10 @@ class TestText:
     def test_every_cause_has_a_place_drawn_from_the_seed_and_a_label(self):
         shape = JobShape(Layout(dp=4, pp=4), 8, 8, (1,) * 4)
         for name in CAUSES:
-            located = parse_cause(name).located(Seeded(shape, np.random.default_rng(1)))
+            located = parse_cause(name).located(shape, np.random.default_rng(1))
             label = located.label()
             with case(name):
-                assert located == parse_cause(name).located(Seeded(shape, np.random.default_rng(1)))
+                assert located == parse_cause(name).located(shape, np.random.default_rng(1))
                 assert label["cause"] == name
                 assert all(isinstance(value, int) for value in label["location"].values())
                 assert label["strength"]

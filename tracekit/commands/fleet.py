@@ -214,8 +214,8 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
     from tracekit.fleet.figures import CURVE, counted_jobs, figures_of, quantiles
 
     if html is not None:
-        from tracekit.base.atomic_write import check_writable
-        from tracekit.show.documents.fleet_page import FLEET_PAGE_FILE, fleet_page, write_fleet_page
+        from tracekit.base.atomic_write import check_writable, write_text
+        from tracekit.show.documents.fleet_page import FLEET_PAGE_FILE, fleet_page
 
         check_writable(html, FLEET_PAGE_FILE)
     opened = _study(study)
@@ -226,7 +226,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
         found, culprits = figures_of(opened), recurring_culprits(opened, rate)
         if html is not None:
             curves = quantiles(counted_jobs(opened), CURVE)
-            write_fleet_page(html, fleet_page(found, curves, culprits, rate, study.absolute().name))
+            write_text(html, fleet_page(found, curves, culprits, rate, study.absolute().name), FLEET_PAGE_FILE)
     if as_json:
         click.echo(json.dumps(found.to_dict() | {"culprits": culprits.to_dicts()}, allow_nan=False))
         return

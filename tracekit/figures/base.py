@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
@@ -11,17 +14,13 @@ from tracekit.figures.theme import Theme
 HEIGHT = 320
 #: The largest number of labels on an axis of steps.
 STEP_TICKS = 18
+#: Lines with more points than this have no markers.
+MARKED_STEPS = 120
 
 
 def figure(theme: Theme, *, height: int = HEIGHT, x: str = "", y: str = "", legend: bool = False) -> go.Figure:
     """An empty figure in the theme, with titled axes."""
-    axis = {
-        "gridcolor": theme.grid,
-        "linecolor": theme.grid,
-        "zerolinecolor": theme.grid,
-        "automargin": True,
-        "title": {"standoff": 8},
-    }
+    lines = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), theme.grid) | {"automargin": True}
     return go.Figure(
         layout={
             "height": height,
@@ -30,24 +29,35 @@ def figure(theme: Theme, *, height: int = HEIGHT, x: str = "", y: str = "", lege
             "plot_bgcolor": theme.paper,
             "font": {"color": theme.text, "family": "system-ui, sans-serif", "size": 13},
             "hoverlabel": {"bgcolor": theme.paper, "bordercolor": theme.dimmed, "font": {"color": theme.text}},
-            "xaxis": {**axis, "title": {"text": x, "standoff": 8}},
-            "yaxis": {**axis, "title": {"text": y, "standoff": 8}},
+            "xaxis": {**lines, "title": {"text": x, "standoff": 8}},
+            "yaxis": {**lines, "title": {"text": y, "standoff": 8}},
             "showlegend": legend,
             "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         }
     )
 
 
-def step_axis(drawn: go.Figure, steps: npt.NDArray[np.int64], block: int = 1) -> None:
+def axis(names: Sequence[Any] | npt.NDArray[Any], most: int, *, down: bool = False, **more: Any) -> dict[str, Any]:
+    """An axis of positions from 0, at most `most` of them named. `down`: the first one on top."""
+    ticks = list(range(0, len(names), max(1, -(-len(names) // most))))
+    ends = [-0.5, len(names) - 0.5]
+    return {
+        "tickvals": ticks,
+        "ticktext": [str(names[at]) for at in ticks],
+        "range": ends[::-1] if down else ends,
+        "zeroline": False,
+        **more,
+    }
+
+
+def step_axis(steps: npt.NDArray[np.int64], block: int = 1, **more: Any) -> dict[str, Any]:
     """Steps side by side in order, labelled with their numbers, because traces have gaps between windows of steps.
 
     `block`: number of steps that share one position; the first of them is its label.
     """
-    count = -(-len(steps) // block)
-    ticks = list(range(0, count, max(1, -(-count // STEP_TICKS))))
-    drawn.update_xaxes(
-        tickvals=ticks,
-        ticktext=[str(steps[at * block]) for at in ticks],
-        range=[-0.5, count - 0.5],
-        zeroline=False,
-    )
+    return axis(steps[::block], STEP_TICKS, **more)
+
+
+def markers(count: int) -> str:
+    """The mode of a line through that many points: of many, only the line shows."""
+    return "lines+markers" if count <= MARKED_STEPS else "lines"

@@ -14,9 +14,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme
-from tracekit.figures.timeline import CLASSES, legend, palette
+from tracekit.figures.base import axis, figure
+from tracekit.figures.theme import CLASSES, Theme, legend
 from tracekit.report.spans import Line, Replay, Spans, StepOps, Window, count, spans
 from tracekit.trace.model import KINDS
 
@@ -117,13 +116,7 @@ def _rows(names: Sequence[str], theme: Theme, x: str) -> go.Figure:
         legend={"traceorder": "normal", "title": {"text": "time, against its peers: "}},
         hovermode="closest",
     )
-    drawn.update_yaxes(
-        tickvals=list(range(len(names))),
-        ticktext=[escape(name) for name in names],
-        range=[len(names) - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    drawn.update_yaxes(axis([escape(name) for name in names], max(len(names), 1), down=True, showgrid=False))
     drawn.update_xaxes(rangemode="tozero")
     return drawn
 
@@ -163,7 +156,7 @@ def _against_peers(ratio: float) -> str:
 
 def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
     """The bars, a trace for each class of slowness and one for waiting."""
-    colours = legend(palette(theme), CLASSES)
+    colours = legend(theme)
     waiting = len(colours) - 1
     group = np.where(np.isnan(bars.ratio), waiting, np.searchsorted(CLASSES, bars.ratio, side="right"))
     for number, (colour, name) in enumerate(colours):

@@ -9,14 +9,12 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.figures.base import figure, step_axis
+from tracekit.figures.base import axis, figure, markers, step_axis
 from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.report.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
 
 #: A job with at least this S is straggling.
 STRAGGLING = 1.1
-#: Lines with more steps than this have no markers.
-MARKED_STEPS = 120
 #: Number of rows in the map of steps and workers if all workers are pooled.
 POOLED_ROWS = 128
 #: Height of the map with the fewest rows: the title of its axis needs that much.
@@ -33,27 +31,21 @@ def step_slowdown(by_step: pl.DataFrame, pattern: dict[str, Any], moments: Seque
     drawn.add_scatter(
         x=np.arange(len(steps)),
         y=slowdown,
-        mode=_mode(len(steps)),
+        mode=markers(len(steps)),
         line={"color": theme.accent, "width": 2},
         marker={"size": 5},
         customdata=list(zip(steps.tolist(), moments, strict=True)),
         hovertemplate="step %{customdata[0]}: slowdown %{y:.3f}<br>%{customdata[1]}<extra></extra>",
     )
-    drawn.add_hline(y=STRAGGLING, line={"color": theme.dimmed, "width": 1, "dash": "dot"})
-    drawn.add_annotation(
-        x=1,
-        xref="paper",
+    drawn.add_hline(
         y=STRAGGLING,
-        text="straggling",
-        showarrow=False,
-        yanchor="bottom",
-        xanchor="right",
-        font={"color": theme.dimmed, "size": 11},
+        line={"color": theme.dimmed, "width": 1, "dash": "dot"},
+        annotation={"text": "straggling", "font": {"color": theme.dimmed, "size": 11}},
     )
     _mark_slow(drawn, steps, slowdown, pattern["slow_steps"], theme)
     if pattern["since_step"] is not None:
         _mark_change(drawn, int(np.searchsorted(steps, pattern["since_step"])), steps, slowdown, theme)
-    step_axis(drawn, steps)
+    drawn.update_xaxes(step_axis(steps))
     low, high = min(1.0, float(slowdown.min())), max(STRAGGLING, float(slowdown.max()))
     drawn.update_yaxes(range=[low - 0.02, high + 0.08 * (high - low) + 0.01])
     drawn.update_layout(hovermode="x", hoverdistance=-1)
@@ -70,14 +62,14 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
             x=np.arange(len(steps)),
             y=by_step[f"{name}_s"].to_numpy(),
             name=name,
-            mode=_mode(len(steps)),
+            mode=markers(len(steps)),
             line={"color": getattr(theme, name), "width": 2, "dash": "dot" if name == "original" else "solid"},
             marker={"size": 4},
             customdata=customdata,
             hovertemplate=f"step %{{customdata[0]}}: {name} %{{y:.4g}} s<br>%{{customdata[1]}}<extra></extra>",
         )
     drawn.update_yaxes(rangemode="tozero")
-    step_axis(drawn, steps)
+    drawn.update_xaxes(step_axis(steps))
     drawn.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
     return drawn
 
@@ -112,18 +104,9 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme) ->
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,
     )
-    every = max(1, -(-rows // 40))
-    ticks = list(range(0, rows, every))
-    drawn.update_yaxes(
-        tickvals=ticks,
-        ticktext=[found.label(int(shown[at * row_block])) for at in ticks],
-        range=[rows - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-        tickfont={"size": 11},
-    )
-    step_axis(drawn, found.steps, column_block)
-    drawn.update_xaxes(range=[-0.5, columns - 0.5], showgrid=False)
+    labels = [found.label(int(shown[at * row_block])) for at in range(rows)]
+    drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
+    drawn.update_xaxes(step_axis(found.steps, column_block, showgrid=False))
     return drawn
 
 
@@ -137,29 +120,12 @@ def _mark_slow(drawn: go.Figure, steps: Ints, slowdown: Floats, slow_steps: Sequ
 
 def _mark_change(drawn: go.Figure, at: int, steps: Ints, slowdown: Floats, theme: Theme) -> None:
     """A line where the slowdown changed, and the mean level on either side."""
-    drawn.add_vline(x=at - 0.5, line={"color": theme.outline, "width": 2})
-    drawn.add_annotation(
+    drawn.add_vline(
         x=at - 0.5,
-        y=1,
-        yref="paper",
-        text=f"since step {steps[at]}",
-        showarrow=False,
-        xanchor="left",
-        yanchor="top",
-        xshift=4,
-        font={"color": theme.outline},
+        line={"color": theme.outline, "width": 2},
+        annotation={"text": f"since step {steps[at]}", "xshift": 4, "font": {"color": theme.outline}},
     )
     for first, last in ((0, at), (at, len(steps))):
         level = float(slowdown[first:last].mean())
-        drawn.add_shape(
-            type="line",
-            x0=first - 0.5,
-            x1=last - 0.5,
-            y0=level,
-            y1=level,
-            line={"color": theme.text, "width": 1, "dash": "dash"},
-        )
-
-
-def _mode(count: int) -> str:
-    return "lines+markers" if count <= MARKED_STEPS else "lines"
+        line = {"color": theme.text, "width": 1, "dash": "dash"}
+        drawn.add_shape(type="line", x0=first - 0.5, x1=last - 0.5, y0=level, y1=level, line=line)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tracekit.figures.base import figure, step_axis
+from tracekit.figures.base import axis, figure, markers, step_axis
 from tracekit.figures.theme import Theme, slowdown_scale
 from tracekit.report.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
 
@@ -40,18 +40,19 @@ def worker_heatmap(
     pooled = pool(values, *blocks_that_fit(*values.shape))
     rows, columns = pooled.values.shape
     cells = rows * columns
-    height = map_height(rows)
+    named = bool(found.hosts) and cells <= NAMED_CELLS
+    height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
     drawn = figure(theme, height=height, x="stage", y="DP rank")
     drawn.add_heatmap(
         z=pooled.values,
         customdata=_who(found, pooled),
         **slowdown_scale(theme),
-        hovertemplate=_hover(found, pooled, named=cells <= NAMED_CELLS),
+        hovertemplate=_hover(found, pooled, named=named),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
         ygap=2 if cells <= FEW_CELLS else 0,
         **({"texttemplate": "%{z:.2f}"} if cells <= FEW_CELLS else {}),
-        **({"text": _hosts(found, pooled)} if cells <= NAMED_CELLS else {}),
+        **({"text": _hosts(found, pooled)} if named else {}),
     )
     _outline(drawn, [_place(found, pooled, cell) for cell in marked], theme.outline, 2, height)
     if chosen is not None:
@@ -60,30 +61,11 @@ def worker_heatmap(
         aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
         places = [(column - aside, row) for column, row in (_place(found, pooled, cell) for cell in dotted)]
         _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.recorded})
-    numbers, stages = found.dp_ranks, np.arange(found.stages)
-    ticks = _ticks(columns), _ticks(rows)
-    drawn.update_xaxes(
-        tickvals=ticks[0],
-        ticktext=[str(stages[at * pooled.column_block]) for at in ticks[0]],
-        range=[-0.5, columns - 0.5],
-        showgrid=False,
-        zeroline=False,
-        constrain="domain",
-    )
-    drawn.update_yaxes(
-        tickvals=ticks[1],
-        ticktext=[str(numbers[at * pooled.row_block]) for at in ticks[1]],
-        range=[rows - 0.5, -0.5],
-        showgrid=False,
-        zeroline=False,
-    )
+    stages = np.arange(found.stages)[:: pooled.column_block]
+    drawn.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
+    drawn.update_yaxes(axis(found.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
     drawn.update_layout(uirevision="map")  # playing the steps keeps the zoom
     return drawn
-
-
-def map_height(rows: int) -> int:
-    """Height in pixels of a worker map with this many rows of DP ranks."""
-    return int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
 
 
 def worker_over_steps(
@@ -114,7 +96,7 @@ def worker_over_steps(
     drawn.add_scatter(
         x=across,
         y=own,
-        mode="lines+markers" if len(own) <= 100 else "lines",
+        mode=markers(len(own)),
         line={"color": theme.accent, "width": 2},
         marker={"size": 5},
         customdata=list(zip(found.steps.tolist(), moments, strict=True)),
@@ -123,7 +105,7 @@ def worker_over_steps(
     )
     if position is not None:
         drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
-    step_axis(drawn, found.steps)
+    drawn.update_xaxes(step_axis(found.steps))
     return drawn
 
 
@@ -176,9 +158,3 @@ def _markers(drawn: go.Figure, places: Sequence[tuple[float, int]], marker: dict
         hoverinfo="skip",
         showlegend=False,
     )
-
-
-def _ticks(count: int) -> list[int]:
-    """At most TICKS positions, evenly spread from 0."""
-    every = max(1, -(-count // TICKS))
-    return list(range(0, count, every))

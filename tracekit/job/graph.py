@@ -36,7 +36,7 @@ from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
-    from tracekit.trace.op_chrome import OpTimeline
+    from tracekit.trace.chrome import OpTimeline
 
 #: Labels by which a report attributes by default, if the job has them with more than one value.
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
@@ -141,8 +141,7 @@ class OfGraph(Job):
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
-        from tracekit.trace.chrome import MOST_SLICES
-        from tracekit.trace.op_chrome import OpTimeline, write_op_chrome
+        from tracekit.trace.chrome import MOST_SLICES, OpTimeline, write_op_chrome
 
         ops, kept = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
         label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
@@ -173,7 +172,7 @@ class OfGraph(Job):
 
     def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
         """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
-        from tracekit.trace.op_chrome import OpTimeline
+        from tracekit.trace.chrome import OpTimeline
 
         graph, path = self.graph, critical_path(self.replay, scenario)
         start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration

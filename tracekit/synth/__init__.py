@@ -1,12 +1,13 @@
 """Traces with known stragglers: `synthesize(SynthSpec(...))`.
 
-`schedules` defines the order of ops, `causes` and `network` the injected faults (`job`: their shared parts), and
-`simulate` runs the job op by op. `population` draws the jobs of a whole fleet.
+`schedules` defines the order of ops, `causes` the injected faults (`job`: their shared parts), and `simulate` runs the
+job op by op. `population` draws the jobs of a whole fleet.
 """
 
 from tracekit.synth.causes import (
     CAUSES,
     ClockOffset,
+    FlappingNetwork,
     LateDataLoading,
     MissingRanks,
     MissingSteps,
@@ -14,12 +15,13 @@ from tracekit.synth.causes import (
     SequenceLengthImbalance,
     SlowHost,
     SlowLastStage,
+    SlowNic,
+    SlowP2pLink,
     SlowSteps,
     SlowWorker,
     parse_cause,
 )
 from tracekit.synth.job import InjectedCause
-from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
 from tracekit.synth.schedules import Schedule
 from tracekit.synth.simulate import BaseCosts, SynthSpec, simulated_slowdown, synthesize
 

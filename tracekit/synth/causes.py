@@ -9,6 +9,7 @@ changes nothing else.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.base.errors import SelectionError
-from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Scaled, Seeded
-from tracekit.synth.network import FlappingNetwork, SlowNic, SlowP2pLink
+from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape
 from tracekit.synth.schedules import PlannedOp
-from tracekit.trace.model import OpKind
+from tracekit.trace.model import DP_COLLECTIVES, P2P, OpKind
 
 COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})
+WORK = COMPUTE | {OpKind.OPTIMIZER}
 #: Token budget of a packed microbatch, and the lengths of its documents: a lognormal with a long tail.
 PACKED_TOKENS = 32_768
 MEDIAN_LENGTH = 1_000
@@ -38,13 +39,10 @@ class SlowWorker(InjectedCause):
     pp_rank: int | None = None
     factor: float = 1.5
 
-    def __post_init__(self) -> None:
-        self.require("factor", least=1)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        lanes = seeded.job.dp_rank_of_lane == self.dp_rank
-        return Scaled(COMPUTE | {OpKind.OPTIMIZER}, frozenset({self.pp_rank or 0}), lanes, self.factor)
+        del rng
+        return _scaled(WORK, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +54,14 @@ class SlowHost(InjectedCause):
     host: int | None = None
     factor: float = 1.5
 
-    def __post_init__(self) -> None:
-        self.require("factor", least=1)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        return _SlowHost(seeded.job, self.host or 0, self.factor)
-
-
-@dataclass(frozen=True, slots=True)
-class _SlowHost(Effect):
-    job: JobShape
-    host: int
-    factor: float
-
-    def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """See `Effect.cost`."""
-        if op.kind not in COMPUTE and op.kind is not OpKind.OPTIMIZER:
-            return cost
-        dp_ranks = range(self.job.layout.dp_ranks)
-        here = np.array([self.job.host(dp_rank, op.pp_rank) == self.host for dp_rank in dp_ranks])
-        return np.where(np.tile(here, self.job.steps), cost * self.factor, cost)
+        del rng
+        here: dict[int | None, npt.NDArray[np.bool_]] = {
+            stage: np.tile([job.host(dp_rank, stage) == self.host for dp_rank in range(job.layout.dp_ranks)], job.steps)
+            for stage in range(job.layout.pp)
+        }
+        return _scaled(WORK, here, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +71,13 @@ class SlowLastStage(InjectedCause):
     NAME = "slow-last-stage"
     factor: float = 1.5
 
-    def __post_init__(self) -> None:
-        self.require("factor", least=1)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        return _Loss(seeded.job, self.factor - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loss(Effect):
-    job: JobShape
-    stages: float
-
-    def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """See `Effect.cost`."""
-        at_end = op.pp_rank == self.job.layout.pp - 1 and op.chunk == self.job.layout.vpp - 1
-        if op.kind not in COMPUTE or not at_end:
-            return cost
+        del rng
+        last = job.layout.pp - 1, job.layout.vpp - 1
         # Scaled rather than added: the loss layer shares the noise of the layers before it.
-        return cost * (1 + self.stages / self.job.chunk_work(op.pp_rank))
+        factor = 1 + (self.factor - 1) / job.chunk_work(last[0])
+        return Effect(factor=lambda op: factor if op.kind in COMPUTE and (op.pp_rank, op.chunk) == last else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +91,16 @@ class SequenceLengthImbalance(InjectedCause):
     NAME = "sequence-length-imbalance"
     quadratic_share: float = 0.5
 
-    def __post_init__(self) -> None:
-        self.require("quadratic_share", least=0, most=1)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        squares = packed_squares(seeded.rng, seeded.job.lanes * seeded.job.microbatches).reshape(
-            seeded.job.microbatches, seeded.job.lanes
-        )
-        factor = 1 - self.quadratic_share + self.quadratic_share * squares / squares.mean()
-        return _PerMicrobatch(factor)
+        factor = self.factor(job, rng)
+        return Effect(factor=lambda op: factor[op.microbatch] if op.kind in COMPUTE else None)
+
+    def factor(self, job: JobShape, rng: np.random.Generator) -> Floats:
+        """What each microbatch costs, [microbatches, lanes]; 1 is the mean."""
+        squares = packed_squares(rng, job.lanes * job.microbatches).reshape(job.microbatches, job.lanes)
+        factor: Floats = 1 - self.quadratic_share + self.quadratic_share * squares / squares.mean()
+        return factor
 
 
 def packed_squares(rng: np.random.Generator, microbatches: int) -> Floats:
@@ -140,20 +112,6 @@ def packed_squares(rng: np.random.Generator, microbatches: int) -> Floats:
         squares[open_] += length**2
         left[open_] -= length
     return squares
-
-
-@dataclass(frozen=True, slots=True)
-class _PerMicrobatch(Effect):
-    """Cost `factor` per microbatch, [microbatches, lanes]."""
-
-    factor: Floats
-
-    def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """See `Effect.cost`."""
-        if op.kind not in COMPUTE or op.microbatch is None:
-            return cost
-        scaled: Floats = cost * self.factor[op.microbatch]
-        return scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,33 +127,17 @@ class PythonGc(InjectedCause):
     rate: float = 0.1
     growth: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.require("pause_s", least=0)
-        self.require("rate", least=0, most=1)
-        self.require("growth", least=0)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        shape = (seeded.job.layout.pp, seeded.job.lanes)
-        forwards = seeded.job.microbatches * seeded.job.layout.vpp
-        paused = np.where(seeded.rng.random(shape) < self.rate, seeded.rng.integers(forwards, size=shape), -1)
-        pause = self.pause_s * (1 + self.growth * seeded.job.step_of_lane.astype(np.float64))
-        return _Paused(paused, pause)
-
-
-@dataclass(frozen=True, slots=True)
-class _Paused(Effect):
-    """Pauses of forwards. `at`: seq of the forward that pauses, -1 for none, [stages, lanes]; `pause_s`: [lanes]."""
-
-    order = 1
-    at: npt.NDArray[np.int64]
-    pause_s: Floats
-
-    def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """See `Effect.cost`."""
-        if op.kind is not OpKind.FORWARD_COMPUTE:
-            return cost
-        return np.where(self.at[op.pp_rank] == op.seq, cost + self.pause_s, cost)
+        shape = (job.layout.pp, job.lanes)
+        forwards = job.microbatches * job.layout.vpp
+        paused = np.where(rng.random(shape) < self.rate, rng.integers(forwards, size=shape), -1)
+        pause = self.pause_s * (1 + self.growth * job.step_of_lane.astype(np.float64))
+        return Effect(
+            pause_s=lambda op: (
+                np.where(paused[op.pp_rank] == op.seq, pause, 0.0) if op.kind is OpKind.FORWARD_COMPUTE else None
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,27 +153,12 @@ class LateDataLoading(InjectedCause):
     delay_s: float = 0.3
     everywhere: bool = False
 
-    def __post_init__(self) -> None:
-        self.require("delay_s", least=0)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        lanes = (seeded.job.dp_rank_of_lane == self.dp_rank) | self.everywhere
-        return _Late(np.where(lanes, self.delay_s * seeded.rng.uniform(0.8, 1.2, seeded.job.lanes), 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class _Late(Effect):
-    """Delay of the first forward, seconds: `delay_s`, [lanes]."""
-
-    delay_s: Floats
-
-    def delay(self, op: PlannedOp, delay: Floats) -> Floats:
-        """See `Effect.delay`."""
-        if op.kind is not OpKind.FORWARD_COMPUTE or op.pp_rank or op.seq:
-            return delay
-        late: Floats = delay + self.delay_s
-        return late
+        lanes = (job.dp_rank_of_lane == self.dp_rank) | self.everywhere
+        late = np.where(lanes, self.delay_s * rng.uniform(0.8, 1.2, job.lanes), 0.0)
+        first = OpKind.FORWARD_COMPUTE, 0, 0
+        return Effect(late_s=lambda op: late if (op.kind, op.pp_rank, op.seq) == first else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,15 +174,89 @@ class SlowSteps(InjectedCause):
     count: int = 2
     factor: float = 1.5
 
-    def __post_init__(self) -> None:
-        self.require("count", least=1)
-        self.require("factor", least=1)
-
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
+        del rng
         first = self.position or 0
-        lanes = (seeded.job.step_of_lane >= first) & (seeded.job.step_of_lane < first + self.count)
-        return Scaled(COMPUTE, frozenset(range(seeded.job.layout.pp)), lanes, self.factor)
+        lanes = (job.step_of_lane >= first) & (job.step_of_lane < first + self.count)
+        return _scaled(COMPUTE, dict.fromkeys(range(job.layout.pp), lanes), self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowP2pLink(InjectedCause):
+    """Transfers between a stage and the next one of a DP rank, in both directions, take `factor` times as long.
+
+    `pp_rank`: the earlier stage of the link.
+    """
+
+    NAME = "slow-p2p-link"
+    LOCATION = ("dp_rank", "pp_rank")
+    dp_rank: int | None = None
+    pp_rank: int | None = None
+    factor: float = 40.0
+
+    def places(self, name: str, job: JobShape) -> int:
+        """See `InjectedCause.places`."""
+        return job.places(name) - (name == "pp_rank")
+
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+        """See `InjectedCause.effect`."""
+        del rng
+        factor = np.where(job.dp_rank_of_lane == self.dp_rank, self.factor, 1.0)
+        earlier = self.pp_rank or 0
+        stages = {
+            OpKind.FORWARD_SEND: earlier, OpKind.BACKWARD_RECV: earlier, OpKind.FORWARD_RECV: earlier + 1,
+            OpKind.BACKWARD_SEND: earlier + 1,
+        }  # fmt: skip
+        return Effect(factor=lambda op: factor if stages.get(op.kind) == op.pp_rank else None)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNic(InjectedCause):
+    """The data-parallel collectives of one worker take `factor` times as long on its side."""
+
+    NAME = "slow-nic"
+    LOCATION = ("dp_rank", "pp_rank")
+    dp_rank: int | None = None
+    pp_rank: int | None = None
+    factor: float = 4.0
+
+    def places(self, name: str, job: JobShape) -> int:
+        """See `InjectedCause.places`."""
+        return job.places(name) if job.layout.has_dp_collectives else 0
+
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+        """See `InjectedCause.effect`."""
+        del rng
+        return _scaled(DP_COLLECTIVES, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class FlappingNetwork(InjectedCause):
+    """A few transfers between stages, at any place, take `factor` times as long; `rate`: the share of them."""
+
+    NAME = "flapping-network"
+    rate: float = 0.005
+    factor: float = 400.0
+
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+        """See `InjectedCause.effect`."""
+        seed = int(rng.integers(2**32))
+
+        def factor(op: PlannedOp) -> Floats | None:
+            if op.kind not in P2P:
+                return None
+            # Both sides of a transfer draw from the same seed.
+            hit = np.random.default_rng([seed, *op.draw_key]).random(job.lanes) < self.rate
+            return np.where(hit, self.factor, 1.0)
+
+        return Effect(factor=factor)
+
+
+def _scaled(kinds: frozenset[OpKind], lanes_of: Mapping[int | None, npt.NDArray[np.bool_]], factor: float) -> Effect:
+    """Ops of some kinds cost `factor` times as much in the lanes of their stage, [lanes] of bool."""
+    factors = {stage: np.where(lanes, factor, 1.0) for stage, lanes in lanes_of.items()}
+    return Effect(factor=lambda op: factors.get(op.pp_rank) if op.kind in kinds else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +269,6 @@ class ClockOffset(InjectedCause):
     pp_rank: int | None = None
     offset_s: float = 0.005
 
-    def __post_init__(self) -> None:
-        self.require("offset_s", least=-math.inf)
-
 
 @dataclass(frozen=True, slots=True)
 class MissingRanks(InjectedCause):
@@ -281,9 +279,6 @@ class MissingRanks(InjectedCause):
     dp_rank: int | None = None
     pp_rank: int | None = None
     count: int = 1
-
-    def __post_init__(self) -> None:
-        self.require("count", least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +291,6 @@ class MissingSteps(InjectedCause):
     pp_rank: int | None = None
     position: int | None = None
     count: int = 1
-
-    def __post_init__(self) -> None:
-        self.require("count", least=1)
 
 
 CAUSES: dict[str, type[InjectedCause]] = {

@@ -1,11 +1,12 @@
 """The common parts of injected causes: a place in the job, a strength, an effect on the cost of ops.
 
-In: the sizes of a job. Out: the base types of the causes in `causes` and `network`.
+In: the sizes of a job. Out: the base types of `causes`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -14,11 +15,18 @@ import numpy.typing as npt
 
 from tracekit.base.errors import SelectionError
 from tracekit.synth.schedules import PlannedOp
-from tracekit.trace.model import Layout, OpKind
+from tracekit.trace.model import Layout
 
 Floats = npt.NDArray[np.float64]
+#: What changes about an op: [lanes] or one number for all of them; None: nothing.
+Change = Callable[[PlannedOp], Floats | float | None]
 
 GPUS_PER_HOST = 8
+#: Strengths of causes, and what they can be.
+_BOUNDS = {
+    "factor": (1, math.inf), "count": (1, math.inf), "pause_s": (0, math.inf), "growth": (0, math.inf),
+    "delay_s": (0, math.inf), "rate": (0, 1), "quadratic_share": (0, 1), "offset_s": (-math.inf, math.inf),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +68,26 @@ class JobShape:
         """Number of the host that holds the worker's rank."""
         return self.rank(dp_rank, pp_rank) // GPUS_PER_HOST
 
+    def places(self, name: str) -> int:
+        """The number of values that a location of that name can have."""
+        hosts = self.host(self.layout.dp_ranks - 1, self.layout.pp - 1) + 1
+        sizes = {"dp_rank": self.layout.dp_ranks, "pp_rank": self.layout.pp, "host": hosts, "position": self.steps}
+        return sizes[name]
+
+
+def _nothing(_op: PlannedOp) -> None:
+    return None
+
 
 @dataclass(frozen=True, slots=True)
-class Seeded:
-    """A job and the random generator of a cause."""
-
-    job: JobShape
-    rng: np.random.Generator
-
-
 class Effect:
-    """Effect of a cause on an op in all lanes; none by default.
-
-    `order`: effects that add seconds (1) come after those that multiply (0), regardless of the order of the causes.
+    """Effect of a cause on an op: its own cost is multiplied by `factor`, `pause_s` is then added to it, and `late_s`
+    to its launch delay.
     """
 
-    order: ClassVar[int] = 0
-
-    def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """The op's own cost with the cause, seconds, [lanes]; `cost` is without it."""
-        del op
-        return cost
-
-    def delay(self, op: PlannedOp, delay: Floats) -> Floats:
-        """The op's launch delay with the cause, seconds, [lanes]; `delay` is without it."""
-        del op
-        return delay
+    factor: Change = _nothing
+    pause_s: Change = _nothing
+    late_s: Change = _nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +97,21 @@ class InjectedCause:
     NAME: ClassVar[str]
     LOCATION: ClassVar[tuple[str, ...]] = ()
 
-    def located(self, seeded: Seeded) -> Self:
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in _BOUNDS:
+                require(self.NAME, field.name, getattr(self, field.name), *_BOUNDS[field.name])
+
+    def located(self, job: JobShape, rng: np.random.Generator) -> Self:
         """The cause with all locations fixed. Raises SelectionError for one outside the job."""
         settled = {}
         for name in self.LOCATION:
-            size = self.places(name, seeded.job)
+            size = self.places(name, job)
             value = getattr(self, name)
-            drawn = int(seeded.rng.integers(size)) if size else 0
+            drawn = int(rng.integers(size)) if size else 0
             if value is not None and not 0 <= value < size:
-                raise SelectionError(f"{self.NAME}: {name} is {value}; the job has {_count(size, name)}")
+                there = f"{size} of them, so {name} must be 0 to {size - 1}" if size else "none"
+                raise SelectionError(f"{self.NAME}: {name} is {value}; the job has {there}")
             if size == 0:
                 raise SelectionError(f"{self.NAME}: the job has no {name} to put it on; use a larger layout")
             settled[name] = drawn if value is None else value
@@ -111,11 +119,11 @@ class InjectedCause:
 
     def places(self, name: str, job: JobShape) -> int:
         """The number of values that the location `name` can have in that job."""
-        return places(name, job)
+        return job.places(name)
 
-    def effect(self, seeded: Seeded) -> Effect:
+    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
         """The effect of the (located) cause on each op; nothing if only the recording differs, not the run."""
-        del seeded
+        del job, rng
         return Effect()
 
     def label(self) -> dict[str, Any]:
@@ -127,42 +135,12 @@ class InjectedCause:
             "strength": {name: getattr(self, name) for name in strength},
         }
 
-    def require(self, name: str, *, least: float, most: float = math.inf) -> None:
-        """Raise SelectionError if the strength `name` is outside `least` to `most`."""
-        value = getattr(self, name)
-        if not (math.isfinite(value) and least <= value <= most):
-            bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-            raise SelectionError(f"{self.NAME}: {name} is {value!r}; expected {bound}")
 
-
-def places(name: str, job: JobShape) -> int:
-    """The number of values that a location of that name has in a job."""
-    match name:
-        case "dp_rank":
-            return job.layout.dp_ranks
-        case "pp_rank":
-            return job.layout.pp
-        case "host":
-            return job.host(job.layout.dp_ranks - 1, job.layout.pp - 1) + 1
-        case _:
-            return job.steps
-
-
-def _count(size: int, name: str) -> str:
-    return f"{size} of them, so {name} must be 0 to {size - 1}" if size else "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled(Effect):
-    """Ops of some kinds on some stages cost `factor` times as much in some lanes ([lanes] of bool)."""
-
-    kinds: frozenset[OpKind]
-    pp_ranks: frozenset[int]
-    lanes: npt.NDArray[np.bool_]
-    factor: float
-
-    def cost(self, op: PlannedOp, cost: Floats) -> Floats:
-        """See `Effect.cost`."""
-        if op.kind not in self.kinds or op.pp_rank not in self.pp_ranks or op.no_op:
-            return cost
-        return np.where(self.lanes, cost * self.factor, cost)
+def require(
+    owner: str, name: str, value: object, least: float, most: float, types: type | tuple[type, ...] = (int, float)
+) -> None:
+    """Raise SelectionError if a setting is not a finite number of these types from `least` to `most`."""
+    fits = isinstance(value, types) and not isinstance(value, bool)
+    if not (fits and math.isfinite(float(str(value))) and least <= float(str(value)) <= most):
+        bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+        raise SelectionError(f"{owner}: {name} is {value!r:.40}; expected {bound}")

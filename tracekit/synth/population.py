@@ -17,7 +17,7 @@ import numpy as np
 
 from tracekit.base.errors import SelectionError
 from tracekit.synth.causes import PythonGc, SequenceLengthImbalance, SlowHost, SlowLastStage, SlowWorker
-from tracekit.synth.job import InjectedCause
+from tracekit.synth.job import InjectedCause, require
 from tracekit.synth.simulate import EPOCH_S, SynthSpec, simulated_slowdown, synthesize
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -79,19 +79,19 @@ class Population:
 
     def __post_init__(self) -> None:
         for name in ("jobs", "weeks", "hosts", "steps", "microbatches"):
-            _require(name, getattr(self, name), least=1, whole=True)
+            require("population", name, getattr(self, name), 1, math.inf, int)
         for name in ("seed", "bad_hosts"):
-            _require(name, getattr(self, name), least=0, whole=True)
+            require("population", name, getattr(self, name), 0, math.inf, int)
         for name in ("straggling", "mild", "on_bad_hosts"):
-            _require(name, getattr(self, name), least=0, most=1)
+            require("population", name, getattr(self, name), 0, 1)
         for name in ("hours", "hours_sigma"):
-            _require(name, getattr(self, name), least=0)
+            require("population", name, getattr(self, name), 0, math.inf)
         for name in ("layouts", "causes", "teams", "gpu_models"):
             shares = getattr(self, name)
             if not shares or not sum(shares.values()) > 0:
                 raise SelectionError(f"population: {name} is empty; expected shares such as {{a: 0.6, b: 0.4}}")
             for key, share in shares.items():
-                _require(f"{name}: {key}", share, least=0)
+                require("population", f"{name}: {key}", share, 0, math.inf)
         if unknown := sorted(set(self.causes) - set(_STRENGTHS)):
             raise SelectionError(f"population: unknown cause {unknown[0]!r}; known: {', '.join(_STRENGTHS)}")
 
@@ -261,10 +261,3 @@ def _sizes(text: str) -> tuple[int, int, int]:
         raise SelectionError(f"population: layout {text!r:.40}; expected dp x pp x tp, such as 8x4x8")
     dp, pp, tp = map(int, parts)
     return dp, pp, tp
-
-
-def _require(name: str, value: object, *, least: float, most: float = math.inf, whole: bool = False) -> None:
-    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not fits or not least <= float(str(value)) <= most:
-        bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-        raise SelectionError(f"population: {name} is {value!r:.40}; expected {bound}")

@@ -5,48 +5,40 @@ In: nothing. Out: specifications by name. `sample_traces/make.py` writes some of
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracekit.synth.causes import parse_cause
 from tracekit.synth.schedules import Schedule
 from tracekit.synth.simulate import SynthSpec
 from tracekit.trace.model import Layout
 
+
+def _job(name: str, layout: Layout, steps: int, seed: int, cause: str | None = None, **settings: Any) -> SynthSpec:
+    causes = () if cause is None else (parse_cause(cause),)
+    return SynthSpec(layout, steps=steps, seed=seed, causes=causes, name=name, **settings)
+
+
 #: The jobs in `sample_traces/`, by the name of their file.
 SAMPLES = {
-    "healthy": SynthSpec(layout=Layout(dp=4, pp=4), steps=12, seed=1, name="healthy"),
-    "slow_worker": SynthSpec(
-        layout=Layout(dp=4, pp=4),
-        steps=12,
-        seed=2,
-        causes=(parse_cause("slow-worker:dp=1,pp=2,factor=1.8"),),
-        name="slow-worker",
-    ),
-    "slow_last_stage": SynthSpec(
-        layout=Layout(dp=2, pp=4, vpp=2),
+    "healthy": _job("healthy", Layout(dp=4, pp=4), 12, 1),
+    "slow_worker": _job("slow-worker", Layout(dp=4, pp=4), 12, 2, "slow-worker:dp=1,pp=2,factor=1.8"),
+    "slow_last_stage": _job(
+        "slow-last-stage",
+        Layout(dp=2, pp=4, vpp=2),
+        10,
+        3,
+        "slow-last-stage",
         schedule=Schedule.INTERLEAVED,
-        steps=10,
-        seed=3,
         overlap_dp=True,
         record_no_ops=True,
-        causes=(parse_cause("slow-last-stage"),),
-        name="slow-last-stage",
     ),
-    "sequence_lengths": SynthSpec(
-        layout=Layout(dp=8, pp=2),
-        steps=10,
-        seed=4,
-        causes=(parse_cause("sequence-length-imbalance"),),
-        name="sequence-lengths",
-    ),
-    "python_gc": SynthSpec(
-        layout=Layout(dp=8, pp=1), steps=40, seed=5, causes=(parse_cause("python-gc"),), name="python-gc"
-    ),
+    "sequence_lengths": _job("sequence-lengths", Layout(dp=8, pp=2), 10, 4, "sequence-length-imbalance"),
+    "python_gc": _job("python-gc", Layout(dp=8, pp=1), 40, 5, "python-gc"),
 }
 #: The jobs of `tracekit demo`: all of these, and three more causes.
 DEMO = (
     *SAMPLES.values(),
-    SynthSpec(
-        layout=Layout(dp=4, pp=4), steps=20, seed=6, causes=(parse_cause("late-data-loading"),), name="late-data"
-    ),
-    SynthSpec(layout=Layout(dp=4, pp=4), steps=20, seed=3, causes=(parse_cause("slow-p2p-link"),), name="slow-link"),
-    SynthSpec(layout=Layout(dp=4, pp=4), steps=20, seed=4, causes=(parse_cause("slow-steps"),), name="slow-steps"),
+    _job("late-data", Layout(dp=4, pp=4), 20, 6, "late-data-loading"),
+    _job("slow-link", Layout(dp=4, pp=4), 20, 3, "slow-p2p-link"),
+    _job("slow-steps", Layout(dp=4, pp=4), 20, 4, "slow-steps"),
 )

@@ -7,9 +7,10 @@ dependency graph that the analysis rebuilds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from graphlib import TopologicalSorter
 
 from tracekit.base.errors import LayoutError
 from tracekit.trace.model import Layout, OpKind
@@ -156,31 +157,21 @@ class _Planner:
     joined: dict[OpKind, list[int]] = field(default_factory=dict)
 
     def add(
-        self, kind: OpKind, stage: int, waits_for: Sequence[int], at: Compute | None = None, *, no_op: bool = False
+        self,
+        kind: OpKind,
+        stage: int,
+        waits_for: Sequence[int],
+        *,
+        microbatch: int | None = None,
+        chunk: int | None = None,
+        no_op: bool = False,
     ) -> tuple[int, ...]:
         """Plan one op; returns its index, for the next op to wait for."""
         seq = self.counts.get((stage, kind), 0)
         self.counts[stage, kind] = seq + 1
-        compute = at if at is not None and not kind.is_communication else None
-        self.ops.append(
-            PlannedOp(
-                kind=kind,
-                pp_rank=stage,
-                seq=seq,
-                microbatch=compute.microbatch if compute else None,
-                chunk=compute.chunk if compute else None,
-                waits_for=tuple(sorted(set(waits_for))),
-                draw_key=(kind.code, stage, seq),
-                no_op=no_op,
-            )
-        )
+        waits, draw_key = tuple(sorted(set(waits_for))), (kind.code, stage, seq)
+        self.ops.append(PlannedOp(kind, stage, seq, microbatch, chunk, waits, draw_key, no_op))
         return (len(self.ops) - 1,)
-
-    def add_chunk_collective(self, kind: OpKind, stage: int, chunk: int, waits_for: Sequence[int]) -> tuple[int, ...]:
-        """Plan a collective of one model chunk."""
-        position = self.add(kind, stage, waits_for)
-        self.ops[-1] = replace(self.ops[-1], chunk=chunk)
-        return position
 
     def add_gathers(self, stage: int) -> list[tuple[int, ...]]:
         """One params-all-gather per chunk, in turn; returns, per chunk, the ops that its first forward waits for."""
@@ -189,7 +180,7 @@ class _Planner:
         gathers: list[tuple[int, ...]] = []
         for chunk in range(self.layout.vpp):
             before = gathers[-1] if gathers else ()
-            gathers.append(self.add_chunk_collective(OpKind.PARAMS_ALL_GATHER, stage, chunk, before))
+            gathers.append(self.add(OpKind.PARAMS_ALL_GATHER, stage, before, chunk=chunk))
         return gathers
 
     def add_pipeline(self, stage: int, order: Sequence[Compute], gathered: list[tuple[int, ...]]) -> list[int]:
@@ -210,7 +201,7 @@ class _Planner:
                 open_chunks.remove(compute.chunk)
                 waits += gathered[compute.chunk]
             kind = OpKind.FORWARD_COMPUTE if compute.forward else OpKind.BACKWARD_COMPUTE
-            way.last_compute = self.add(kind, stage, waits, compute)
+            way.last_compute = self.add(kind, stage, waits, microbatch=compute.microbatch, chunk=compute.chunk)
             computes += way.last_compute
             self._send(stage, compute, way)
         if self.record_no_ops:
@@ -224,7 +215,7 @@ class _Planner:
         if not transfers and not self.record_no_ops:
             return ()
         waits = (*way.last_recv, *way.last_compute, *(() if way.last_recv else warm))
-        way.last_recv = self.add(way.recv, stage, waits, compute, no_op=not transfers)
+        way.last_recv = self.add(way.recv, stage, waits, no_op=not transfers)
         if transfers:
             self.recvs.setdefault((stage, way.recv), []).extend(way.last_recv)
         return way.last_recv
@@ -233,7 +224,7 @@ class _Planner:
         transfers = self._crosses(stage, compute, inbound=False)
         if not transfers and not self.record_no_ops:
             return
-        way.last_send = self.add(way.send, stage, (*way.last_send, *way.last_compute), compute, no_op=not transfers)
+        way.last_send = self.add(way.send, stage, (*way.last_send, *way.last_compute), no_op=not transfers)
         if transfers:
             self.sends.setdefault((stage, way.send), []).extend(way.last_send)
 
@@ -256,7 +247,7 @@ class _Planner:
         if collectives and overlap_dp:
             for chunk in in_order:
                 waits = (*reduced, last_backward[chunk])
-                reduced = self.add_chunk_collective(OpKind.GRADS_REDUCE_SCATTER, stage, chunk, waits)
+                reduced = self.add(OpKind.GRADS_REDUCE_SCATTER, stage, waits, chunk=chunk)
         done = self.add(OpKind.GC, stage, computes[-1:])
         done = self.add(OpKind.LAYERNORM_GRADS_ALL_REDUCE, stage, (*done, *(reduced if overlap_dp else ())))
         if self.layout.pp > 1 and stage in (0, self.layout.pp - 1):
@@ -266,7 +257,7 @@ class _Planner:
             done = self.add(OpKind.SEPARATE_GRADS_ALL_REDUCE, stage, done)
         elif collectives:
             for chunk in in_order:
-                done = self.add_chunk_collective(OpKind.GRADS_REDUCE_SCATTER, stage, chunk, (*done, *reduced))
+                done = self.add(OpKind.GRADS_REDUCE_SCATTER, stage, (*done, *reduced), chunk=chunk)
                 reduced = done
         done = self.add(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, stage, done)
         self.joined.setdefault(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, []).extend(done)
@@ -289,20 +280,8 @@ class _Planner:
         return groups + [(at,) for at in range(len(self.ops)) if at not in taken]
 
 
-def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """The groups in an order in which each comes after everything that it waits for (Kahn's algorithm)."""
-    group_of = {at: number for number, group in enumerate(groups) for at in group}
-    waits: list[set[int]] = [{group_of[before] for at in group for before in ops[at].waits_for} for group in groups]
-    followers: list[list[int]] = [[] for _ in groups]
-    for number, before in enumerate(waits):
-        for other in before:
-            followers[other].append(number)
-    open_waits = [len(before) for before in waits]
-    ready = [number for number, count in enumerate(open_waits) if count == 0]
-    for number in ready:
-        yield groups[number]
-        for follower in followers[number]:
-            open_waits[follower] -= 1
-            if open_waits[follower] == 0:
-                ready.append(follower)
-    assert len(ready) == len(groups), "a schedule whose ops wait for each other in a circle"
+def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
+    """The groups in an order in which each comes after everything that it waits for."""
+    group_of = {at: group for group in groups for at in group}
+    waits = {group: {group_of[before] for at in group for before in ops[at].waits_for} for group in groups}
+    return TopologicalSorter(waits).static_order()

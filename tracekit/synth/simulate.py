@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.errors import SelectionError
-from tracekit.synth.causes import (
-    ClockOffset,
-    MissingRanks,
-    MissingSteps,
-)
-from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape, Seeded
+from tracekit.synth.causes import ClockOffset, MissingRanks, MissingSteps
+from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape
 from tracekit.synth.schedules import LanePlan, PlannedOp, Schedule, check_schedule, plan_lane
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import DP_COLLECTIVES, Layout, OpKind, Worker
@@ -112,18 +108,27 @@ class SynthSpec:
         """The sizes that causes use."""
         return JobShape(self.layout, self.steps, self.microbatches, self.layers or (1,) * self.layout.pp)
 
+    @property
+    def plan(self) -> LanePlan:
+        """The ops of one DP rank in a step."""
+        return plan_lane(
+            self.schedule,
+            self.layout,
+            self.microbatches,
+            overlap_dp=self.overlap_dp,
+            record_no_ops=self.record_no_ops,
+        )
+
 
 def synthesize(spec: SynthSpec) -> Trace:
     """Simulate the job of `spec`. The same spec gives the same trace, bit for bit.
 
     Raises SelectionError for a cause outside the job, or for missing ranks that leave nothing to analyse.
     """
-    shape = spec.shape
-    plan = plan_lane(
-        spec.schedule, spec.layout, spec.microbatches, overlap_dp=spec.overlap_dp, record_no_ops=spec.record_no_ops
-    )
+    shape, plan = spec.shape, spec.plan
     causes, effects = _settle(spec, shape)
-    times = _simulate(plan, shape, _Draws(spec, shape, effects))
+    draws = _Draws(spec, shape, effects)
+    times = _simulate(plan, shape, draws.cost, draws.delay)
     _shift_clocks(times.start, plan, shape, causes)
     step_numbers = [
         FIRST_STEP + at // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + at % STEPS_IN_A_RUN for at in range(spec.steps)
@@ -148,11 +153,9 @@ def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[InjectedCause, ...]
     for cause in spec.causes:
         ordinal = seen[cause.NAME] = seen.get(cause.NAME, -1) + 1
         rng = np.random.default_rng([spec.seed, zlib.crc32(cause.NAME.encode()), ordinal])
-        seeded = Seeded(shape, rng)
-        located = cause.located(seeded)
-        causes.append(located)
-        effects.append(located.effect(seeded))
-    return tuple(causes), tuple(sorted(effects, key=lambda effect: effect.order))
+        causes.append(cause.located(shape, rng))
+        effects.append(causes[-1].effect(shape, rng))
+    return tuple(causes), tuple(effects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,31 +167,23 @@ class _Times:
     step_s: float
 
 
-class _Durations(Protocol):
-    """Durations of ops, and their launch delays; seconds, [lanes]."""
-
-    def cost(self, op: PlannedOp) -> Floats:
-        """Own cost of an op."""
-
-    def delay(self, op: PlannedOp) -> Floats:
-        """Its launch delay."""
-
-
-def _simulate(plan: LanePlan, shape: JobShape, draws: _Durations) -> _Times:
+def _simulate(
+    plan: LanePlan, shape: JobShape, cost: Callable[[PlannedOp], Floats], delay: Callable[[PlannedOp], Floats | float]
+) -> _Times:
     """Run the plan in all lanes. Starts and ends follow the design's graph, see the module docstring."""
     size = (len(plan.ops), shape.lanes)
     start, end = np.empty(size), np.empty(size)
     for group in plan.groups:
         for at in group:
             op = plan.ops[at]
-            start[at] = draws.delay(op)
+            start[at] = delay(op)
             if op.waits_for:
                 ready = end[op.waits_for[0]]
                 for before in op.waits_for[1:]:
                     ready = np.maximum(ready, end[before])
                 start[at] += ready
         if not plan.ops[group[0]].kind.is_communication:
-            end[group[0]] = start[group[0]] + draws.cost(plan.ops[group[0]])
+            end[group[0]] = start[group[0]] + cost(plan.ops[group[0]])
             continue
         latest = start[group[0]]
         for at in group[1:]:
@@ -197,7 +192,7 @@ def _simulate(plan: LanePlan, shape: JobShape, draws: _Durations) -> _Times:
             slowest = latest.reshape(shape.steps, -1).max(axis=1)
             latest = np.repeat(slowest, shape.layout.dp_ranks)
         for at in group:
-            end[at] = latest + draws.cost(plan.ops[at])
+            end[at] = latest + cost(plan.ops[at])
     step_s = float(end.max(axis=0).reshape(shape.steps, -1).max(axis=1).mean())
     end -= start
     return _Times(start, end, step_s)
@@ -221,16 +216,18 @@ class _Draws:
             rng = np.random.default_rng([self.spec.seed, op.pp_rank, 2])
             of_worker = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
             cost *= of_worker[self.shape.dp_rank_of_lane]
-        for effect in self.effects:
-            cost = effect.cost(op, cost)
+        for factor in (effect.factor(op) for effect in self.effects):
+            cost = cost if factor is None else cost * factor
+        for pause in (effect.pause_s(op) for effect in self.effects):
+            cost = cost if pause is None else cost + pause
         return cost
 
     def delay(self, op: PlannedOp) -> Floats:
         """Launch delay of the op, seconds, [lanes]."""
         key = (op.kind.code, op.pp_rank, op.seq, 1)
         delay = self._lognormal(key, min(1.0, 20 * self.spec.noise)) * self.spec.costs.launch_delay_s
-        for effect in self.effects:
-            delay = effect.delay(op, delay)
+        for late in (effect.late_s(op) for effect in self.effects):
+            delay = delay if late is None else delay + late
         return delay
 
     def _lognormal(self, key: tuple[int, ...], sigma: float) -> Floats:
@@ -269,40 +266,19 @@ def simulated_slowdown(spec: SynthSpec) -> float:
     T(original) / T(ideal), both without launch delays; in the ideal job each compute takes the mean, each communication
     the median of its kind over all steps, DP ranks and stages.
     """
-    shape = spec.shape
-    plan = plan_lane(
-        spec.schedule, spec.layout, spec.microbatches, overlap_dp=spec.overlap_dp, record_no_ops=spec.record_no_ops
-    )
+    shape, plan = spec.shape, spec.plan
     draws = _Draws(spec, shape, _settle(spec, shape)[1])
     drawn: dict[OpKind, list[Floats]] = {}
     for op in plan.ops:
         if not op.no_op:
             drawn.setdefault(op.kind, []).append(draws.cost(op))
-    usual = {
-        kind: float(np.median(costs) if kind.is_communication else np.mean(costs)) for kind, costs in drawn.items()
-    }
-    original = _simulate(plan, shape, _Undelayed(draws, {}))
-    ideal = _simulate(plan, shape, _Undelayed(draws, usual))
+    usual = {kind: (np.median if kind.is_communication else np.mean)(costs) for kind, costs in drawn.items()}
+
+    def ideal_cost(op: PlannedOp) -> Floats:
+        return draws.cost(op) if op.no_op else np.full(shape.lanes, usual[op.kind])
+
+    original, ideal = (_simulate(plan, shape, cost, lambda _: 0.0) for cost in (draws.cost, ideal_cost))
     return original.step_s / ideal.step_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Undelayed:
-    """Draws without launch delays, in which all ops of some kinds take the same time: `usual`."""
-
-    draws: _Draws
-    usual: Mapping[OpKind, float]
-
-    def cost(self, op: PlannedOp) -> Floats:
-        """See `_Durations.cost`."""
-        if op.no_op or op.kind not in self.usual:
-            return self.draws.cost(op)
-        return np.full(self.draws.shape.lanes, self.usual[op.kind])
-
-    def delay(self, op: PlannedOp) -> Floats:
-        """See `_Durations.delay`."""
-        del op
-        return np.zeros(self.draws.shape.lanes)
 
 
 def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequence[InjectedCause]) -> None:

@@ -1,9 +1,8 @@
 """Timelines in the Chrome trace format, which ui.perfetto.dev and chrome://tracing open.
 
-In: frames of ops (step, dp_rank, pp_rank, kind, seq, microbatch, chunk, start, duration), one per replay. Out: a
-`.json.gz` file: one process per replay and worker, one thread per stream, one slice per op with all its columns as
-args, and arrows along the critical path. Steps follow each other; a step begins at the same time in every replay, so
-that they can be compared. `op_chrome.py` draws ops of any shape with the same `write_timelines`.
+In: ops and when each replay ran them. Out: a `.json.gz` file: one process per replay and worker (or rank), one thread
+per stream, one slice per op with its columns as args, and arrows along the critical path. Steps follow each other; a
+step begins at the same time in every replay, so that they can be compared. Of a pipeline job,
 `collectors/importers/exported_timeline.py` reads the recorded timeline back.
 """
 
@@ -14,10 +13,12 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.atomic_write import Kind, replacing
@@ -26,7 +27,7 @@ from tracekit.trace.model import KINDS, OpKind, Worker
 #: First key of `otherData`, which identifies the file; its value is the version of the content.
 MARK = "tracekit_timeline"
 VERSION = 1
-#: Key of `otherData` for slices that are ops of any shape (`op_chrome.py`), which are not read back.
+#: Key of `otherData` for slices that are ops of any shape, which are not read back.
 OPS_MARK = "ops"
 #: The name of the timeline that is read back.
 RECORDED = "recorded"
@@ -39,6 +40,8 @@ _ROWS_AT_ONCE = 100_000
 _BEGINNING = f'{{"displayTimeUnit": "ms", "otherData": {{"{MARK}": '
 #: Gap between the end of a step and the beginning of the next, seconds.
 GAP_S = 1e-3
+#: Columns of an op trace that its slices show.
+_ARGS = ("step", "kind", "phase", "operator", "group", "profiler_step", "host")
 
 #: The track an op kind is drawn on.
 STREAMS: dict[OpKind, str] = {
@@ -66,7 +69,7 @@ class ExportedTimeline:
 
     name: str
     ops: pl.DataFrame
-    critical_path: pl.DataFrame | None = None
+    critical_path: pl.DataFrame
 
 
 def write_chrome(
@@ -80,66 +83,141 @@ def write_chrome(
     `ranks`: the global rank of each worker. `header`: plain JSON data stored as `otherData`, together with what locates
     a slice: process id 1 + position in `timelines` x workers + position in `workers`, and where each step begins.
     """
-    starts = _step_starts(timelines)
-    other = {
-        **header,
-        "timelines": [timeline.name for timeline in timelines],
-        "workers": [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()],
-        "step_starts_us": {str(step): start for step, start in starts.iter_rows()},
-    }
-    drawn = (_drawn(timeline, number, starts, tuple(ranks)) for number, timeline in enumerate(timelines))
-    return write_timelines(path, other, _tracks(timelines, ranks), drawn)
+    streams = list(dict.fromkeys(STREAMS.values()))
+    thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
+    cells = pl.DataFrame(
+        [(position, worker.dp_rank, worker.pp_rank) for position, worker in enumerate(ranks)],
+        {"process": pl.Int64, **{name: timelines[0].ops.schema[name] for name in ("dp_rank", "pp_rank")}},
+        orient="row",
+    )
+    drawn = []
+    for timeline in timelines:
+        ops = timeline.ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left").with_columns(
+            tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
+            name=pl.col("kind").cast(pl.String),
+            args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
+        )
+        on_path = timeline.critical_path.join(
+            ops.with_row_index("row"), on=timeline.critical_path.columns, maintain_order="left"
+        )
+        drawn.append(DrawnTimeline(timeline.name, ops, on_path["row"].to_numpy()))
+    workers = [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in ranks.items()]
+    names = [f"dp {dp_rank} pp {pp_rank} (rank {rank})" for dp_rank, pp_rank, rank in workers]
+    threads = {(process, tid): stream for process in range(len(names)) for tid, stream in enumerate(streams)}
+    return write_timelines(path, {**header, "workers": workers}, drawn, names, threads)
 
 
 @dataclass(frozen=True, slots=True)
-class Tracks:
-    """Names of the tracks: `processes` by process id, `threads` by process id and thread."""
+class OpTimeline:
+    """One replay of all ops, such as "recorded" or "ideal".
 
-    processes: Mapping[int, str]
-    threads: Mapping[tuple[int, int], str]
+    `start` (from the start of the step), `duration`: seconds, [ops]. `critical_path`: indices of the ops on it, by step
+    and time.
+    """
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The events that name the tracks, and sort processes by their ids."""
-        for pid, name in self.processes.items():
-            yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        for (pid, tid), name in self.threads.items():
-            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    name: str
+    start: npt.NDArray[np.float64]
+    duration: npt.NDArray[np.float64]
+    critical_path: npt.NDArray[np.int64]
+
+
+def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, timelines: Sequence[OpTimeline]) -> int:
+    """Write the timelines; returns the number of slices. Raises OutputError; leaves no half-written file.
+
+    `ops`: of an op trace, in the order of the timelines.
+    """
+    names = [column for column in ("name", "kind", "peer") if column in ops.columns]
+    stream = pl.col("stream").fill_null("") if "stream" in ops.columns else pl.lit("")
+    args = pl.struct(*(column for column in _ARGS if column in ops.columns), "rank")
+    drawn = ops.select(
+        pl.col("step") if "step" in ops.columns else pl.lit(0).alias("step"),
+        "rank",
+        process=pl.col("rank").rank("dense").cast(pl.Int64) - 1,
+        track=pl.when(stream == "").then(pl.lit("ops")).otherwise(stream),
+        name=pl.coalesce(pl.col(column).cast(pl.String) for column in names) if names else pl.lit("op"),
+        args=args,
+    ).with_columns(tid=pl.col("track").rank("dense").cast(pl.Int64))
+    ranks = drawn["rank"].unique().sort()
+    threads = drawn.select("process", "tid", "track").unique().sort("process", "tid").iter_rows()
+    placed = [
+        DrawnTimeline(
+            one.name,
+            drawn.with_columns(start=pl.Series(one.start), duration=pl.Series(one.duration)),
+            one.critical_path,
+        )
+        for one in timelines
+    ]
+    return write_timelines(
+        path,
+        {"name": name, OPS_MARK: True},
+        placed,
+        [f"rank {rank}" for rank in ranks],
+        {(process, tid): track for process, tid, track in threads},
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTimeline:
-    """Place and time of slices: `pid`, `tid`, `ts` and `dur` (microseconds), `name`, `args` and `step`.
+    """Place and time of slices: `process` and `tid`, `step`, `start` from the beginning of the step and `duration`
+    (seconds), `name`, `args`.
 
-    `critical_path`: the slices on it, in order.
+    `critical_path`: rows of the slices on it, in order.
     """
 
+    name: str
     slices: pl.DataFrame
-    critical_path: pl.DataFrame
+    critical_path: npt.NDArray[np.integer[Any]]
 
 
 def write_timelines(
-    path: str | os.PathLike[str], other: Mapping[str, Any], tracks: Tracks, timelines: Iterable[DrawnTimeline]
+    path: str | os.PathLike[str],
+    header: Mapping[str, Any],
+    timelines: Sequence[DrawnTimeline],
+    processes: Sequence[str],
+    threads: Mapping[tuple[int, int], str],
 ) -> int:
-    """Write the timelines, one at a time; returns the number of slices. `other`: plain JSON data stored as `otherData`.
+    """Write the timelines; returns the number of slices. `processes`, `threads`: names in each of the timelines.
 
-    Raises OutputError; leaves no half-written file, and replaces only another timeline of tracekit.
+    `header`: plain JSON data stored as `otherData`. Raises OutputError; leaves no half-written file, and replaces only
+    another timeline of tracekit.
     """
+    starts = _step_starts(timelines)
+    step_starts = {str(step): start for step, start in starts.iter_rows()}
+    other = {**header, "timelines": [one.name for one in timelines], "step_starts_us": step_starts}
     slices = arrows = 0
     with (
         replacing(path, TIMELINE_FILE) as temporary,
         gzip.open(temporary, "wt", encoding="utf-8", compresslevel=4) as file,
     ):
         file.write(f'{_BEGINNING}{VERSION}, {json.dumps(other)[1:]}, "traceEvents": [\n')
-        file.write(_SEPARATOR.join(map(json.dumps, tracks.events())))
-        for timeline in timelines:
-            for lines in (*_slices(timeline.slices), *_arrows(timeline.critical_path, arrows)):
-                file.write(_SEPARATOR)
-                file.write(lines)
-            slices += timeline.slices.height
-            arrows += timeline.critical_path.height
+        for number, timeline in enumerate(timelines):
+            first = 1 + number * len(processes)
+            lines = _SEPARATOR.join(map(json.dumps, _names(timeline.name, first, processes, threads)))
+            file.write(_SEPARATOR + lines if number else lines)
+        for number, timeline in enumerate(timelines):
+            placed = timeline.slices.join(starts, on="step", maintain_order="left").select(
+                "step", "tid", "name", "args",
+                pid=pl.col("process") + (1 + number * len(processes)),
+                ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
+                dur=(pl.col("duration") * 1e6).round(6),
+            )  # fmt: skip
+            for lines in (*_slices(placed), *_arrows(placed[timeline.critical_path], arrows)):
+                file.write(_SEPARATOR + lines)
+            slices += placed.height
+            arrows += len(timeline.critical_path)
         file.write(END)
     return slices
+
+
+def _names(
+    timeline: str, first: int, processes: Sequence[str], threads: Mapping[tuple[int, int], str]
+) -> Iterator[dict[str, Any]]:
+    """The events that name the tracks of a timeline, and sort processes by their ids."""
+    for pid, name in enumerate(processes, first):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"{timeline}: {name}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for (process, tid), name in threads.items():
+        yield {"ph": "M", "name": "thread_name", "pid": first + process, "tid": tid, "args": {"name": name}}
 
 
 def is_timeline(file: BinaryIO) -> bool:
@@ -154,51 +232,11 @@ def is_timeline(file: BinaryIO) -> bool:
 TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 
-def _step_starts(timelines: tuple[ExportedTimeline, ...]) -> pl.DataFrame:
+def _step_starts(timelines: Sequence[DrawnTimeline]) -> pl.DataFrame:
     """Where each step begins on the common axis, microseconds: after the slowest replay of the step before."""
-    longest = pl.concat(
-        [timeline.ops.select("step", end=pl.col("start") + pl.col("duration")) for timeline in timelines]
-    )
-    by_step = longest.group_by("step").agg(pl.col("end").max()).sort("step")
+    ends = pl.concat(one.slices.select("step", end=pl.col("start") + pl.col("duration")) for one in timelines)
+    by_step = ends.group_by("step").agg(pl.col("end").max()).sort("step")
     return by_step.select("step", step_start_us=((pl.col("end") + GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
-
-
-def _tracks(timelines: tuple[ExportedTimeline, ...], ranks: Mapping[Worker, int]) -> Tracks:
-    workers = [
-        f"{timeline.name}: dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})"
-        for timeline in timelines
-        for worker, rank in ranks.items()
-    ]
-    processes = dict(enumerate(workers, start=1))
-    streams = dict.fromkeys(STREAMS.values())
-    threads = {(pid, tid): stream for pid in processes for tid, stream in enumerate(streams)}
-    return Tracks(processes, threads)
-
-
-def _drawn(timeline: ExportedTimeline, number: int, starts: pl.DataFrame, workers: tuple[Worker, ...]) -> DrawnTimeline:
-    """The ops of timeline `number` as slices of workers' tracks."""
-    streams = list(dict.fromkeys(STREAMS.values()))
-    thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
-    cells = pl.DataFrame(
-        [(worker.dp_rank, worker.pp_rank) for worker in workers],
-        {name: timeline.ops.schema[name] for name in ("dp_rank", "pp_rank")},
-        orient="row",
-    ).with_row_index("position")
-    placed = (
-        timeline.ops.join(starts, on="step", maintain_order="left")
-        .join(cells, on=["dp_rank", "pp_rank"], maintain_order="left")
-        .with_columns(
-            pid=pl.col("position") + (number * len(workers) + 1),
-            tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
-            ts=(pl.col("step_start_us") + pl.col("start") * 1e6).round(6),
-            dur=(pl.col("duration") * 1e6).round(6),
-            name=pl.col("kind").cast(pl.String),
-            args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
-        )
-    )
-    path = timeline.critical_path
-    on_path = placed.clear() if path is None else path.join(placed, on=path.columns, maintain_order="left")
-    return DrawnTimeline(placed, on_path)
 
 
 def _slices(ops: pl.DataFrame) -> Iterator[str]:

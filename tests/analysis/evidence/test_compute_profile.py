@@ -148,12 +148,12 @@ class TestFactors:
         assert found == pytest.approx(0.2, abs=0.02)
 
     def test_microbatch_factors_are_those_that_were_injected(self):
-        from tracekit.synth.job import JobShape, Seeded
+        from tracekit.synth.job import JobShape
 
         cause = SequenceLengthImbalance(quadratic_share=0.6)
         rng = np.random.default_rng([SPEC.seed, zlib.crc32(cause.NAME.encode()), 0])
         shape = JobShape(SPEC.layout, SPEC.steps, SPEC.microbatches, (1,) * 4)
-        injected = cause.effect(Seeded(shape, rng)).factor.reshape(8, 8, 4)
+        injected = cause.factor(shape, rng).reshape(8, 8, 4)
         profile = profile_of(cause)
         assert profile.microbatch == pytest.approx(injected, rel=0.08)
         assert profile.length_correlation > 0.97

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.find import causes_of
@@ -31,7 +33,7 @@ from tracekit.synth import (
     SynthSpec,
     synthesize,
 )
-from tracekit.synth.job import Effect, Seeded
+from tracekit.synth.job import Floats, JobShape
 from tracekit.trace.model import Layout
 
 #: What goes when the fix is made.
@@ -78,11 +80,10 @@ class Dealt(SequenceLengthImbalance):
 
     deal: Ints | None = None
 
-    def effect(self, seeded: Seeded) -> Effect:
-        effect = SequenceLengthImbalance.effect(self, seeded)
-        job = seeded.job
-        cost = effect.factor.reshape(job.microbatches, job.steps, job.layout.dp_ranks)
-        return replace(effect, factor=dealt_cost(cost, self.deal).reshape(job.microbatches, -1))
+    def factor(self, job: JobShape, rng: np.random.Generator) -> Floats:
+        cost = SequenceLengthImbalance.factor(self, job, rng)
+        dealt = dealt_cost(cost.reshape(job.microbatches, job.steps, job.layout.dp_ranks), self.deal)
+        return dealt.reshape(job.microbatches, -1)
 
 
 @dataclass(frozen=True)

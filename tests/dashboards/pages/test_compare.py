@@ -38,7 +38,7 @@ def test_a_map_larger_than_a_screen_keeps_the_slowest_worker_and_its_name() -> N
     assert drawn.z.shape == (147, 64)  # 7 DP ranks in a row
     assert drawn.z.max() == drawn.z[73, 1] == 3.0
     assert drawn.customdata[73, 1].tolist() == [514, 1, 514 * 64 + 1]
-    assert drawn.hovertemplate.startswith("rank %{customdata[2]} (dp %{customdata[0]}, stage %{customdata[1]}): ")
+    assert "rank %{customdata[2]}<br>dp %{customdata[0]}, stage %{customdata[1]}<br>" in drawn.hovertemplate
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_two_jobs_show_the_numbers_of_their_reports(visit: Visit, pairs: Path) -
         assert cells[12 + at] == f"{report['slowdown']:.3f}"
         assert cells[16 + at] == f"{report['waste']:.1%}"
         assert cells[20 + at] == f"{report['wasted_gpu_hours_per_day']:,.1f}"
-    page.wait_for_selector(".chart image >> nth=1", state="attached")
+    page.wait_for_selector('.chart text:has-text("DP rank") >> nth=1', state="attached")
     assert page.locator(".chart svg").count() == 6
 
 

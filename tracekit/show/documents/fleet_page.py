@@ -1,16 +1,15 @@
 """A fleet's report as one self-contained HTML page.
 
-In: figures of a study. Out: the text of the page, or a file. Names are escaped wherever they appear.
+In: figures of a study. Out: the text of the page. Names are escaped wherever they appear.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import polars as pl
 
-from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
 from tracekit.report.card import plain
@@ -18,7 +17,7 @@ from tracekit.report.card import table as html_table
 from tracekit.show.documents.elements import head
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"
-#: The kind of file that `write_fleet_page` replaces.
+#: The kind of file that a page replaces.
 FLEET_PAGE_FILE = Kind("a page that `tracekit fleet report --html` wrote", starting_with(_BEGINNING.encode()))
 #: Size of a curve, pixels, with room for its numbers.
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
@@ -42,12 +41,6 @@ def fleet_page(found: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame
 def _section(table: Table) -> str:
     rows = html_table(table.heads, table.rows) if table.rows else "<p>None beyond chance.</p>"
     return f"<section><h2>{plain(table.title)}</h2>{rows}<p>{plain(table.note)}</p></section>"
-
-
-def write_fleet_page(path: Path, text: str) -> None:
-    """Write the page to a file. Raises OutputError; a file there is replaced only if this function wrote it."""
-    with replacing(path, FLEET_PAGE_FILE) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _curves(curves: pl.DataFrame) -> Iterator[str]:
