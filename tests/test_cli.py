@@ -39,7 +39,7 @@ from tests.handmade import (
 )
 from tracekit.base.errors import TracekitError
 from tracekit.cli import commands
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 

@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, run, slow_frame
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.explanation import explanations
+from tracekit.show.explanation import explanations
 from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"

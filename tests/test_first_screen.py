@@ -14,7 +14,7 @@ from tests.cases import case
 from tracekit.base.text import three_digits
 from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.show.terminal.report import print_report
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.model import Layout

@@ -18,11 +18,11 @@ from tests.handmade import LAYOUT as HANDMADE
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report import plots as report_plot
-from tracekit.report.card import card
-from tracekit.report.pipeline import PipelineReport
-from tracekit.report.plots import Plots
+from tracekit.show.card import card
 from tracekit.show.documents.page import page
+from tracekit.show.plots import Plots
 from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
@@ -154,7 +154,7 @@ def test_without_plotly_the_error_says_what_to_install(sample: PipelineReport, m
 
 def test_a_large_step_keeps_to_the_culprits(tmp_path: Path) -> None:
     """128 workers with 8 microbatches: the figure stays small and begins with those of the cause."""
-    from tracekit.figures.step import MOST_BARS
+    from tracekit.show.figures.step import MOST_BARS
     from tracekit.synth import SynthSpec, parse_cause, synthesize
     from tracekit.trace.model import Layout
 

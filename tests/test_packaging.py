@@ -70,7 +70,7 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
     sources = {f"tracekit/collectors/nccl/{name}" for name in ("plugin.c", "abi.h", "ring.h")}
     assert {
         "tracekit/py.typed",
-        "tracekit/report/card.css",
+        "tracekit/show/card.css",
         "tracekit/store/schema.sql",
         "tracekit/analysis/native/_native.abi3.so",
         "tracekit/collectors/importers/kineto/_events.abi3.so",

@@ -31,10 +31,10 @@ from tracekit.analysis.detectors.registry import detectors
 from tracekit.base.errors import SelectionError
 from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
+from tracekit.job.tables import JSON_TABLES
 from tracekit.report.plain_data import json_schema
 from tracekit.report.report import REPORT_VERSION
-from tracekit.report.tables import JSON_TABLES
 from tracekit.trace.canonical import Trace
 
 SCHEMA_PAGE = Path(__file__).parent.parent / "docs" / "report-schema.md"

@@ -20,6 +20,8 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.text import seconds
 from tracekit.trace.model import Worker
 
+#: A loss below this share of the step is not a headline.
+SMALLEST_HEADLINE_SHARE = 0.05
 #: A job is straggling if S is at least this.
 STRAGGLING_SLOWDOWN = 1.1
 #: If the replay without launch delays misses the recording by more than this, it explains too little.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
+from tracekit.report.verdict import LossKind
 
 
 class ExposedCommunication(Detector):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
+from tracekit.report.verdict import LossKind
 
 #: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
-from tracekit.analysis.attribution.attribution import Attribution, Trust
-from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
-from tracekit.analysis.attribution.stalls import Stall, stalls_of
+from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.patterns import space_pattern, time_pattern
+from tracekit.analysis.attribution.stalls import stalls_of
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.find import causes_of
@@ -23,28 +21,9 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.report.answer import Answer
+from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
-from tracekit.report.fix import Fix
-from tracekit.report.verdict import Verdict
 from tracekit.trace.canonical import Trace
-
-
-class Diagnosis(Struct, frozen=True, eq=False):
-    """When, where and why a job is slow, what each fix would save, and whether to believe it.
-
-    `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
-    that launch delays that a named cause explains do not count against the replay.
-    """
-
-    trust: Trust
-    answer: Answer
-    verdict: Verdict
-    time: TimePattern | None
-    space: SpacePattern | None
-    stalls: tuple[Stall, ...]
-    causes: tuple[Finding, ...]
-    fixes: tuple[Fix, ...]
 
 
 def diagnose(

@@ -9,17 +9,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, Trust
+from tracekit.analysis.attribution.attribution import (
+    LARGEST_DISCREPANCY,
+    SMALLEST_HEADLINE_SHARE,
+    SMALLEST_SLOWDOWN,
+    Trust,
+)
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.answer import answer_of
-from tracekit.analysis.diagnosis.diagnose import Diagnosis
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.late_rank import unexplained_waits
 from tracekit.base.text import main_clause, ranks_text
+from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, Loss, LossKind, Verdict
+from tracekit.report.verdict import Loss, LossKind, Verdict
 
 #: The number of rendezvous with missing members to name.
 _MOST_GAPS = 3

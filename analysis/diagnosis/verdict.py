@@ -13,7 +13,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.attribution import (
+    LARGEST_DISCREPANCY,
+    SMALLEST_HEADLINE_SHARE,
+    SMALLEST_SLOWDOWN,
+    STRAGGLING_SLOWDOWN,
+)
 from tracekit.analysis.attribution.chance import SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.evidence.evidence import Evidence
@@ -24,7 +29,7 @@ from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
 from tracekit.report.finding import Finding
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, Loss, LossKind, Verdict
+from tracekit.report.verdict import Loss, LossKind, Verdict
 
 #: A job that spends this share of its step in exposed communication is communication-bound.
 COMMUNICATION_BOUND_SHARE = 0.3

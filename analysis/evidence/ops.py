@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, STRAGGLING_SLOWDOWN, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.gpu.behind import Behind, Culprit, Part, exposed_communication_s, find_culprit, freed_of_waits
@@ -23,7 +23,7 @@ from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.base.text import seconds
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE, LossKind
+from tracekit.report.verdict import LossKind
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:

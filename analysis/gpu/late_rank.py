@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets, measure_offsets
 from tracekit.analysis.gpu.comparable import Comparable, mismatched, ranks_with_overlaps
 from tracekit.analysis.gpu.matching import CONVINCING, Matches, match_collectives
@@ -20,7 +21,6 @@ from tracekit.analysis.gpu.waits import Waits
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.base.text import seconds
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE
 from tracekit.trace.kineto import GpuRecording
 
 

@@ -28,8 +28,8 @@ from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import short
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import REPORT_VERSION
-from tracekit.report.spans import StepOps, step_ops
-from tracekit.report.worker_map import WorkerMap
+from tracekit.show.figures.worker_map import WorkerMap
+from tracekit.show.spans import StepOps, step_ops
 from tracekit.store import Incident, Store, StoredHang, TraceKind
 from tracekit.trace.op import OpTrace
 

@@ -27,7 +27,7 @@ from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.questions import check, price
+from tracekit.job.questions import check, price
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2

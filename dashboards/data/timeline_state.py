@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import polars as pl
 
-from tracekit.report.spans import Ints, Line, Replay, StepOps, Window
+from tracekit.show.spans import Ints, Line, Replay, StepOps, Window
 from tracekit.trace.model import OpKind, Worker
 
 #: Up to this many workers, all streams are drawn; above it only computes, unless the address names the streams.

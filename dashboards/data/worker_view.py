@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.text import short
-from tracekit.report.worker_map import WorkerMap
+from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
 _WORKER = re.compile(r"\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from tracekit.dashboards.ui.sentences import SAME_MICROBATCHES
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import Theme
 
 #: More sets than this are drawn as lines.
 MOST_BARS = 64

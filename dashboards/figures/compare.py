@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.analysis.attribution.compare import CostChange, Side
-from tracekit.figures.base import figure, markers
-from tracekit.figures.theme import Theme
-from tracekit.figures.workers import worker_heatmap
-from tracekit.report.worker_map import UNKNOWN, Ints, WorkerMap
+from tracekit.show.figures.base import figure, markers
+from tracekit.show.figures.theme import Theme
+from tracekit.show.figures.worker_map import UNKNOWN, Ints, WorkerMap
+from tracekit.show.figures.workers import worker_heatmap
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01

@@ -5,8 +5,8 @@ from __future__ import annotations
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import Theme
 
 
 def distribution(curves: pl.DataFrame, of: str, title: str, theme: Theme) -> go.Figure:

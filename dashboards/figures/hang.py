@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from tracekit.base.text import printable, ranks_text
 from tracekit.dashboards.data.hang_graph import Node
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import Theme
 
 #: Most culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12

@@ -7,8 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import Theme
 
 #: Most ranks in one figure.
 _MOST_RANKS = 32

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from tracekit.base.text import seconds
-from tracekit.figures.base import figure
-from tracekit.figures.theme import Theme
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import Theme
 
 #: Characters of a name beside its bar.
 LONGEST_LABEL = 46

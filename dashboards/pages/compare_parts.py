@@ -36,7 +36,7 @@ from tracekit.dashboards.ui.components import (
 )
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import Tone, place_words
-from tracekit.report.worker_map import UNKNOWN, Ints
+from tracekit.show.figures.worker_map import UNKNOWN, Ints
 from tracekit.trace.model import Worker
 
 #: Workers listed, and rows of the table beside a map.

@@ -8,6 +8,7 @@ import polars as pl
 from dash import Input, Output, clientside_callback, dcc, html, no_update
 from dash.development.base_component import Component
 
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.base.command_line import adding, command
 from tracekit.base.text import short
 from tracekit.dashboards.pages.fleet_parts import job_card
@@ -17,7 +18,6 @@ from tracekit.dashboards.ui.components import as_table, grid, href, note, panel,
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.shell import page
-from tracekit.report.verdict import SMALLEST_HEADLINE_SHARE
 
 #: Cards that are shown; further jobs that need attention are in the table.
 MOST_CARDS = 12

@@ -25,7 +25,7 @@ from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice
 from tracekit.dashboards.ui.sentences import believed, diagnosis_words, time_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.figures.time import step_slowdown, step_times, step_workers
+from tracekit.show.figures.time import step_slowdown, step_times, step_workers
 
 #: Workers of the map where only the worst are shown.
 WORST_ROWS = 40

@@ -22,7 +22,7 @@ from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.figures.theme import CLASSES, legend
+from tracekit.show.figures.theme import CLASSES, legend
 
 _KEYS = (
     "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: W and S (+ and -) zoom, A and D (left and"

@@ -33,8 +33,8 @@ from tracekit.dashboards.ui.drawn import drawing
 from tracekit.dashboards.ui.forms import scale, text_field
 from tracekit.dashboards.ui.sentences import advice_words, believed, diagnosis_words, listed, space_words
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.figures.workers import worker_heatmap
-from tracekit.report.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.show.figures.workers import worker_heatmap
 from tracekit.trace.model import Worker
 
 #: Bars of the strip above the scrubber; more steps are pooled.

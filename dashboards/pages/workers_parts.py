@@ -17,8 +17,8 @@ from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
-from tracekit.figures.workers import worker_over_steps
-from tracekit.report.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
+from tracekit.show.figures.workers import worker_over_steps
 from tracekit.trace.model import Worker
 
 #: Workers and hosts listed.

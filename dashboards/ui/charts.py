@@ -17,7 +17,7 @@ from tracekit.base.text import seconds
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
-from tracekit.report.worker_map import LEVELS, Pooled, WorkerMap, pool
+from tracekit.show.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
 
 #: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.
 MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128

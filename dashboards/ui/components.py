@@ -24,7 +24,7 @@ from tracekit.dashboards.ui.context import chosen_window, prefixed, viewer
 from tracekit.dashboards.ui.drawn import Chart, drawing
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.figures.theme import DARK
+from tracekit.show.figures.theme import DARK
 
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")

@@ -16,7 +16,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.fleet_study import FleetStudy
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.data.replays import Replays
-from tracekit.figures.theme import LIGHT, THEMES, Theme
+from tracekit.show.figures.theme import LIGHT, THEMES, Theme
 from tracekit.trace.units import EARLIEST_S
 
 EXTENSION = "tracekit"

@@ -18,7 +18,7 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import cost, seconds, short, sure
 from tracekit.report.nodes import nodes_of
 from tracekit.report.verdict import LossKind
-from tracekit.report.worker_map import WorkerMap
+from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
 
 #: Longer lists are cut.

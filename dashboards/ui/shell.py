@@ -25,7 +25,7 @@ from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline
-from tracekit.figures.theme import DARK
+from tracekit.show.figures.theme import DARK
 
 Layout = Callable[..., Any]
 #: Most impossible rows of a store that a page lists; the server's log has all.

@@ -25,8 +25,8 @@ from tracekit.dashboards.ui.shell import frame, read_ahead
 from tracekit.dashboards.web.access import Access
 from tracekit.dashboards.web.serving import harden
 from tracekit.dashboards.web.timeline_requests import serve_timeline
-from tracekit.figures.base import figure
-from tracekit.figures.theme import LIGHT
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import LIGHT
 
 _DOCUMENT = """<!DOCTYPE html>
 <html lang="en" data-libraries="%libraries%" data-prefix="%prefix%">

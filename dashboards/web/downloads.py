@@ -12,8 +12,8 @@ from tracekit.base.errors import NotStoredError, SelectionError, StoreError, Tra
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import choose_window, results
+from tracekit.job.tables import JSON_TABLES
 from tracekit.report.report import COMMON_TABLES
-from tracekit.report.tables import JSON_TABLES
 
 #: Tables of a report that are a file of their own.
 TABLES = (*JSON_TABLES, "by_rank", *COMMON_TABLES)

@@ -18,7 +18,7 @@ from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import href
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.downloads import refusal
-from tracekit.report.worker_map import WorkerMap
+from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
 #: Most links of an answer, and most hosts among them.

@@ -29,8 +29,8 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.web.downloads import refusal
-from tracekit.report.path_spans import PathSpans, path_spans
-from tracekit.report.spans import (
+from tracekit.show.path_spans import PathSpans, path_spans
+from tracekit.show.spans import (
     STREAM_NAMES,
     Ints,
     Replay,

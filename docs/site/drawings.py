@@ -11,8 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.figures.base import figure
-from tracekit.figures.theme import LIGHT
+from tracekit.show.figures.base import figure
+from tracekit.show.figures.theme import LIGHT
 
 TABLE = Path(__file__).parent / "paper_figures.csv"
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")

@@ -18,7 +18,7 @@ from tracekit.analysis.diagnosis.verdict import main_clause
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.synth import PythonGc, SlowNic, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace

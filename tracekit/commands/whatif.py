@@ -135,7 +135,7 @@ def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | 
     from tracekit.base.atomic_write import check_writable
 
     if parquet_file is not None:
-        from tracekit.report.tables import TABLE_FILE
+        from tracekit.job.tables import TABLE_FILE
 
         check_writable(parquet_file, TABLE_FILE)
     if markdown is not None and markdown != STDOUT:

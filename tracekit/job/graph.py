@@ -29,9 +29,10 @@ from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
+from tracekit.job.graph_report import GraphReport
 from tracekit.job.job import Exported, Job, PathLike, Progress
-from tracekit.report.graph import GraphReport
-from tracekit.report.questions import ByLabel, Question, answer, by_labels
+from tracekit.job.questions import answer, by_labels
+from tracekit.report.question import ByLabel, Question
 from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
 

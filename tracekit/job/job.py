@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tracekit.report.finding import Finding
     from tracekit.report.findings import Findings, Unanalysed
-    from tracekit.report.questions import ByLabel, Question
+    from tracekit.report.question import ByLabel, Question
     from tracekit.report.report import Report
     from tracekit.store.window import AnyTrace
 

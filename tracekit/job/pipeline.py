@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.whatif.scenario import Scenario
+    from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.replayed import ReplayedJob
-    from tracekit.report.pipeline import PipelineReport
-    from tracekit.report.questions import ByLabel, Question
+    from tracekit.report.question import ByLabel, Question
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +97,7 @@ class PipelineJob(Job):
 
         Raises SelectionError for a label that the job does not have, or one with too many values.
         """
-        from tracekit.report.questions import by_labels
+        from tracekit.job.questions import by_labels
 
         return by_labels(self.replay, *labels)
 
@@ -114,7 +114,7 @@ class PipelineJob(Job):
 
         "stage=3 and compute * 0.9 + worker=1,2" scales some ops and makes others as fast as their peers.
         """
-        from tracekit.report.questions import answer, check
+        from tracekit.job.questions import answer, check
 
         check(self.replay, () if keep else (selection,))
         evidence = None if keep else self.evidence

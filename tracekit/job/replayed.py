@@ -21,11 +21,12 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
-from tracekit.report.pipeline import ClockOffset, ClockReport, PipelineReport, PublishedView
+from tracekit.job.pipeline_report import PipelineReport, PublishedView
+from tracekit.report.clocks import ClockOffset, ClockReport
 from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
-    from tracekit.report.questions import ByLabel, Question
+    from tracekit.report.question import ByLabel, Question
 
 Progress = Callable[[str], None]
 
@@ -60,7 +61,7 @@ class ReplayedJob(Struct, frozen=True):
         kept: list[Question] = []
         labels: list[ByLabel] = []
         if fix or keep or by:
-            from tracekit.report.questions import answer, by_labels, check
+            from tracekit.job.questions import answer, by_labels, check
 
             check(self.replay, fix)
             kept = [answer(self.replay, text, gpus, keep=True) for text in keep]

@@ -21,9 +21,9 @@ from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.method import Method
 from tracekit.report.answer import Answer
+from tracekit.report.clocks import ClockReport
 from tracekit.report.finding import Place, Unit
-from tracekit.report.pipeline import ClockReport
-from tracekit.report.questions import Question
+from tracekit.report.question import Question
 from tracekit.report.report import REPORT_VERSION, Report
 from tracekit.report.section import Table
 from tracekit.report.verdict import LossKind

@@ -21,13 +21,13 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust, waste
-from tracekit.analysis.diagnosis.diagnose import Diagnosis
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.safe_csv import safe_csv
 from tracekit.base.text import short
 from tracekit.report.answer import Answer
+from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.section import Table
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import pandas
 
     from tracekit.analysis.attribution.compare import WorkerSteps
+    from tracekit.job.pipeline_report import PipelineReport
     from tracekit.report.findings import Findings, WorkerSlowdowns
-    from tracekit.report.pipeline import PipelineReport
-    from tracekit.report.plots import Plots
-    from tracekit.report.questions import ByLabel, Question
+    from tracekit.report.question import ByLabel, Question
+    from tracekit.show.plots import Plots
 
 #: Version of the JSON object; increased by one with every change that could break a reader of the version before.
 REPORT_VERSION = 2
@@ -81,7 +81,7 @@ class Report(ABC):
         return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
 
     def _repr_html_(self) -> str:
-        from tracekit.report.card import fragment
+        from tracekit.show.card import fragment
 
         return fragment(self)
 

@@ -13,9 +13,6 @@ from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.finding import Finding
 
-#: A loss below this share of the step is not a headline.
-SMALLEST_HEADLINE_SHARE = 0.05
-
 
 class LossKind(StrEnum):
     """What most of the lost time is spent on."""

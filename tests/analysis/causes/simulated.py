@@ -10,7 +10,7 @@ from benchmarks.eventsim.causes import Cause
 from benchmarks.eventsim.model import Job, Network, Noise, Posting, Shape
 from benchmarks.eventsim.run import simulate
 from benchmarks.eventsim.truth import mean_step_s, without
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
 
 PIPELINE = Shape(dp=2, pp=4, microbatches=8, steps=4)
 FLAT = Shape(dp=4, pp=1, microbatches=8, steps=10)

@@ -16,7 +16,7 @@ from tests.analysis.causes import simulated
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.base.errors import TraceError
 from tracekit.job.pipeline import PipelineJob
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 

@@ -19,7 +19,7 @@ from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.report.graph import GraphReport
+from tracekit.job.graph_report import GraphReport
 from tracekit.trace.op import OpTrace
 
 KINDS = ("gemm", "attention")

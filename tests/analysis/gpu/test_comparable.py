@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.kinetosim import Job, Recording, Trouble
 from tests.analysis.gpu.jobs import loaded, said
-from tracekit.report.graph import GraphReport
+from tracekit.job.graph_report import GraphReport
 from tracekit.report.verdict import LossKind
 
 HOST, GPU = ("cuda_runtime", "cpu_op", "user_annotation"), ("kernel", "gpu_memcpy")

@@ -30,8 +30,8 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.ui.context import EXTENSION
 from tracekit.dashboards.web.app import make_app
-from tracekit.report.path_spans import path_spans
-from tracekit.report.spans import (
+from tracekit.show.path_spans import path_spans
+from tracekit.show.spans import (
     OVERVIEW_STEPS,
     Line,
     Replay,

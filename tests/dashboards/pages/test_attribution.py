@@ -13,7 +13,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.pages.test_pages import whatif
 from tracekit.base.text import seconds
 from tracekit.dashboards.figures.attribution import MOST_BARS, Estimates, estimates
-from tracekit.figures.theme import DARK, LIGHT
+from tracekit.show.figures.theme import DARK, LIGHT
 
 Visit = Callable[..., Page]
 

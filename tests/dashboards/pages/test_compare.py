@@ -23,7 +23,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.figures.compare import worker_map
-from tracekit.figures.theme import LIGHT
+from tracekit.show.figures.theme import LIGHT
 from tracekit.trace.canonical import Trace
 
 Visit = Callable[..., Page]

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route
 
 from tests.dashboards.conftest import Serving
-from tracekit.figures.theme import DARK, LIGHT
+from tracekit.show.figures.theme import DARK, LIGHT
 
 System = Literal["light", "dark"]
 Open = Callable[[System], Page]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from tracekit.report.card import style
+from tracekit.show.card import style
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -12,8 +12,8 @@ import polars as pl
 from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
-from tracekit.report.card import plain
-from tracekit.report.card import table as html_table
+from tracekit.show.card import plain
+from tracekit.show.card import table as html_table
 from tracekit.show.documents.elements import head
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"

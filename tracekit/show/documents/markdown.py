@@ -12,7 +12,7 @@ from pathlib import Path
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.text import printable, short
 from tracekit.report.report import Report
-from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
+from tracekit.show.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
 
 #: The first line of a file: a comment, which Markdown viewers do not show.
 _BEGINNING = "<!-- tracekit whatif -->\n"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.text import short
-from tracekit.report import card as report_html
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.report import Report
+from tracekit.show import card as report_html
 from tracekit.show.documents.elements import head
 from tracekit.show.documents.worst_steps import worst_steps
 

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.whatif.timeline import compared_frame
-from tracekit.report.pipeline import PipelineReport
-from tracekit.report.worker_cells import workers_that_matter
+from tracekit.job.pipeline_report import PipelineReport
+from tracekit.show.worker_cells import workers_that_matter
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Steps on the page, workers, and spans in total; a span takes about 20 bytes.

@@ -13,11 +13,12 @@ from rich.text import Text
 
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.base.text import cost, seconds, short, sure, three_digits
-from tracekit.report.pipeline import PipelineReport
+from tracekit.job.pipeline_report import PipelineReport
+from tracekit.job.pipeline_words import worker_label
 from tracekit.report.report import Report
-from tracekit.report.words import FIX_HEADS, fix_rows, published_instead, worker_label
 from tracekit.show.terminal.maps import step_bars, worker_map
 from tracekit.show.terminal.tables import new_table, percent, saving_text, section_table, side_by_side, slowdown_text
+from tracekit.show.words import FIX_HEADS, fix_rows, published_instead
 from tracekit.trace.model import Worker
 
 #: The number of rows in a table that names culprits.

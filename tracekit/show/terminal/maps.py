@@ -13,10 +13,10 @@ from rich.text import Text
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import seconds
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Place
-from tracekit.report.pipeline import PipelineReport
-from tracekit.report.worker_cells import WorkerCells, level_of, worker_cells
-from tracekit.report.worker_map import LEVELS
+from tracekit.show.figures.worker_map import LEVELS
+from tracekit.show.worker_cells import WorkerCells, level_of, worker_cells
 
 #: The largest map, DP ranks x stages; larger jobs are pooled.
 LARGEST_MAP = (24, 32)

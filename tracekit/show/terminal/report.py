@@ -15,9 +15,9 @@ from rich.text import Text
 from tracekit.base.text import short
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
-from tracekit.report.words import MOST_CAUSES, answer_rows
 from tracekit.show.terminal.maps import small_map, steps_line
 from tracekit.show.terminal.tables import by_label, labelled, questions, section_table, side_by_side
+from tracekit.show.words import MOST_CAUSES, answer_rows
 
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {
@@ -59,7 +59,7 @@ def print_report(
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
-        from tracekit.report.explanation import explanations
+        from tracekit.show.explanation import explanations
 
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
     if report.questions_asked:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.base.text import printable, seconds
-from tracekit.report.questions import ByLabel, Question
+from tracekit.report.question import ByLabel, Question
 from tracekit.report.section import Table as Section
 
 FIX_MEANS = "fix: as fast as their peers, everything else as recorded, launch delays kept; as fixes are priced."

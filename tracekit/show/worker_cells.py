@@ -13,11 +13,11 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.worker_map import LEVELS
+from tracekit.show.figures.worker_map import LEVELS
 from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import PipelineReport
+    from tracekit.job.pipeline_report import PipelineReport
 
 
 class WorkerCells(Struct, frozen=True):

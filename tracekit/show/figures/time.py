@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.figures.base import axis, figure, markers, step_axis
-from tracekit.figures.theme import Theme, slowdown_scale
-from tracekit.report.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
+from tracekit.show.figures.base import axis, figure, markers, step_axis
+from tracekit.show.figures.theme import Theme, slowdown_scale
+from tracekit.show.figures.worker_map import MOST_CELLS, UNKNOWN, Floats, Ints, WorkerMap, pool
 
 #: A job with at least this S is straggling.
 STRAGGLING = 1.1

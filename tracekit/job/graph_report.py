@@ -23,7 +23,7 @@ from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
-    from tracekit.report.questions import ByLabel
+    from tracekit.report.question import ByLabel
 
 #: Limits of rows: ranks, waits, and classes on the critical path, on a first screen and in all.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16

@@ -1,6 +1,6 @@
 """The critical path of one step, as spans of its timeline: the chain of ops that determines the step time.
 
-In: one step of a `JobReplay` and its `StepOps`. Out: `PathSpans`. Pure functions, as in `tracekit/report/spans.py`.
+In: one step of a `JobReplay` and its `StepOps`. Out: `PathSpans`. Pure functions, as in `spans.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import polars as pl
 from tracekit.analysis.attribution.critical_path import critical_ops
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
-from tracekit.report.spans import Floats, Ints, Replay, StepOps
+from tracekit.show.spans import Floats, Ints, Replay, StepOps
 
 _SCENARIOS = {Replay.RECORDED: RECORDED, Replay.ORIGINAL: ORIGINAL, Replay.IDEAL: IDEAL}
 _NAME = ["dp_rank", "pp_rank", "kind", "seq"]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from tracekit.figures.theme import Theme
+from tracekit.show.figures.theme import Theme
 
 HEIGHT = 320
 #: The largest number of labels on an axis of steps.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tracekit.figures.base import axis, figure, markers, step_axis
-from tracekit.figures.theme import Theme, slowdown_scale
-from tracekit.report.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
+from tracekit.show.figures.base import axis, figure, markers, step_axis
+from tracekit.show.figures.theme import Theme, slowdown_scale
+from tracekit.show.figures.worker_map import UNKNOWN, Pooled, WorkerMap, blocks_that_fit, pool
 
 #: Maps up to this many cells show each value and the gaps between cells.
 FEW_CELLS = 160

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from tracekit.analysis.diagnosis.first_fix import first_fix
 from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
 from tracekit.base.text import error_of, percent_sure, seconds, three_digits
+from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Finding, confidence_from
 from tracekit.report.fix import Fix
-from tracekit.report.pipeline import PipelineReport
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
 

@@ -16,47 +16,21 @@ from msgspec import Struct
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.report import words
+from tracekit.job import pipeline_words as words
+from tracekit.job.tables import JSON_TABLES, ReportTables
+from tracekit.report.clocks import ClockReport
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
-from tracekit.report.tables import JSON_TABLES, ReportTables
 from tracekit.trace.canonical import Coverage
-from tracekit.trace.model import Layout, Worker
+from tracekit.trace.model import Layout
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.compare import WorkerSteps
     from tracekit.report.findings import WorkerSlowdowns
-    from tracekit.report.plots import Plots
+    from tracekit.show.plots import Plots
 
 #: Two methods agree if their S differ by at most this share.
 LARGEST_DIFFERENCE = 0.01
-
-
-class ClockOffset(Struct, frozen=True):
-    """How far a worker's clock was ahead on average, seconds, with its standard error and its drift per second.
-
-    `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
-    """
-
-    dp_rank: int
-    pp_rank: int
-    offset_s: float
-    error_s: float
-    drift: float
-    jump_s: float
-    jump_step: int | None
-
-    @property
-    def worker(self) -> Worker:
-        """The worker."""
-        return Worker(self.dp_rank, self.pp_rank)
-
-
-class ClockReport(Struct, frozen=True):
-    """Which clocks were off. `untied`: whose clocks could not be compared, None if all could be."""
-
-    offsets: tuple[ClockOffset, ...]
-    untied: str | None
 
 
 class PublishedView(Struct, frozen=True):
@@ -99,7 +73,7 @@ class PipelineReport(ReportTables):
     @property
     def plot(self) -> Plots:
         """The report as Plotly figures: `worker_map()`, `steps()`, `timeline()`, `critical_path()`."""
-        from tracekit.report.plots import Plots
+        from tracekit.show.plots import Plots
 
         return Plots(self)
 

@@ -14,9 +14,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.figures.base import axis, figure
-from tracekit.figures.theme import CLASSES, Theme, legend
-from tracekit.report.spans import Line, Replay, Spans, StepOps, Window, count, spans
+from tracekit.show.figures.base import axis, figure
+from tracekit.show.figures.theme import CLASSES, Theme, legend
+from tracekit.show.spans import Line, Replay, Spans, StepOps, Window, count, spans
 from tracekit.trace.model import KINDS
 
 #: More bars than this make a notebook slow; the shortest ones that are not slow are left out first.

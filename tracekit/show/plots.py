@@ -1,7 +1,7 @@
 """A report as Plotly figures, for notebooks: `report.plot.worker_map()`.
 
 In: a report; the figures of single steps come from its replay. Out: Plotly figures, the same ones that the dashboard
-shows (`tracekit/figures/`). Plotly is imported when a figure is drawn.
+shows (`figures/`). Plotly is imported when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
-from tracekit.report.path_spans import path_spans
-from tracekit.report.spans import SHORTEST_PEER_S, Replay, step_ops
-from tracekit.report.words import worker_name
-from tracekit.report.worker_cells import workers_that_matter
-from tracekit.report.worker_map import WorkerMap
+from tracekit.show.figures.worker_map import WorkerMap
+from tracekit.show.path_spans import path_spans
+from tracekit.show.spans import SHORTEST_PEER_S, Replay, step_ops
+from tracekit.show.words import worker_name
+from tracekit.show.worker_cells import workers_that_matter
 from tracekit.trace.model import KINDS, Worker
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit.figures.theme import Theme
-    from tracekit.report.pipeline import PipelineReport
+    from tracekit.job.pipeline_report import PipelineReport
+    from tracekit.show.figures.theme import Theme
 
 #: Rows of the timeline.
 MOST_WORKERS = 24
@@ -53,7 +53,7 @@ class Plots:
         `step`: S in that step; by default over all steps. Workers that a cause names are outlined.
         """
         colours = _theme(theme)
-        from tracekit.figures.workers import worker_heatmap
+        from tracekit.show.figures.workers import worker_heatmap
 
         found = self._map()
         position = None if step is None else self._position(step)
@@ -64,7 +64,7 @@ class Plots:
     def steps(self, *, theme: str = "light") -> go.Figure:
         """Recorded, original and ideal time of each step, seconds."""
         colours = _theme(theme)
-        from tracekit.figures.time import step_times
+        from tracekit.show.figures.time import step_times
 
         by_step = self.report.by_step
         return step_times(by_step, [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]], colours)
@@ -75,7 +75,7 @@ class Plots:
         At most 24 workers, fewer if a step has very many ops: first those that causes name, then the slowest.
         """
         colours = _theme(theme)
-        from tracekit.figures.step import timeline, workers_that_fit
+        from tracekit.show.figures.step import timeline, workers_that_fit
 
         ops = step_ops(self.report.replay.only_steps([self._step(step)]))
         at = {
@@ -92,7 +92,7 @@ class Plots:
         Gaps are launch delays: nothing on the path ran.
         """
         colours = _theme(theme)
-        from tracekit.figures.step import PathOps, critical_path
+        from tracekit.show.figures.step import PathOps, critical_path
 
         number = self._step(step)
         replay = self.report.replay.only_steps([number])
@@ -144,7 +144,7 @@ def _theme(name: str) -> Theme:
     """The colours of that name. Raises OutputError if Plotly is missing, ValueError for another name."""
     if find_spec("plotly") is None:
         raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit[notebook]'")
-    from tracekit.figures.theme import THEMES
+    from tracekit.show.figures.theme import THEMES
 
     if name not in THEMES:
         raise ValueError(f"no theme {name!r}; there are {', '.join(THEMES)}")

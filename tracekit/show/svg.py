@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.base.text import seconds
-from tracekit.report.words import worker_name
-from tracekit.report.worker_cells import WorkerCells, level_of, worker_cells
-from tracekit.report.worker_map import LEVELS
+from tracekit.show.figures.worker_map import LEVELS
+from tracekit.show.words import worker_name
+from tracekit.show.worker_cells import WorkerCells, level_of, worker_cells
 from tracekit.trace.model import Worker
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import PipelineReport
+    from tracekit.job.pipeline_report import PipelineReport
 
 #: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240

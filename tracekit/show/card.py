@@ -13,13 +13,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tracekit.base.text import printable, short
-from tracekit.figures.theme import DARK, LIGHT, Theme
-from tracekit.report.svg import step_bars, worker_map
 from tracekit.report.verdict import LossKind
-from tracekit.report.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
+from tracekit.show.figures.theme import DARK, LIGHT, Theme
+from tracekit.show.svg import step_bars, worker_map
+from tracekit.show.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
 
 if TYPE_CHECKING:
-    from tracekit.report.pipeline import PipelineReport
+    from tracekit.job.pipeline_report import PipelineReport
     from tracekit.report.report import Report
     from tracekit.report.section import Table
 
@@ -43,7 +43,7 @@ def style() -> str:
 
     JupyterLab states its own theme, which takes precedence over the system's.
     """
-    sheet = files("tracekit.report").joinpath("card.css").read_text(encoding="utf-8")
+    sheet = files("tracekit.show").joinpath("card.css").read_text(encoding="utf-8")
     dark = f'.tracekit:not([data-jp-theme-light="true"] *) {{ {_colours(DARK)} }}'
     return f".tracekit {{ {_colours(LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{sheet}"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.attribution.by_label import Share, attribute_by
+from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
@@ -19,24 +19,11 @@ from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
 from tracekit.base.errors import SelectionError
+from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
     from tracekit.analysis.graph.fold import FoldedGraph
-
-
-class Question(Struct, frozen=True):
-    """One custom what-if question and its answer.
-
-    `step_time_s`: the mean recorded step after the edit, as fixes are priced; of `keep only`, T of its replay, without
-    launch delays, and what it saves is compared with T(original).
-    """
-
-    question: str
-    ops: int
-    step_time_s: float
-    saved_s: float
-    saved_gpu_hours_per_day: float
 
 
 class Price(Struct, frozen=True, eq=False):
@@ -52,13 +39,6 @@ class Price(Struct, frozen=True, eq=False):
     def saved_s(self) -> float:
         """Seconds saved per mean step."""
         return float(self.saving.mean())
-
-
-class ByLabel(Struct, frozen=True):
-    """What the ops of each value of a label, or of a combination of labels, cost; costliest first."""
-
-    labels: tuple[str, ...]
-    shares: tuple[Share, ...]
 
 
 def check(replay: GraphReplay, texts: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from tracekit.report.worker_map import LEVELS
+from tracekit.show.figures.worker_map import LEVELS
 
 #: The end of the scale of slowdowns for a picture that needs one; everything above the last level looks alike.
 _END = 1.5

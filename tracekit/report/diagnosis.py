@@ -1,0 +1,33 @@
+"""The diagnosis of a job: when, where and why it is slow, and what each fix would save.
+
+In: what the analysis found. Out: `Diagnosis`, the part of a report that every source has.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
+from tracekit.analysis.attribution.stalls import Stall
+from tracekit.report.answer import Answer
+from tracekit.report.finding import Finding
+from tracekit.report.fix import Fix
+from tracekit.report.verdict import Verdict
+
+
+class Diagnosis(Struct, frozen=True, eq=False):
+    """When, where and why a job is slow, what each fix would save, and whether to believe it.
+
+    `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
+    that launch delays that a named cause explains do not count against the replay.
+    """
+
+    trust: Trust
+    answer: Answer
+    verdict: Verdict
+    time: TimePattern | None
+    space: SpacePattern | None
+    stalls: tuple[Stall, ...]
+    causes: tuple[Finding, ...]
+    fixes: tuple[Fix, ...]
