@@ -62,15 +62,10 @@ def test_documents_of_a_recording_have_no_name_of_a_host_if_asked(tmp_path):
         assert "gpu_slow_input" not in text
 
 
-def test_the_json_object_has_the_promised_keys():
+def test_the_json_object_counts_collectives_and_prices_each_rank():
     content = json.loads(run("whatif", SAMPLE, "--json").out)
-    assert list(content["by_rank"][0]) == [
-        "rank", "host", "span_s", "compute_s", "communication_s", "exposed_communication_s", "memory_s", "idle_s",
-        "wait_s", "sole_delay_s", "slowdown",
-    ]  # fmt: skip
-    assert {"collectives", "clocks", "wait_for", "by_label", "critical_path", "trust"} <= content.keys()
     assert content["collectives"]["matched"] == 6
-    assert content["by_rank"][2]["slowdown"] == max(row["slowdown"] for row in content["by_rank"])
+    assert max(content["by_rank"], key=lambda row: row["slowdown"])["rank"] == 2
 
 
 def test_files_may_be_named_one_by_one_and_asked_about():
