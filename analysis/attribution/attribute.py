@@ -68,7 +68,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     }
     tell("slowest workers and last stage")
     approx = np.minimum(by_dp_rank.mean(axis=0)[:, None], by_stage.mean(axis=0)[None, :])
-    slowest = _slowest_workers(approx, graph.dp_ranks)
+    slowest, mean_s = _slowest_workers(approx, graph.dp_ranks), (float(original.mean()), float(ideal.mean()))
     return Attribution(
         steps=graph.steps,
         dp_ranks=graph.dp_ranks,
@@ -90,16 +90,12 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         delayed_by_dp_rank=delayed_by_dp_rank,
         critical=critical,
         m_w=Contribution(
-            original_s=float(original.mean()),
-            ideal_s=float(ideal.mean()),
+            *mean_s,
             added_s=replay.mean_step_time(Scenario.addition(worker(*slowest))),
             removed_s=replay.mean_step_time(Scenario.removal(worker(*slowest))),
         ),
         m_s=Contribution(
-            original_s=float(original.mean()),
-            ideal_s=float(ideal.mean()),
-            added_s=float(by_stage[:, -1].mean()),
-            removed_s=float(removed_by_stage[:, -1].mean()),
+            *mean_s, added_s=float(by_stage[:, -1].mean()), removed_s=float(removed_by_stage[:, -1].mean())
         ),
         slowest_workers=slowest,
         correlation=forward_backward_correlation(replay),
@@ -108,7 +104,7 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
         ops=graph.ops,
         gaps=graph.gaps,
         slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
-        hidden_slowdown=_hidden_slowdown(replay, float(original.mean())),
+        hidden_slowdown=_hidden_slowdown(replay, mean_s[0]),
         incomplete_steps=len(_incomplete_steps(replay)),
         clock_doubts=replay.clocks.doubts,
         coarse_starts_s=coarse_starts_s(graph),

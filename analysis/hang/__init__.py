@@ -3,11 +3,21 @@
 `states.py` finds, for every unfinished operation, the members of its group that wait in it, have passed it or never
 came; `wait_graph.py` builds the wait-for graph of ranks and finds its sinks; `mismatch.py` finds calls that do not
 belong together; `verdict.py` turns both (`case.py`) into culprits with evidence, `report.py` adds the waiting ranks,
-and `sentences.py` words the result.
+and `model.py` words the result.
 """
 
-from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
-from tracekit.analysis.hang.sentences import first_step, headline, waiting_ranks
+from tracekit.analysis.hang.model import (
+    Culprit,
+    HangReport,
+    StackGroup,
+    StallClass,
+    StalledGroup,
+    Undecided,
+    Waiting,
+    first_step,
+    headline,
+    waiting_ranks,
+)
 from tracekit.analysis.hang.verdict import find_hang
 
 __all__ = [

@@ -11,7 +11,8 @@ import polars as pl
 
 from tracekit.analysis.hang.mismatch import hidden_calls
 from tracekit.analysis.hang.states import NOBODY, WAITS, Rendezvous, find_rendezvous
-from tracekit.analysis.hang.wait_graph import Ints, WaitGraph, build_graph, stalls
+from tracekit.analysis.hang.wait_graph import WaitGraph, build_graph, stalls
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.trace.dumps import FlightRecord
 
 #: The number of ranks listed for one wait.

@@ -139,7 +139,7 @@ def _awaited_in(case: Case, rank: int) -> int:
     """The first operation that a culprit holds up; every culprit holds up one."""
     if rank in case.graph.broken:
         passed = case.rendezvous.members.filter(state=FINISHED).select("id")
-        mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))
+        mine = case.rendezvous.members.filter(rank=rank, state=WAITS)
         return int(mine.join(passed, on="id", how="semi").sort("order")["id"][0])
     begin, end = case.graph.edges
     held = begin[(end == rank) & (begin >= case.graph.world_size)] - case.graph.world_size
@@ -149,7 +149,7 @@ def _awaited_in(case: Case, rank: int) -> int:
 
 def _earliest(case: Case, rank: int) -> int:
     """The earliest unfinished operation of a rank."""
-    mine = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("state") == WAITS))
+    mine = case.rendezvous.members.filter(rank=rank, state=WAITS)
     return int(mine.sort("order")["id"][0])
 
 
@@ -214,7 +214,7 @@ def _mismatched(case: Case, found: Mismatch, rank: int) -> Culprit:
 
 def _not_reached(case: Case, number: int) -> tuple[list[Culprit], list[Undecided]]:
     """The culprits of an operation that all have issued and none is late for: one rank's device has not begun it."""
-    rows = case.rendezvous.members.filter((pl.col("id") == number) & (pl.col("state") == WAITS))
+    rows = case.rendezvous.members.filter(id=number, state=WAITS)
     where = f"{case.operation(number)} of {case.group(number)}"
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
         return [], [
@@ -304,7 +304,7 @@ def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> Cul
 
 def _called_at(case: Case, rank: int, number: int) -> str:
     """The place where the program called an operation, if the dump has it."""
-    rows = case.rendezvous.members.filter((pl.col("rank") == rank) & (pl.col("id") == number))
+    rows = case.rendezvous.members.filter(rank=rank, id=number)
     return f" at {rows['call_site'][0]}" if rows.height and rows["call_site"][0] else ""
 
 

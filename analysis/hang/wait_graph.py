@@ -22,9 +22,9 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.trace.dumps import Progress
 
-Ints = npt.NDArray[np.int64]
 #: The place of the earliest unfinished operation of a rank in doubt: something that is damaged may come before all.
 BEFORE_ALL = -1
 

@@ -6,36 +6,4 @@ Python's stable ABI, compiled when tracekit is built: one library serves every P
 compiled or cached at run time.
 """
 
-from tracekit.analysis.native._native import (
-    assign_buffers,
-    count_ops,
-    critical_paths,
-    hash_streams,
-    launch_delays,
-    place_labels,
-    place_times,
-    place_uniform,
-    proximal_step,
-    rendezvous_starts,
-    replay,
-    replay_order,
-    rounds,
-    transfer_durations,
-)
-
-__all__ = [
-    "assign_buffers",
-    "count_ops",
-    "critical_paths",
-    "hash_streams",
-    "launch_delays",
-    "place_labels",
-    "place_times",
-    "place_uniform",
-    "proximal_step",
-    "rendezvous_starts",
-    "replay",
-    "replay_order",
-    "rounds",
-    "transfer_durations",
-]
+from tracekit.analysis.native._native import *  # noqa: F403

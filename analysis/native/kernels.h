@@ -4,30 +4,14 @@
 
 #include "arguments.h"
 
-/* place.c */
-KERNEL(count_ops);
-KERNEL(place_times);
-KERNEL(place_uniform);
-KERNEL(place_labels);
-KERNEL(hash_streams);
+/* Calls `EACH` with the name of every kernel: those of place.c, order.c, costs.c, critical.c, proximal.c, replay.c. */
+#define KERNELS(EACH)                                                                            \
+    EACH(count_ops) EACH(place_times) EACH(place_uniform) EACH(place_labels) EACH(hash_streams)  \
+    EACH(replay_order) EACH(rounds) EACH(assign_buffers)                                         \
+    EACH(rendezvous_starts) EACH(transfer_durations) EACH(launch_delays)                         \
+    EACH(critical_paths) EACH(proximal_step) EACH(replay)
 
-/* order.c */
-KERNEL(replay_order);
-KERNEL(rounds);
-KERNEL(assign_buffers);
-
-/* costs.c */
-KERNEL(rendezvous_starts);
-KERNEL(transfer_durations);
-KERNEL(launch_delays);
-
-/* critical.c */
-KERNEL(critical_paths);
-
-/* proximal.c */
-KERNEL(proximal_step);
-
-/* replay.c */
-KERNEL(replay);
+#define DECLARE(name) KERNEL(name);
+KERNELS(DECLARE)
 
 #endif

@@ -1,25 +1,9 @@
 /* The extension module tracekit.analysis.native._native. */
 #include "kernels.h"
 
-#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL},
 
-static PyMethodDef methods[] = {
-    METHOD(count_ops),
-    METHOD(place_times),
-    METHOD(place_uniform),
-    METHOD(place_labels),
-    METHOD(hash_streams),
-    METHOD(replay_order),
-    METHOD(rounds),
-    METHOD(assign_buffers),
-    METHOD(rendezvous_starts),
-    METHOD(transfer_durations),
-    METHOD(launch_delays),
-    METHOD(critical_paths),
-    METHOD(proximal_step),
-    METHOD(replay),
-    {NULL, NULL, 0, NULL},
-};
+static PyMethodDef methods[] = {KERNELS(METHOD){NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_native", .m_doc = NULL, .m_size = -1, .m_methods = methods,

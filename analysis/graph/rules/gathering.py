@@ -10,14 +10,13 @@ As for posted receives (`posting`), the decisive ops vote: those that could have
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD
-from tracekit.analysis.graph.rules.posting import FEWEST_TELLING, OBEYED_SHARE, SMALLEST_GAP_S, RecordedLanes
+from tracekit.analysis.graph.rules.posting import FEWEST_TELLING, OBEYED_SHARE, SMALLEST_GAP_S, RecordedLanes, chain
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.trace.model import OpKind
@@ -86,17 +85,9 @@ def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]
         first_gather = np.setdiff1d(np.flatnonzero(of_stage & gathering), after[of_gathers])
         if len(first_work) == 1 and len(first_gather) == 1:
             yield (
-                list(_chain(int(first_work[0]), next_work, work)),
-                list(_chain(int(first_gather[0]), next_gather, gathering)),
+                list(chain(int(first_work[0]), next_work, work)),
+                list(chain(int(first_gather[0]), next_gather, gathering)),
             )
-
-
-def _chain(first: int, following: Mapping[int, int], among: npt.NDArray[np.bool_]) -> Iterator[int]:
-    """`first` and the rows after it, as long as they are `among` them."""
-    at: int | None = first
-    while at is not None and among[at]:
-        yield at
-        at = following.get(at)
 
 
 def with_gathers_first(structure: Structure) -> Structure:

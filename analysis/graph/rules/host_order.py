@@ -17,21 +17,12 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, merged_order
-from tracekit.analysis.graph.rules.posting import OBEYED_SHARE, RecordedLanes
+from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD, merged_order
+from tracekit.analysis.graph.rules.posting import OBEYED_SHARE, RECVS, SENDS, STREAM, TAIL, RecordedLanes, in_most_lanes
 from tracekit.analysis.graph.structure import Structure
-from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.trace.model import OpKind
+from tracekit.analysis.numeric.arrays import Ints
 
-_TRANSFERS = tuple(kind.code for way in (FORWARD, BACKWARD) for kind in (way.send, way.recv))
-_STREAM = tuple(kind.code for kind in COMPUTE_STREAM)
-#: The end of a step, in the order in which the structure has it.
-_TAIL = (
-    OpKind.LAYERNORM_GRADS_ALL_REDUCE,
-    OpKind.EMBEDDING_GRADS_ALL_REDUCE,
-    OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
-    OpKind.OPTIMIZER,
-)
+_TRANSFERS = (*SENDS, *RECVS)
 
 
 def with_host_order(lanes: RecordedLanes) -> Structure | None:
@@ -78,7 +69,7 @@ def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
     transfers = np.flatnonzero(here & np.isin(structure.kind, _TRANSFERS))
     host = _host(lanes, stage)
     posted, resumed = lanes.posted[transfers], lanes.resumed[transfers]
-    asked_at, resumed_at = _place(lanes, host, posted), _place(lanes, host, resumed)
+    asked_at, resumed_at = (in_most_lanes(lanes.done_before(host, times)) for times in (posted, resumed))
     waited = [not _buffered(lanes, int(row)) for row in transfers]
     for one, row in enumerate(transfers.tolist()):
         if asked_at[one] > 0:
@@ -95,21 +86,10 @@ def _host(lanes: RecordedLanes, stage: int) -> Ints:
     """Work of a stage's host, in order: the rows of its stream, and the first op after them."""
     structure = lanes.structure
     here = structure.pp_rank == stage
-    rows = [np.flatnonzero(here & (structure.kind == code)) for code in _STREAM]
+    rows = [np.flatnonzero(here & (structure.kind == code)) for code in STREAM]
     stream = merged_order(np.median(lanes.start, axis=1), rows)
-    tail = [row for kind in _TAIL for row in np.flatnonzero(here & (structure.kind == kind.code)).tolist()]
+    tail = [row for code in TAIL for row in np.flatnonzero(here & (structure.kind == code)).tolist()]
     return np.concatenate([stream, np.array(tail[:1], np.int64)])
-
-
-def _place(lanes: RecordedLanes, host: Ints, times: Floats) -> Ints:
-    """Number of rows of `host` that were done at each of `times` [transfers, lanes] in most lanes, [transfers].
-
-    A row counts from its middle on, because rounding can move its begin or end to the other side of such a time.
-    """
-    middle = (lanes.start[host] + lanes.end[host]) / 2
-    began = np.array([(middle < one).sum(axis=0) for one in times])
-    place: Ints = np.sort(began, axis=1)[:, (began.shape[1] - 1) // 2]
-    return place
 
 
 def _buffered(lanes: RecordedLanes, row: int) -> bool:
@@ -117,7 +97,7 @@ def _buffered(lanes: RecordedLanes, row: int) -> bool:
     assert lanes.posted is not None, "checked by the caller"
     assert lanes.resumed is not None, "checked by the caller"
     structure = lanes.structure
-    if structure.kind[row] not in (FORWARD.send.code, BACKWARD.send.code):
+    if structure.kind[row] not in SENDS:
         return False
     (recv,) = np.setdiff1d(np.flatnonzero(structure.group == structure.group[row]), [row])
     met = lanes.resumed[row] >= lanes.posted[recv]

@@ -12,7 +12,7 @@ match how coarsely a job's times are rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 
@@ -38,17 +38,17 @@ MOST_LANES = 64
 #: Ops of one call end at the same moment, except for this much rounding: seconds, and share of the transfer.
 SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
 
-_STREAM = tuple(kind.code for kind in COMPUTE_STREAM)
+STREAM = tuple(kind.code for kind in COMPUTE_STREAM)
 _COMPUTES = (FORWARD.compute.code, BACKWARD.compute.code)
-_RECVS = (FORWARD.recv.code, BACKWARD.recv.code)
+RECVS = (FORWARD.recv.code, BACKWARD.recv.code)
+SENDS = (FORWARD.send.code, BACKWARD.send.code)
 #: The end of a step, in order: the first of these waits for the last compute.
-_TAIL = (
+TAIL = (
     OpKind.LAYERNORM_GRADS_ALL_REDUCE.code,
     OpKind.EMBEDDING_GRADS_ALL_REDUCE.code,
     OpKind.OPTIMIZER_CLIP_MAIN_GRAD.code,
     OpKind.OPTIMIZER.code,
 )
-_SENDS = (FORWARD.send.code, BACKWARD.send.code)
 
 
 class Posting(StrEnum):
@@ -126,6 +126,28 @@ class RecordedLanes(Struct, frozen=True, eq=False):
         behind = tells & (self.start[second] > (begin + self.end[first]) / 2)
         return bool(tells.any() and behind.sum() >= OBEYED_SHARE * tells.sum())
 
+    def done_before(self, rows: Ints, times: Floats) -> Ints:
+        """The number of `rows` that were done at each of `times`, [times, lanes], same shape.
+
+        A row counts from its middle on, because rounding can move its begin or end to the other side of such a time.
+        """
+        middle = (self.start[rows] + self.end[rows]) / 2
+        return np.asarray([(middle < one).sum(axis=0) for one in times], np.int64).reshape(times.shape)
+
+
+def in_most_lanes(counts: Ints) -> Ints:
+    """The usual count of each row, [rows]; `counts`: [rows, lanes]."""
+    usual: Ints = np.sort(counts, axis=1)[:, (counts.shape[1] - 1) // 2]
+    return usual
+
+
+def chain(first: int, following: Mapping[int, int], among: Bools) -> Iterator[int]:
+    """`first` and the rows after it, as long as they are `among` them."""
+    at: int | None = first
+    while at is not None and among[at]:
+        yield at
+        at = following.get(at)
+
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
     """The tightest rule that the recording obeys; the published rule if too few ops are decisive."""
@@ -156,7 +178,7 @@ def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
         return structure
     if rule.rule is Posting.EARLY:
         kind = structure.kind
-        posts = np.isin(kind[structure.before], _COMPUTES) & np.isin(kind[structure.after], _RECVS)
+        posts = np.isin(kind[structure.before], _COMPUTES) & np.isin(kind[structure.after], RECVS)
         return replace(structure, before=structure.before[~posts], after=structure.after[~posts])
     batched = rule.rule is Posting.BATCHED
     call = np.full(len(structure.kind), -1, np.int64)
@@ -174,8 +196,8 @@ def _stages(lanes: RecordedLanes) -> Iterator[_Stage]:
     """The stages that receive from or send to other stages."""
     structure = lanes.structure
     kind, before, after = structure.kind, structure.before, structure.after
-    received = np.isin(kind[before], _RECVS) & np.isin(kind[after], _COMPUTES)
-    sent = np.isin(kind[before], _COMPUTES) & np.isin(kind[after], _SENDS)
+    received = np.isin(kind[before], RECVS) & np.isin(kind[after], _COMPUTES)
+    sent = np.isin(kind[before], _COMPUTES) & np.isin(kind[after], SENDS)
     sent &= (kind[before] == FORWARD.compute.code) == (kind[after] == FORWARD.send.code)
     for pp_rank in np.unique(structure.pp_rank):
         of_recv = received & (structure.pp_rank[before] == pp_rank)
@@ -252,9 +274,7 @@ class _Stage:
 
     def _computes_before(self, rows: Ints) -> Ints:
         """The number of computes that had ended when each op began, [rows, lanes]."""
-        middle = (self.start[self.stream] + self.end[self.stream]) / 2
-        count: Ints = (middle[None] < self.start[rows][:, None]).sum(axis=1)
-        return count
+        return self.lanes.done_before(self.stream, self.start[rows])
 
     def posting_edges(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield an edge from the previous compute to each receive."""
@@ -274,7 +294,7 @@ class _Stage:
         """Ops launched after the last call: rows that wait for the last compute and are not reductions."""
         structure = self.structure
         here = structure.pp_rank[structure.after] == structure.pp_rank[self.stream[0]]
-        tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], _TAIL)])
+        tail: Ints = np.unique(structure.after[here & np.isin(structure.kind[structure.after], TAIL)])
         return tail[:1]
 
     def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
@@ -290,17 +310,16 @@ class _Stage:
     def _host_work(self) -> Iterator[tuple[int, int]]:
         """Other rows in the stream of the computes, each with the number of computes before it."""
         structure = self.structure
-        stream = np.isin(structure.kind, _STREAM) & (structure.pp_rank == structure.pp_rank[self.stream[0]])
+        stream = np.isin(structure.kind, STREAM) & (structure.pp_rank == structure.pp_rank[self.stream[0]])
         chained = stream[structure.before] & stream[structure.after]
         following = dict(zip(structure.before[chained].tolist(), structure.after[chained].tolist(), strict=True))
-        at: int | None = int(np.setdiff1d(np.flatnonzero(stream), structure.after[chained])[0])
+        first = int(np.setdiff1d(np.flatnonzero(stream), structure.after[chained])[0])
         place = 0
-        while at is not None:
+        for at in chain(first, following, stream):
             if structure.kind[at] in _COMPUTES:
                 place += 1
             else:
                 yield at, place
-            at = following.get(at)
 
     def _turns(self) -> Iterator[Ints]:
         """The computes and, between them, the calls, each as the rows of its ops, in order."""
@@ -313,8 +332,7 @@ class _Stage:
     def calls(self) -> tuple[tuple[int, Ints], ...]:
         """Transfers posted together: the number of computes before a call, and the rows of its ops."""
         transfers = self._in_order(np.concatenate([self.recvs, self.sends]))
-        before = self._computes_before(transfers)
-        behind = np.sort(before, axis=1)[:, (before.shape[1] - 1) // 2]  # as in most lanes
+        behind = in_most_lanes(self._computes_before(transfers))
         order = np.argsort(behind, kind="stable")
         transfers, behind = transfers[order], behind[order]
         start, end = self.start[transfers], self.end[transfers]

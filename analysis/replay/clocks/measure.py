@@ -30,7 +30,6 @@ from tracekit.analysis.replay.clocks.course import (
     scatter,
 )
 from tracekit.analysis.replay.clocks.joint import estimate_offsets
-from tracekit.analysis.replay.clocks.linked import linked_workers
 from tracekit.analysis.replay.clocks.ties import Ties, TieSource
 from tracekit.analysis.replay.clocks.witnesses import Witnesses, question
 from tracekit.base.text import seconds
@@ -168,7 +167,7 @@ class _Measurement:
     def clocks(self) -> Clocks:
         runs = _runs(np.arange(self.steps), self.most_runs)
         ties = self.source.ties(runs)
-        linked = linked_workers(ties)
+        linked = ties.linked()
         suspects = _suspects(ties, self.floor_s)
         if not suspects.any():
             return Clocks.right(self.graph, linked)

@@ -74,6 +74,35 @@ class Ties(Struct, frozen=True, eq=False):
         low, high, ends = (values[..., dp_indices] for values in (self.low, self.high, self.ends))
         return Ties(groups, low, high, ends, self.link_took_s)
 
+    def linked(self) -> Ints:
+        """The lowest number of any worker that each worker is tied to, directly or through others, [stages, dp_ranks].
+
+        Clocks of workers with one number can be compared.
+        """
+        _, stages, dp_ranks = self.shape
+        groups = [(_seen(group.left), None if group.all_stages else 1) for group in self.groups]
+        links = np.asarray(np.any(np.isfinite(self.low) | np.isfinite(self.high), axis=0))
+        ends = _seen(self.ends)
+        number = np.arange(stages * dp_ranks).reshape(stages, dp_ranks)
+        while True:
+            before = number
+            for member, axis in groups:
+                lowest = np.where(member, number, number.size).min(axis=axis, keepdims=True)
+                number = np.where(member, np.minimum(number, lowest), number)
+            for stage in range(stages):
+                pair = [stage, (stage + 1) % stages]
+                number[pair] = np.where(links[stage], number[pair].min(axis=0), number[pair])
+            number[[0, -1]] = np.where(ends, number[[0, -1]].min(axis=0), number[[0, -1]])
+            # If a member's number was lowered, lower all others that had the old number too.
+            number = number.ravel()[number]
+            if (number == before).all():
+                return number
+
+
+def _seen(values: Floats) -> np.ndarray:
+    """True where any run has a value."""
+    return np.asarray(np.isfinite(values).any(axis=0))
+
 
 class _Tied(Struct, frozen=True, eq=False):
     """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the median member each left."""
