@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
-from tracekit.base.text import short
+from tracekit.base.text import runs, short
 from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
 
@@ -98,18 +98,10 @@ def _several(noun: str, numbers: Sequence[object]) -> Phrase:
     """One or more things of a kind; neighbours as ranges."""
     if len(numbers) == 1:
         return Phrase(f"{noun} {numbers[0]}", False)
-    runs = _runs([number for number in numbers if isinstance(number, int)]) or [str(number) for number in numbers]
-    if len(runs) > _MOST_NAMED:
-        return Phrase(f"{len(numbers)} {noun}s ({', '.join(runs[:_MOST_NAMED])}, ...)", True)
-    return Phrase(f"{noun}s {listed(runs)}", True)
-
-
-def _runs(numbers: Sequence[int]) -> list[str]:
-    """Ascending numbers, with each run of neighbours as first-last."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    named = [
+        f"{first}" if first == last else f"{first}-{last}"
+        for first, last in runs(number for number in numbers if isinstance(number, int))
+    ] or [str(number) for number in numbers]
+    if len(named) > _MOST_NAMED:
+        return Phrase(f"{len(numbers)} {noun}s ({', '.join(named[:_MOST_NAMED])}, ...)", True)
+    return Phrase(f"{noun}s {listed(named)}", True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tracekit.base.text import runs
+
 #: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
 _NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 #: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
@@ -39,7 +41,7 @@ def hostlist(names: Iterable[str]) -> str:
         group = _group(name)
         key = group if group in padded and len(match[2]) > 1 else (match[1], 1)
         numbers.setdefault(key, []).append(int(match[2]))
-    lists = [_with_brackets(prefix, width, sorted(found)) for (prefix, width), found in sorted(numbers.items())]
+    lists = [_with_brackets(prefix, width, found) for (prefix, width), found in sorted(numbers.items())]
     return ",".join([*plain, *lists])
 
 
@@ -52,11 +54,6 @@ def _group(name: str) -> tuple[str, int]:
 
 def _with_brackets(prefix: str, width: int, numbers: list[int]) -> str:
     """The numbers after their common prefix, neighbours as ranges."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = [f"{run[0]:0{width}}" if len(run) == 1 else f"{run[0]:0{width}}-{run[-1]:0{width}}" for run in runs]
+    found = runs(numbers)
+    words = [f"{begin:0{width}}" if begin == end else f"{begin:0{width}}-{end:0{width}}" for begin, end in found]
     return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"

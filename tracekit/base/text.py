@@ -67,17 +67,21 @@ def listed(names: Iterable[str], most: int = 20) -> str:
     return ", ".join(map(short, every[:most])) + more
 
 
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """First and last of each run of neighbours, ascending."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        first = found.pop()[0] if found and number == found[-1][1] + 1 else number
+        found.append((first, number))
+    return found
+
+
 def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     """`ranks 0-3, 8`, cut after `most` runs; `name`: what is numbered."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    count = sum(end - begin + 1 for begin, end in runs)
-    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in runs[:most])
-    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(runs) > most else ''}"
+    found = runs(ranks)
+    count = sum(end - begin + 1 for begin, end in found)
+    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in found[:most])
+    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(found) > most else ''}"
 
 
 def cost(saved_s: float, alone_s: float, whole: str = "step") -> str:

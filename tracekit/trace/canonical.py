@@ -23,7 +23,7 @@ from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.base.text import encodable, quoted
 from tracekit.trace.magnitudes import check_magnitudes
-from tracekit.trace.model import Layout, Unit, Worker, unit_of_time
+from tracekit.trace.model import Layout, Unit, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, first_rows, step_positions
 from tracekit.trace.units import in_seconds
 
@@ -44,9 +44,8 @@ RUN_QUEUE = "run_queue_s"
 COLLECTED = "collected"
 #: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.
 DEVICE_CLOCK = "device_clock"
-#: Metadata without names that the analysis reads: whole, and the field of each GPU.
+#: Metadata without names that the analysis reads.
 _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
-_FIGURES_IN = {"gpus": "throttled"}
 #: Beyond the first million, a file with more rows per byte than this contains no real ops: each op has two times of its
 #: own.
 MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
@@ -146,16 +145,11 @@ class Trace:
     @property
     def steps(self) -> np.ndarray:
         """The traced step numbers, ascending, int32 [steps]."""
-        return distinct_steps(self._worker_steps["step"].to_numpy())
+        return distinct_steps(self._outline.ops["step"].to_numpy())
 
     def kind_codes(self) -> np.ndarray:
         """`OpKind.code` of each op, uint8 [ops]."""
         return self.ops["kind"].cat.physical().to_numpy()
-
-    @property
-    def _worker_steps(self) -> pl.DataFrame:
-        """The first op of each worker and step."""
-        return self._outline.ops
 
     def worker_ranks(self) -> dict[Worker, int]:
         """The recorded global rank of each traced worker."""
@@ -163,7 +157,7 @@ class Trace:
 
     @cached_property
     def _worker_ranks(self) -> dict[Worker, int]:
-        some = self._worker_steps
+        some = self._outline.ops
         dp_rank, pp_rank, rank = (some[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
         rank_of = np.full((int(dp_rank.max()) + 1, self.layout.pp), -1, np.int64)
         rank_of[dp_rank, pp_rank] = rank
@@ -198,17 +192,12 @@ class Trace:
 
     def redacted(self) -> Trace:
         """The trace without names: hosts are numbered in order of their ranks, and the metadata keeps only figures."""
-        numbers: dict[str, str] = {}
-        for _, host in sorted(self.hosts.items()):
-            numbers.setdefault(host, f"host-{len(numbers) + 1}")
         kept = {name: self.metadata[name] for name in _WITHOUT_NAMES if name in self.metadata}
-        for name, field_ in _FIGURES_IN.items():
-            if isinstance(found := self.metadata.get(name), dict):
-                kept[name] = {
-                    key: {field_: value[field_]}
-                    for key, value in found.items()
-                    if isinstance(value, dict) and field_ in value
-                }
+        if isinstance(gpus := self.metadata.get("gpus"), dict):
+            throttled = {
+                rank: one["throttled"] for rank, one in gpus.items() if isinstance(one, dict) and "throttled" in one
+            }
+            kept["gpus"] = {rank: {"throttled": share} for rank, share in throttled.items()}
         if self.metadata.get("format") == COLLECTED:
             kept["format"] = COLLECTED
         if DEVICE_CLOCK in self.metadata:
@@ -217,7 +206,7 @@ class Trace:
             kept[RUN_QUEUE] = {rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)}
         if isinstance(collected := self.metadata.get("collect"), dict):
             kept["collect"] = {"nested": collected.get("nested")}
-        hosts = {str(rank): numbers[host] for rank, host in self.hosts.items()}
+        hosts = {str(rank): host for rank, host in numbered_hosts(self.hosts).items()}
         return replace(self, name="job", metadata=MappingProxyType({**kept, "hosts": hosts}))
 
     def without_steps(self, steps: Sequence[int]) -> Trace:
@@ -230,7 +219,7 @@ class Trace:
 
     def coverage(self) -> Coverage:
         """Which workers and worker-steps of the layout the trace holds."""
-        some = self._worker_steps
+        some = self._outline.ops
         steps, dp_rank, pp_rank = (some[name].to_numpy() for name in ("step", "dp_rank", "pp_rank"))
         workers = traced_dp_ranks(self.layout, dp_rank) * self.layout.pp
         numbers = self.steps
@@ -260,6 +249,7 @@ class Trace:
 
     @cached_property
     def _outline(self) -> Trace:
+        """The first op of each worker and step."""
         rows = first_rows(*(self.ops[name].to_numpy() for name in ("step", "dp_rank", "pp_rank")))
         return replace(self, ops=self.ops[rows])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tracekit.trace.model import ProcessGroup
+from tracekit.trace.model import ProcessGroup, numbered_hosts
 
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
@@ -107,16 +107,13 @@ class GpuRecording:
 
         Names of kernels, operators and process groups stay.
         """
-        numbers: dict[str, str] = {}
-        for _, host in sorted(self.hosts.items()):
-            numbers.setdefault(host, f"host-{len(numbers) + 1}")
         notes = list(self.notes)
         for rank, file in self.files.items():
             notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
         return replace(
             self,
             name="job",
-            hosts={rank: numbers[host] for rank, host in self.hosts.items()},
+            hosts=numbered_hosts(self.hosts),
             files={rank: f"rank {rank}" for rank in self.files},
             notes=tuple(notes),
         )

@@ -172,6 +172,12 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
+def numbered_hosts(hosts: Mapping[int, str]) -> dict[int, str]:
+    """Hosts of ranks without their names: numbered in order of the ranks."""
+    numbers: dict[str, str] = {}
+    return {rank: numbers.setdefault(host, f"host-{len(numbers) + 1}") for rank, host in sorted(hosts.items())}
+
+
 #: No job has this many GPUs; a larger size is a mistake that would use up all memory.
 LARGEST_SIZE = 2**20
 
