@@ -92,7 +92,7 @@ def test_the_rule_finds_the_dependencies_of_a_trace_that_names_it(acme: Path, tm
     tracekit.OpTrace(ops, "batches", rules=("acme-batches",)).write_parquet(path)
     steps = json.loads(run("whatif", path, "--json").out)["step_time_s"]
     assert (steps["original"], steps["ideal"]) == (5.0, 4.0)
-    assert tracekit.job_of(tracekit.OpTrace(ops, "alone")).whatif().original.tolist() == [3.0]
+    assert tracekit.job_of(tracekit.OpTrace(ops, "alone")).whatif().step_times().original.tolist() == [3.0]
 
 
 def test_the_renderer_makes_text_of_the_report_of_any_job(acme: Path, slow_file: Path, tmp_path: Path) -> None:

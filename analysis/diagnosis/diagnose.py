@@ -6,15 +6,24 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribution import Attribution, Trust
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import Stall, stalls_of
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.detector import Detector
+from tracekit.analysis.detectors.registry import (
+    PlugInFailed,
+    detector_of,
+    detectors,
+    is_plug_in,
+    left_out,
+    own_detectors,
+)
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.first_fix import paying_first
@@ -24,6 +33,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.interventions import Intervention
+from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.answer import Answer
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
@@ -35,7 +45,8 @@ class Diagnosis(Struct, frozen=True, eq=False):
     """When, where and why a job is slow, what each fix would save, and whether to believe it.
 
     `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
-    that launch delays that a named cause explains do not count against the replay.
+    that launch delays that a named cause explains do not count against the replay. `problems`: why plug-ins were left
+    out.
     """
 
     trust: Trust
@@ -46,9 +57,10 @@ class Diagnosis(Struct, frozen=True, eq=False):
     stalls: tuple[Stall, ...]
     causes: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
+    problems: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for `whatif --json`: `answer`, `verdict`, `patterns`, `stalls`, `causes`, `fixes`."""
+        """Plain data for `whatif --json`: `answer`, `verdict`, `patterns`, `stalls`, `causes`, `fixes`, `problems`."""
         return {
             "answer": self.answer.to_dict(),
             "verdict": self.verdict.to_dict(),
@@ -59,6 +71,7 @@ class Diagnosis(Struct, frozen=True, eq=False):
             "stalls": [stall.to_dict() for stall in self.stalls],
             "causes": [cause.to_dict() for cause in self.causes],
             "fixes": [fix.to_dict() for fix in self.fixes],
+            "problems": list(self.problems),
         }
 
 
@@ -74,7 +87,42 @@ def diagnose(
     launch delays.
     """
     evidence = Evidence.of(trace, replay, attribution)
-    found = causes_of(evidence)
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, layers, method))
+
+
+def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
+    """Return the diagnosis that `make` makes with all detectors, or without the plug-ins that fail."""
+    used, problems = detectors(), left_out()
+    while True:
+        plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
+        try:
+            made = make(used)
+            _check(cause for cause in made.causes if cause.kind in plugged)
+        except PlugInFailed as failure:
+            plugged, problem = [failure.kind], str(failure)
+        except Exception as failure:
+            if not plugged:
+                raise
+            _ = make(own_detectors())  # raises, too, unless a plug-in is to blame
+            problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
+        else:
+            tell(problems)
+            return structs.replace(made, problems=problems)
+        used = tuple(detector for detector in used if detector.kind not in plugged)
+        problems = (*problems, f"{problem}; this report leaves it out")
+
+
+def _check(findings: Iterable[Finding]) -> None:
+    """Raise an exception for a finding that no output can show."""
+    for finding in findings:
+        json.dumps(finding.to_dict(), allow_nan=False)
+
+
+def _diagnosed(
+    evidence: Evidence, detectors: Sequence[Detector], layers: tuple[int, ...] | None, method: Method
+) -> Diagnosis:
+    attribution, replay = evidence.attribution, evidence.replay
+    found = causes_of(evidence, detectors)
     fixes = fixes_of(evidence, found, layers=layers)
     causes = paying_first(found, fixes)
     verdict = verdict_of(evidence, causes)

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, SMALLEST_SLOWDOWN, Trust
+from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.answer import answer_of
-from tracekit.analysis.diagnosis.diagnose import Diagnosis
+from tracekit.analysis.diagnosis.diagnose import Diagnosis, with_plug_ins
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.ops import OpEvidence
@@ -35,8 +36,12 @@ def diagnose_ops(evidence: OpEvidence) -> Diagnosis:
         trustworthy=not doubts,
         reasons=doubts,
     )
-    causes = causes_of(evidence)
-    fixes = priced(evidence, causes, withheld=doubts[0] if doubts else None)
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, trust))
+
+
+def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector], trust: Trust) -> Diagnosis:
+    causes = causes_of(evidence, detectors)
+    fixes = priced(evidence, causes, withheld=trust.reasons[0] if trust.reasons else None)
     verdict = verdict_of_ops(evidence, causes)
     return Diagnosis(
         trust=trust,

@@ -114,8 +114,8 @@ class GraphReport(Report):
         schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
         return pl.DataFrame([(None, None, rank, hosts.get(rank), one) for rank, one in by_rank], schema, orient="row")
 
-    def remarks(self) -> Iterator[tuple[str, str]]:
-        """See `Report.remarks`."""
+    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks_of_source`."""
         times = self.times_s
         if len(self.evidence.ranks) > 1:
             alike = f"{seconds(times['ideal'])} with all ranks alike (S = {self.slowdown:.2f})"

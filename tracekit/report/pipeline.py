@@ -143,8 +143,8 @@ class PipelineReport(ReportTables):
         """See `Report.workers`."""
         return self.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
 
-    def remarks(self) -> Iterator[tuple[str, str]]:
-        """See `Report.remarks`."""
+    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks_of_source`."""
         return words.pipeline_remarks(self)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:  # noqa: ARG002

@@ -105,9 +105,14 @@ class Report(ABC):
     def times_s(self) -> dict[str, float]:
         """The mean step, seconds: `recorded`; `original`, without launch delays; `ideal`, without stragglers."""
 
-    @abstractmethod
     def remarks(self) -> Iterator[tuple[str, str]]:
         """Yield what else a reader must know: names and sentences."""
+        yield from self.remarks_of_source()
+        yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(self.diagnosis.problems))
+
+    @abstractmethod
+    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """Yield the remarks that only reports on such a source have."""
 
     @abstractmethod
     def sections(self, *, full: bool = False) -> Iterator[Table]:
