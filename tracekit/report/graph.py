@@ -10,14 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.recorded import Recorded
-from tracekit.analysis.whatif.scenario import Scenario
-from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.base.text import printable, seconds, short
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
@@ -166,14 +162,6 @@ class GraphReport(Report):
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
         return Table("Critical path", ("On the critical path", f"of a {self.whole}", "share"), rows)
 
-    def worker_steps(self) -> WorkerSteps:
-        """See `Report.worker_steps`: each rank counts as a worker of its own."""
-        ranks, replay = self.evidence.ranks, self.evidence.replay
-        alone = [Scenario.addition(checked_selection(f"rank={rank}", replay.graph, replay.durations)) for rank in ranks]
-        times = replay.step_times_each(alone)
-        slowdown = (times / self.evidence.times.ideal).T[:, :, None].astype(np.float32)
-        return WorkerSteps(np.asarray(self.evidence.steps, np.int64), np.asarray(ranks, np.int64), slowdown)
-
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""
         evidence, found = self.evidence, self.recorded
@@ -195,6 +183,7 @@ class GraphReport(Report):
                 {self.critical_label: None, "recorded_s": self.critical_delay_s},
             ],
             "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
+            "by_step": self._by_step(),
             "by_rank": [{"rank": rank, "slowdown": one} for rank, one in self.slowdown_by_rank.items()],
             "by_kind": [
                 {"kind": share.values[0], "ops": share.ops, "slowdown": share.slowdown, "saved_s": share.removed_s}
@@ -204,6 +193,16 @@ class GraphReport(Report):
             ],
         }
         return content if found is None else content | self._of_recording(found)
+
+    def _by_step(self) -> list[dict[str, Any]]:
+        times = self.step_times()
+        rows = zip(
+            times.steps.tolist(), times.recorded.tolist(), times.original.tolist(), times.ideal.tolist(), strict=True
+        )
+        return [
+            {"step": step, "recorded_s": recorded, "original_s": original, "ideal_s": ideal}
+            for step, recorded, original, ideal in rows
+        ]
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:
         recording, left = found.recording, found.unexplained

@@ -24,7 +24,6 @@ from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout, Worker
 
 if TYPE_CHECKING:
-    from tracekit.analysis.attribution.compare import WorkerSteps
     from tracekit.report.findings import WorkerSlowdowns
     from tracekit.report.plots import Plots
 
@@ -156,14 +155,6 @@ class PipelineReport(ReportTables):
         from tracekit.report.plain_data import pipeline_details
 
         return pipeline_details(self)
-
-    def worker_steps(self) -> WorkerSteps:
-        """Exact S of each worker in each step, in the form that comparisons use."""
-        from tracekit.analysis.attribution.compare import WorkerSteps
-
-        found = self.attribution
-        slowdown = (found.by_worker / found.ideal[:, None, None]).astype(np.float32)
-        return WorkerSteps(np.asarray(found.steps, np.int64), np.asarray(found.dp_ranks, np.int64), slowdown)
 
     def worker_slowdowns(self) -> WorkerSlowdowns:
         """See `Report.worker_slowdowns`."""

@@ -34,7 +34,6 @@ from tracekit.report.section import Table
 if TYPE_CHECKING:
     import pandas
 
-    from tracekit.analysis.attribution.compare import WorkerSteps
     from tracekit.report.findings import Findings, WorkerSlowdowns
     from tracekit.report.pipeline import PipelineReport
     from tracekit.report.plots import Plots
@@ -290,10 +289,6 @@ class Report(ABC):
         """`dp_rank`, `pp_rank`, `rank`, `host`, `slowdown`: S of each worker alone, by rank. A job that is no pipeline
         has a worker for each rank, without coordinates.
         """
-
-    @abstractmethod
-    def worker_steps(self) -> WorkerSteps:
-        """Return exact S of each worker in each step, in the form that comparisons use."""
 
     @property
     def plot(self) -> Plots:
