@@ -60,14 +60,17 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
 
     One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
     """
-    kind, whole_s = evidence.leading, evidence.recorded_s or 1.0
-    loss = LossKind.STRAGGLER if kind is LossKind.MINOR else kind
-    lost_s = evidence.losses_s.get(loss, 0.0)
-    leading = tuple(
-        cause
-        for cause in causes
-        if cause.change is not None and (cause.where.ranks == ()) == (loss is not LossKind.STRAGGLER)
-    )
+    whole_s, losses_s = evidence.recorded_s or 1.0, dict(evidence.losses_s)
+    costly = [cause for cause in causes if cause.change is not None]
+    for cause in costly:
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), cause.saved_s)
+    kind = loss = max(losses_s, key=lambda one: losses_s[one])
+    if losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
+        kind = loss = LossKind.BALANCED
+        if costly or evidence.culprit is not None:
+            kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
+    lost_s = losses_s.get(loss, 0.0)
+    leading = tuple(cause for cause in costly if _loss_of(cause) is loss)
     label = detector_of(leading[0].kind).label if leading and kind is LossKind.STRAGGLER else None
     return Verdict(
         kind=kind,
@@ -78,7 +81,7 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
         step_lost_s=np.full(len(evidence.steps), lost_s),
         lost_gpu_hours=lost_s * len(evidence.steps) * evidence.gpus / 3600,
         lost_gpu_hours_per_day=lost_s / whole_s * evidence.gpus * 24,
-        sentence=_sentence(evidence, kind, leading),
+        sentence=_sentence(evidence, kind, leading, lost_s),
         confidence=leading[0].confidence if leading else None,
         losses=(Loss(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
         parts=evidence.parts,
@@ -86,29 +89,34 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     )
 
 
-def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]) -> str:
+def _loss_of(cause: Finding) -> LossKind:
+    """The kind of loss that a cause belongs to: a few ranks that are late are stragglers, whatever makes them late."""
+    return LossKind.STRAGGLER if cause.where.ranks else detector_of(cause.kind).loss
+
+
+def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
     whole = "the recording" if evidence.recorded is not None else "each step"
     rest = evidence.parts.words(evidence.recorded_s, whole)
-    said = [_costs_most(evidence, kind, leading, whole), rest]
+    said = [_costs_most(evidence, kind, leading, lost_s, whole), rest]
     return "; ".join(dict.fromkeys(part for part in said if part))
 
 
-def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], whole: str) -> str | None:
+def _costs_most(
+    evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float, whole: str
+) -> str | None:
     """What costs most, None if nobody knows."""
     if kind is LossKind.BALANCED:
         nobody = "no rank stands out, and " if len(evidence.ranks) > 1 else ""
         return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
     if not leading:
-        return (
-            None
-            if evidence.parts.to_tell
-            else f"stragglers cost {evidence.losses_s[kind] / evidence.recorded_s:.0%} of {whole}"
-        )
+        return None if evidence.parts.to_tell else f"stragglers cost {lost_s / evidence.recorded_s:.0%} of {whole}"
     effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
     if place is None:
         return effect
-    return f"{place.words} costs {evidence.named_s / evidence.recorded_s:.0%} of {whole}: {effect}"
+    culprit = evidence.culprit
+    costs_s = culprit.saved_s if culprit and leading[0].where.ranks == (culprit.rank,) else leading[0].saved_s
+    return f"{place.words} {place.verb('costs', 'cost')} {costs_s / evidence.recorded_s:.0%} of {whole}: {effect}"
 
 
 def _doubts(evidence: OpEvidence) -> Iterator[str]:
