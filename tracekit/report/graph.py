@@ -183,7 +183,6 @@ class GraphReport(Report):
                 {self.critical_label: None, "recorded_s": self.critical_delay_s},
             ],
             "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
-            "by_step": self._by_step(),
             "by_rank": [{"rank": rank, "slowdown": one} for rank, one in self.slowdown_by_rank.items()],
             "by_kind": [
                 {"kind": share.values[0], "ops": share.ops, "slowdown": share.slowdown, "saved_s": share.removed_s}
@@ -193,16 +192,6 @@ class GraphReport(Report):
             ],
         }
         return content if found is None else content | self._of_recording(found)
-
-    def _by_step(self) -> list[dict[str, Any]]:
-        times = self.step_times()
-        rows = zip(
-            times.steps.tolist(), times.recorded.tolist(), times.original.tolist(), times.ideal.tolist(), strict=True
-        )
-        return [
-            {"step": step, "recorded_s": recorded, "original_s": original, "ideal_s": ideal}
-            for step, recorded, original, ideal in rows
-        ]
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:
         recording, left = found.recording, found.unexplained

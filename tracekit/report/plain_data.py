@@ -19,7 +19,6 @@ JSON_TABLES = (
     "by_pp_rank",
     "by_dp_rank",
     "by_worker",
-    "by_step",
     "critical_path",
     "critical_workers",
     "forward_backward_correlation",
@@ -61,7 +60,7 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             {"title": table.title, "heads": list(table.heads), "rows": [list(row) for row in table.rows]}
             for table in report.sections(full=True)
         ],
-        **{name: report.table(name).to_dicts() for name in ("questions", "by_label")},
+        **{name: report.table(name).to_dicts() for name in ("by_step", "questions", "by_label")},
         **found,
         **report.diagnosis.to_dict(),
     }

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
 import polars as pl
 from msgspec import Struct
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 #: Version of the JSON object; increased by one with every change that could break a reader of the version before.
 REPORT_VERSION = 2
 #: Tables of every report, of one row per finding or question.
-COMMON_TABLES = ("by_label", "questions", "causes", "fixes")
+COMMON_TABLES = ("by_step", "by_label", "questions", "causes", "fixes")
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -186,6 +187,21 @@ class Report(ABC):
             {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
              "saved_s": pl.Float64},
         )  # fmt: skip
+
+    @cached_property
+    def by_step(self) -> pl.DataFrame:
+        """Slowdown and times of each step, and the time that it loses according to the verdict, seconds."""
+        times = self.step_times()
+        return pl.DataFrame(
+            {
+                "step": times.steps,
+                "slowdown": times.original / np.where(times.ideal > 0, times.ideal, np.nan),
+                "recorded_s": times.recorded,
+                "original_s": times.original,
+                "ideal_s": times.ideal,
+                "lost_s": self.diagnosis.verdict.step_lost_s,
+            }
+        )
 
     @cached_property
     def questions(self) -> pl.DataFrame:

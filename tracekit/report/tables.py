@@ -95,21 +95,6 @@ class ReportTables(Report):
         ).sort("slowdown", descending=True, maintain_order=True)
 
     @cached_property
-    def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, and the time that it loses according to the verdict, seconds."""
-        found = self.attribution
-        return pl.DataFrame(
-            {
-                "step": found.steps,
-                "slowdown": found.step_slowdown,
-                "recorded_s": found.recorded,
-                "original_s": found.original,
-                "ideal_s": found.ideal,
-                "lost_s": self.diagnosis.verdict.step_lost_s,
-            }
-        )
-
-    @cached_property
     def critical_path(self) -> pl.DataFrame:
         """Seconds per step that ops of each kind take on the critical path; kind null: launch delays (nothing ran)."""
         paths = self.attribution.critical
