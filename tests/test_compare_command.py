@@ -41,8 +41,7 @@ def test_what_changed_is_said_in_figures_worked_out_by_hand(runs: tuple[Path, Pa
 
 
 def test_the_dashboard_says_the_same(runs: tuple[Path, Path]) -> None:
-    reports = [load(path).whatif() for path in runs]
-    sides = [whole(report.name, report.to_dict(), report.worker_steps()) for report in reports]
+    sides = [whole(path.stem, load(path).report.to_dict()) for path in runs]
     assert json.loads(run("compare", *runs, "--json").out)["sentence"] == verdict(*sides).sentence
 
 

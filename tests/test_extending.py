@@ -12,7 +12,7 @@ import pytest
 
 import tracekit
 from tests.distributions import install
-from tests.handmade import run, run_process
+from tests.handmade import LAYOUT, healthy_frame, run, run_process
 from tracekit.show.renderers import renderer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text()
@@ -70,6 +70,24 @@ def test_the_importer_reads_its_format_and_is_listed(acme: Path, log: Path, tmp_
     assert "acme-steps           step log of ACME's trainer" in run("import", "--format").out
 
 
+def test_the_detector_finds_the_stage_whose_optimizer_is_slow(acme: Path, tmp_path: Path) -> None:
+    """Stage 1 takes 1.5 s for its optimizer, stage 0 takes 0.5 s: 1 s of each step. No other detector sees it."""
+    longer = pl.when(pl.col("pp_rank").eq(1) & pl.col("kind").eq("optimizer")).then(1.5).otherwise("duration")
+    trace = tracekit.Trace.from_frame(healthy_frame(range(4)).with_columns(duration=longer), LAYOUT, name="job")
+    report = tracekit.job_of(trace).report
+    (finding,) = report.findings
+    assert (finding.kind, str(finding.where), finding.saved_s) == (
+        "acme-stage-optimizer",
+        "stage 1",
+        pytest.approx(1.0),
+    )
+    assert report.answer.headline.endswith("its optimizer takes 3.0 times as long")
+    assert [fix.title for fix in report.diagnosis.fixes if fix.cause] == [
+        "Make the optimizers of all stages equally fast"
+    ]
+    assert report.answer.fix.startswith("Give the optimizer of that stage what the others have")
+
+
 def test_every_command_recognises_the_format(acme: Path, log: Path) -> None:
     assert json.loads(run("whatif", log, "--json").out)["job"]["ops"] == 12
     assert run("info", log).code == 0
@@ -92,7 +110,7 @@ def test_the_rule_finds_the_dependencies_of_a_trace_that_names_it(acme: Path, tm
     tracekit.OpTrace(ops, "batches", rules=("acme-batches",)).write_parquet(path)
     steps = json.loads(run("whatif", path, "--json").out)["step_time_s"]
     assert (steps["original"], steps["ideal"]) == (5.0, 4.0)
-    assert tracekit.job_of(tracekit.OpTrace(ops, "alone")).whatif().original.tolist() == [3.0]
+    assert tracekit.job_of(tracekit.OpTrace(ops, "alone")).whatif().step_times().original.tolist() == [3.0]
 
 
 def test_the_renderer_makes_text_of_the_report_of_any_job(acme: Path, slow_file: Path, tmp_path: Path) -> None:

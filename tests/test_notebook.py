@@ -19,7 +19,7 @@ from tracekit.base.errors import OutputError, SelectionError
 from tracekit.job.load import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.job.pipeline_report import PipelineReport
-from tracekit.report import plots as report_plot
+from tracekit.show import plots as report_plot
 from tracekit.show.card import card
 from tracekit.show.documents.page import page
 from tracekit.show.plots import Plots

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -10,6 +13,7 @@ import pytest
 import tracekit
 from tests.distributions import install
 from tests.handmade import run
+from tracekit.analysis.detectors.late_start import LateStart
 from tracekit.base import plug_ins
 from tracekit.base.errors import OutputError, SelectionError, TracekitError
 from tracekit.show.renderers import renderer
@@ -27,7 +31,7 @@ def read(path):
 
 def plug(folder: Path, group: str, *, of: str = "acme", **modules: str) -> None:
     """Install a distribution with a plug-in for each module: the module, or `it` in the module if it defines `it`."""
-    values = {name: f"{of}_{name}:it" if "it =" in code or "def it" in code else f"{of}_{name}"
+    values = {name: f"{of}_{name}:it" if re.search(r"\bit =|def it|class it", code) else f"{of}_{name}"
               for name, code in modules.items()}  # fmt: skip
     points = {name.replace("_", "-"): value for name, value in values.items()}
     install(folder, of, {f"tracekit.{group}": points}, {f"{of}_{name}.py": code for name, code in modules.items()})
@@ -119,7 +123,7 @@ def test_no_rule_replaces_one_of_tracekit(site_packages: Path, capsys: pytest.Ca
     none = "def it(ops): return ops.clear().select(before='rank', after='rank', why='kind')"
     plug(site_packages, "rules", streams="def it(ops): raise RuntimeError", none=none)
     job = tracekit.job_of(tracekit.OpTrace(OPS.with_columns(stream=0), "job", rules=("streams", "none")))
-    assert job.whatif().original.tolist() == [3.0]
+    assert job.whatif().step_times().original.tolist() == [3.0]
     assert "rule 'streams' of acme 1.2 is left out: its name is that of tracekit's own" in capsys.readouterr().err
 
 
@@ -165,3 +169,112 @@ def test_a_trace_of_tracekit_needs_no_look_for_importers_and_rules(
     assert {"importers", "rules", "renderers"}.isdisjoint(looked_for)
     run("import", "--format")
     assert looked_for[-1] == "importers"
+
+
+#: A detector of what is one second too long, anywhere.
+DETECTOR = """
+from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.evidence.ops import OpsChange
+from tracekit.report.finding import Place
+class it(Detector):
+    kind, title, suggested_fix = "odd", "A second too long", "shorten it"
+    def in_ops(self, evidence):
+        yield Candidate(self.kind, Place(), "takes a second too long", (), 0.9, OpsChange(gone_s=1.0))
+"""
+
+
+def found(plugged: str) -> tuple[list[str], tuple[str, ...]]:
+    """The kinds of findings on a job whose second op takes a second too long, and the problems."""
+    report = tracekit.job_of(tracekit.OpTrace(OPS.with_columns(stream=0), "job", rules=("streams",))).report
+    assert [words for name, words in report.remarks() if name in {"Plug-ins", ""}] == list(report.diagnosis.problems)
+    assert report.to_dict()["problems"] == list(report.diagnosis.problems), plugged
+    return [finding.kind for finding in report.findings], report.diagnosis.problems
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ("yield", "1 / 0; yield", "detector 'odd' of acme 1.2 failed (ZeroDivisionError: division by zero)"),
+        ("yield", "raise SystemExit(3); yield", "detector 'odd' of acme 1.2 failed (SystemExit: 3)"),
+        (
+            "yield Candidate",
+            "return 7 or",
+            "detector 'odd' of acme 1.2 failed (TypeError: 'int' object is not iterable)",
+        ),
+        ("(self.kind", "('bad-worker'", "expected a Candidate of kind 'odd'"),
+        ("self.kind, Place()", "self.kind, None", "a finding of detector 'odd' cannot be used (AttributeError: "),
+        ("0.9", "None", "(TypeError: "),
+        ("1.0", "float('nan')", "failed (ValueError: after its change, the step times are no numbers)"),
+        ("def in_ops", "def fixes(self, found): raise OSError('later')\n    def in_ops", "failed (OSError: later)"),
+        ("def in_ops", "def review(self, *both): raise OSError\n    def in_ops", None),
+    ],
+)
+def test_a_detector_that_fails_is_left_out_of_the_report(
+    before: str, after: str, why: str | None, site_packages: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report names it once; it is as without the detector. Nobody reviews candidates in op traces."""
+    plug(site_packages, "detectors", odd=DETECTOR.replace(before, after))
+    kinds, problems = found(after)
+    if why is None:
+        assert (kinds, problems) == (["odd"], ())
+        return
+    (problem,) = problems
+    assert kinds == ["healthy"]
+    assert why in problem
+    assert problem.endswith("; this report leaves it out")
+    assert capsys.readouterr().err == f"tracekit: {problem}\n"
+
+
+def test_a_detector_that_fails_spoils_no_other(site_packages: Path) -> None:
+    plug(
+        site_packages,
+        "detectors",
+        odd=DETECTOR,
+        bad=DETECTOR.replace('"odd"', '"bad"').replace("yield", "1 / 0; yield"),
+    )
+    kinds, (problem,) = found("both")
+    assert kinds == ["odd"]
+    assert problem.startswith("detector 'bad' of acme 1.2 failed")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "why"),
+    [
+        ("healthy", DETECTOR, "is left out: its name is that of tracekit's own; rename the entry point"),
+        ("strange", DETECTOR, "is left out: its kind is 'odd'; give both the same name"),
+        ("odd", "it = object()", "is not as docs/extending.md describes"),
+        ("odd", DETECTOR.replace('"A second too long"', "7"), "is not as docs/extending.md describes"),
+        (
+            "odd",
+            "import no_such_module\nit = 1",
+            "cannot be used (ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+    ],
+)
+def test_what_cannot_be_a_detector_is_named_and_left_out(
+    name: str, code: str, why: str, site_packages: Path, slow_file: Path
+) -> None:
+    plug(site_packages, "detectors", **{name: code})
+    ran = run("whatif", slow_file)
+    assert why in ran.message
+    assert "STRAGGLER" in ran.out
+    row = " ".join(ran.out[ran.out.index("Plug-ins") :].split())
+    assert row.startswith(f"Plug-ins detector '{name}' of acme 1.2 is left out: ")
+
+
+def test_detectors_of_tracekit_are_not_guarded(site_packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of tracekit must not become a report without a finding, even beside a plug-in."""
+    plug(site_packages, "detectors", odd=DETECTOR)
+    monkeypatch.setattr(LateStart, "in_ops", lambda *_: iter([1 // 0]))
+    with pytest.raises(ZeroDivisionError):
+        found("ours")
+
+
+def test_only_a_plug_in_costs_the_import_of_the_metadata() -> None:
+    """Looking for detectors reads small files; `importlib.metadata` takes longer to import than all of that."""
+    code = (
+        "import sys; from tracekit.analysis.detectors.registry import detectors; before = 'importlib.metadata' in"
+        " sys.modules; detectors(); print(before or 'importlib.metadata' not in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -1,7 +1,7 @@
 """Compare two jobs, or two parts of one: did the change help, and how certain is that?
 
-In: their reports as plain data (docs/report-schema.md) and the exact S of their workers in each step. Out: two `Side`s
-and their differences, with confidence intervals over the steps. Nothing is replayed.
+In: their reports as plain data (docs/report-schema.md) and, if wanted, the exact S of their workers in each step. Out:
+two `Side`s and their differences, with confidence intervals over the steps. Nothing is replayed.
 
 The parts of one job are ranges of steps; both are measured against the ideal of the whole job.
 """
@@ -77,6 +77,8 @@ class Side:
     @property
     def sizes(self) -> str:
         """The layout in words."""
+        if ranks := self.layout.get("ranks"):
+            return f"{ranks:,} rank{'s' * (ranks > 1)} on {self.layout['world_size']:,} GPUs"
         shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
         return f"{shown or 'one worker'} on {self.layout['world_size']:,} GPUs"
 
@@ -138,9 +140,9 @@ class CauseChange:
     staying: tuple[tuple[Report, Report], ...]
 
 
-def whole(name: str, report: Report, workers: WorkerSteps) -> Side:
-    """All steps of a job."""
-    return _side(name, report, workers, np.ones(len(workers.steps), np.bool_), name)
+def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side:
+    """All steps of a job. `workers`: None if nobody asks for them."""
+    return _side(name, report, workers, np.ones(len(report["by_step"]), np.bool_), name)
 
 
 def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
@@ -162,22 +164,35 @@ def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
     return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
 
 
-def _side(name: str, report: Report, workers: WorkerSteps, chosen: npt.NDArray[np.bool_], title: str) -> Side:
+def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
     rows = [row for row, wanted in zip(report["by_step"], chosen, strict=True) if wanted]
-    ideal = np.array([row["ideal_s"] for row in rows])
+    job, per_step = report["job"], steps_in_whole(report)
+    recorded, original, ideal = (
+        np.array([row[f"{figure}_s"] for row in rows]) / per_step for figure in ("recorded", "original", "ideal")
+    )
+    none = np.zeros(0)
     return Side(
         job=name,
         title=title,
-        layout=report["job"]["layout"],
-        ops_per_step=report["job"]["ops"] / report["job"]["steps"],
+        layout=job.get("layout") or {"ranks": job["ranks"], "world_size": job["gpus"]},
+        ops_per_step=job.get("ops", job.get("gpu_ops", 0)) / max(job["steps"], 1),
         trustworthy=report["trust"]["trustworthy"],
-        steps=workers.steps[chosen],
-        recorded_s=np.array([row["recorded_s"] for row in rows]),
-        original_s=np.array([row["original_s"] for row in rows]),
+        steps=np.array([row["step"] for row in rows]),
+        recorded_s=recorded,
+        original_s=original,
         ideal_s=ideal,
-        dp_ranks=workers.dp_ranks,
-        workers=np.tensordot(ideal / ideal.sum(), workers.slowdown[chosen].astype(np.float64), axes=1),
+        dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
+        workers=none if workers is None else _over_steps(workers.slowdown[chosen], ideal),
     )
+
+
+def steps_in_whole(report: Report) -> int:
+    """The number of training steps that the times of a report are of."""
+    return max(report["job"]["steps"], 1) if report["job"]["whole"] == "recording" else 1
+
+
+def _over_steps(slowdown: npt.NDArray[np.float32], ideal_s: Floats) -> Floats:
+    return np.tensordot(ideal_s / ideal_s.sum(), slowdown.astype(np.float64), axes=1)
 
 
 def verdict(before: Side, after: Side) -> Verdict:
@@ -199,6 +214,8 @@ def verdict(before: Side, after: Side) -> Verdict:
     if outcome is Outcome.NO_DIFFERENCE:
         both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
         what = f"{what} {both}; nothing differs beyond {'noise' if not change.clear else f'{NEGLIGIBLE:.1%}'}"
+    elif not change.difference:
+        what = f"{what} {now} on both sides"
     elif now == then:  # a clear difference, but smaller than the digits shown
         what = f"{what} {size} {word}, about {now}"
     else:
@@ -299,7 +316,7 @@ def cost_changes(before: Report, after: Report, table: str, column: str) -> tupl
     """One change per row of a table of the two reports (`by_kind`, `by_pp_rank`), in the order of the reports."""
     costs = [
         {
-            str(row[column]): (row["slowdown"] - 1) * report["step_time_s"]["ideal"]
+            str(row[column]): (row["slowdown"] - 1) * report["step_time_s"]["ideal"] / steps_in_whole(report)
             for row in sorted(report[table], key=lambda row: row[column])
         }
         for report in (before, after)

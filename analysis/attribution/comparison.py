@@ -1,8 +1,7 @@
 """Changes between two runs, in sentences.
 
-In: two reports as plain data (docs/report-schema.md) and the exact S of their workers in each step. Out: a
-`Comparison`, which the terminal prints and `--json` contains. Its figures come from `compare.py`, which also feeds the
-dashboard.
+In: two reports as plain data (docs/report-schema.md). Out: a `Comparison`, which the terminal prints and `--json`
+contains. Its figures come from `compare.py`, which also feeds the dashboard.
 """
 
 from __future__ import annotations
@@ -15,18 +14,24 @@ from tracekit.analysis.attribution.compare import (
     Report,
     Side,
     Verdict,
-    WorkerSteps,
     causes_of_jobs,
     cost_changes,
+    steps_in_whole,
     verdict,
     whole,
 )
+from tracekit.base.errors import SelectionError
 from tracekit.base.text import cost, seconds, three_digits
 
 #: Version of the JSON object; it increases whenever readers of the last version could break.
 COMPARISON_VERSION = 1
 #: Skip op kinds whose cost changed by less than this share of the step, on the side where the step is longer.
 SMALLEST_SHARE = 0.01
+_SOURCES = {
+    "pipeline": "a pipeline trace",
+    "ops": "an op trace (docs/op-trace.md)",
+    "recording": "of torch.profiler (docs/kineto.md)",
+}
 #: The largest number of op kinds in the sentence about them.
 _MOST_KINDS = 3
 
@@ -70,11 +75,12 @@ class Comparison:
         }
 
 
-def compare_runs(
-    names: tuple[str, str], reports: tuple[Report, Report], workers: tuple[WorkerSteps, WorkerSteps]
-) -> Comparison:
-    """Compare two runs; the first of each pair is the one before the change."""
-    before, after = (whole(*each) for each in zip(names, reports, workers, strict=True))
+def compare_runs(reports: tuple[Report, Report]) -> Comparison:
+    """Compare two runs, the first before the change. Raises SelectionError for jobs of different sources."""
+    kinds = [_SOURCES[report["job"]["source"]] for report in reports]
+    if kinds[0] != kinds[1]:
+        raise SelectionError(f"A is {kinds[0]}, B {kinds[1]}: compare two of the same source")
+    before, after = (whole(report["job"]["name"], report) for report in reports)
     change = causes_of_jobs(*reports)
     by_kind = cost_changes(*reports, "by_kind", "kind")
     return Comparison(
@@ -85,7 +91,7 @@ def compare_runs(
         gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
         new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
         staying=tuple(_staying(reports, was, now) for was, now in change.staying),
-        kinds=_kinds(by_kind, max(report["step_time_s"]["recorded"] for report in reports)),
+        kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after))),
         trust=_trust(reports),
         by_kind=by_kind,
     )
@@ -106,7 +112,7 @@ def _side(side: Side) -> dict[str, Any]:
 def _cost(before: Report, after: Report) -> str:
     """The loss of both runs per day."""
     lost = [
-        f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['layout']['world_size'] * 24:,}"
+        f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['gpus'] * 24:,}"
         for report in (before, after)
     ]
     if lost[0] == lost[1]:
@@ -117,14 +123,14 @@ def _cost(before: Report, after: Report) -> str:
 def _cause(report: Report, cause: Report, word: str) -> str:
     """A cause of one side; `word`: cost or costs."""
     sentence: str = report["answer"]["causes"][report["causes"].index(cause)]
-    words = _price(cause)
+    words = _price(report, cause)
     return sentence if words is None else f"{sentence} ({words.replace('costs', word, 1)})"
 
 
 def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
     """A cause of both sides, described as in the second run, with both costs."""
     sentence: str = reports[1]["answer"]["causes"][reports[1]["causes"].index(now)]
-    then, today = _price(was), _price(now)
+    then, today = _price(reports[0], was), _price(reports[1], now)
     if then == today and then is not None:
         return f"{sentence} ({then})"
     return (
@@ -132,9 +138,10 @@ def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
     )
 
 
-def _price(cause: Report) -> str | None:
-    """The cost of a cause, None if it has no price."""
-    return cost(cause["saved_s"], cause["alone_s"]) if max(cause["saved_s"], cause["alone_s"]) > 0 else None
+def _price(report: Report, cause: Report) -> str | None:
+    """The cost of a cause per step, None if it has no price."""
+    saved_s, alone_s = (cause[name] / steps_in_whole(report) for name in ("saved_s", "alone_s"))
+    return cost(saved_s, alone_s) if max(saved_s, alone_s) > 0 else None
 
 
 def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:

@@ -5,10 +5,14 @@ A detector is registered by one line here, or by an entry point of the group `tr
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from importlib import import_module
+from typing import get_args, get_type_hints
 
 from tracekit.analysis.detectors.detector import Detector
+from tracekit.base.plug_ins import PlugIn, plug_ins
 
 #: Module and class of each detector.
 _DETECTORS = (
@@ -48,9 +52,27 @@ _DETECTORS = (
 )
 
 
-@cache
+class PlugInFailed(Exception):  # noqa: N818
+    """A detector of a plug-in has raised; the message names it. The diagnosis is made again without it."""
+
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
 def detectors() -> tuple[Detector, ...]:
-    """Return every detector."""
+    """Return every detector, those of plug-ins last."""
+    return (*own_detectors(), *(plug_in.value for plug_in in _plugged()[0].values()))
+
+
+def left_out() -> tuple[str, ...]:
+    """Return a sentence for each detector of a plug-in that cannot be used."""
+    return _plugged()[1]
+
+
+@cache
+def own_detectors() -> tuple[Detector, ...]:
+    """Return the detectors of tracekit."""
     return tuple(_loaded(name) for name in _DETECTORS)
 
 
@@ -62,12 +84,47 @@ def _loaded(name: str) -> Detector:
 
 def detector_of(kind: str) -> Detector:
     """Return the detector of a kind of finding. Raises KeyError if there is none."""
-    return _by_kind()[kind]
+    own = _own_by_kind().get(kind)
+    made: Detector = _plugged()[0][kind].value if own is None else own
+    return made
 
 
 @cache
-def _by_kind() -> dict[str, Detector]:
-    return {detector.kind: detector for detector in detectors()}
+def _own_by_kind() -> dict[str, Detector]:
+    return {detector.kind: detector for detector in own_detectors()}
+
+
+def is_plug_in(kind: str) -> bool:
+    """Whether findings of this kind come from a plug-in."""
+    return kind not in _own_by_kind()
+
+
+@contextmanager
+def guarded(kind: str) -> Iterator[None]:
+    """Raise PlugInFailed for whatever the body raises, if the detector of this kind is a plug-in."""
+    if not is_plug_in(kind):
+        yield
+        return
+    with _plugged()[0][kind].guarded(partial(PlugInFailed, kind)):
+        yield
+
+
+def _plugged() -> tuple[dict[str, PlugIn], tuple[str, ...]]:
+    """The plug-ins by kind, and why others are left out."""
+    found, problems = plug_ins("detectors", frozenset(_own_by_kind()), _fits)
+    misnamed = tuple(
+        f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40}; give both the same name"
+        for name, plug_in in found.items()
+        if plug_in.value.kind != name
+    )
+    return {name: plug_in for name, plug_in in found.items() if plug_in.value.kind == name}, problems + misnamed
+
+
+def _fits(made: object) -> bool:
+    """Whether an object is a detector whose attributes have the types that `Detector` states."""
+    return isinstance(made, Detector) and all(
+        isinstance(getattr(made, name, None), get_args(stated)[0]) for name, stated in get_type_hints(Detector).items()
+    )
 
 
 def parts() -> tuple[str, ...]:

@@ -6,12 +6,23 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.patterns import space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import stalls_of
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.detector import Detector
+from tracekit.analysis.detectors.registry import (
+    PlugInFailed,
+    detector_of,
+    detectors,
+    is_plug_in,
+    left_out,
+    own_detectors,
+)
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.first_fix import paying_first
@@ -21,6 +32,8 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.interventions import Intervention
+from tracekit.base.plug_ins import in_words, tell
+from tracekit.report import plain_data
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.trace.canonical import Trace
@@ -38,7 +51,42 @@ def diagnose(
     launch delays.
     """
     evidence = Evidence.of(trace, replay, attribution)
-    found = causes_of(evidence)
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, layers, method))
+
+
+def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
+    """Return the diagnosis that `make` makes with all detectors, or without the plug-ins that fail."""
+    used, problems = detectors(), left_out()
+    while True:
+        plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
+        try:
+            made = make(used)
+            _check(cause for cause in made.causes if cause.kind in plugged)
+        except PlugInFailed as failure:
+            plugged, problem = [failure.kind], str(failure)
+        except Exception as failure:
+            if not plugged:
+                raise
+            _ = make(own_detectors())  # raises, too, unless a plug-in is to blame
+            problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
+        else:
+            tell(problems)
+            return structs.replace(made, problems=problems)
+        used = tuple(detector for detector in used if detector.kind not in plugged)
+        problems = (*problems, f"{problem}; this report leaves it out")
+
+
+def _check(findings: Iterable[Finding]) -> None:
+    """Raise an exception for a finding that no output can show."""
+    for finding in findings:
+        json.dumps(plain_data.plain(plain_data.shaped(plain_data.Finding, finding)), allow_nan=False)
+
+
+def _diagnosed(
+    evidence: Evidence, detectors: Sequence[Detector], layers: tuple[int, ...] | None, method: Method
+) -> Diagnosis:
+    attribution, replay = evidence.attribution, evidence.replay
+    found = causes_of(evidence, detectors)
     fixes = fixes_of(evidence, found, layers=layers)
     causes = paying_first(found, fixes)
     verdict = verdict_of(evidence, causes)

@@ -7,7 +7,7 @@ first saves), and with all others gone (what it still costs).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +15,15 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Attribution
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.detector import Candidate
+from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
-from tracekit.analysis.detectors.registry import detector_of, detectors
+from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
 from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.base.text import quoted
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
 from tracekit.trace.canonical import Trace
 
@@ -35,13 +36,20 @@ def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tu
     return causes_of(Evidence.of(trace, replay, attribution))
 
 
-def causes_of(evidence: Subject) -> tuple[Finding, ...]:
-    """As `find_causes`, from evidence already gathered."""
-    candidates: Sequence[Candidate] = [
-        candidate for detector in detectors() for candidate in evidence.candidates(detector)
-    ]
-    for detector in detectors():
-        candidates = evidence.reviewed(detector, candidates)
+def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) -> tuple[Finding, ...]:
+    """As `find_causes`, from evidence already gathered. `detectors`: by default those of tracekit.
+
+    Raises PlugInFailed for one of a plug-in that raises.
+    """
+    used = own_detectors() if detectors is None else detectors
+    candidates: Sequence[Candidate] = []
+    for detector in used:
+        with guarded(detector.kind):
+            found = evidence.candidates(detector)
+            candidates = [*candidates, *(_of_plug_in(detector.kind, found) if is_plug_in(detector.kind) else found)]
+    for detector in used:
+        with guarded(detector.kind):
+            candidates = list(evidence.reviewed(detector, candidates))
     least_s = evidence.smallest_cost_s
     named = [
         cause
@@ -55,17 +63,24 @@ def causes_of(evidence: Subject) -> tuple[Finding, ...]:
     return tuple(named)
 
 
+def _of_plug_in(kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates of a plug-in. Raises TypeError for anything else."""
+    for candidate in found:
+        if not isinstance(candidate, Candidate) or candidate.kind != kind:
+            raise TypeError(f"it found {quoted(candidate, 80)}; expected a Candidate of kind {kind!r}")
+        yield candidate
+
+
 def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]:
     """Price each candidate."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
+    without_each = [_without(evidence, candidate) for candidate in candidates]
     floor_s = float(evidence.step_times(changes).mean()) if len(changes) > 1 else 0.0
     causes = []
-    for candidate in candidates:
+    for candidate, without in zip(candidates, without_each, strict=True):
         saved_s = alone_s = 0.0
-        without = None
-        if candidate.change is not None:
-            without = evidence.step_times((candidate.change,))
+        if without is not None:
             saved_s = evidence.unchanged_s - float(without.mean())
             others = [change for change in changes if change is not candidate.change]
             alone_s = float(evidence.step_times(others).mean()) - floor_s if others else saved_s
@@ -73,6 +88,17 @@ def _priced(evidence: Subject, candidates: Sequence[Candidate]) -> list[Finding]
         cause = replace(cause, time=_when_it_costs(evidence, cause))
         causes.append(replace(cause, saved_when_acting_s=_saved_when_acting_s(evidence, cause)))
     return causes
+
+
+def _without(evidence: Subject, candidate: Candidate) -> Floats | None:
+    """Step times without a candidate, seconds, [steps]; None if the job has it whatever changes."""
+    if candidate.change is None:
+        return None
+    with guarded(candidate.kind):
+        without = evidence.step_times((candidate.change,))
+        if is_plug_in(candidate.kind) and not np.isfinite(without).all():
+            raise ValueError("after its change, the step times are no numbers")
+    return without
 
 
 def _when_it_costs(evidence: Subject, cause: Finding) -> TimePattern | None:

@@ -15,8 +15,10 @@ from tracekit.analysis.attribution.attribution import (
     SMALLEST_SLOWDOWN,
     Trust,
 )
+from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.answer import answer_of
+from tracekit.analysis.diagnosis.diagnose import with_plug_ins
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.ops import OpEvidence
@@ -40,8 +42,12 @@ def diagnose_ops(evidence: OpEvidence) -> Diagnosis:
         trustworthy=not doubts,
         reasons=doubts,
     )
-    causes = causes_of(evidence)
-    fixes = priced(evidence, causes, withheld=doubts[0] if doubts else None)
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, trust))
+
+
+def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector], trust: Trust) -> Diagnosis:
+    causes = causes_of(evidence, detectors)
+    fixes = priced(evidence, causes, withheld=trust.reasons[0] if trust.reasons else None)
     verdict = verdict_of_ops(evidence, causes)
     return Diagnosis(
         trust=trust,
@@ -60,14 +66,17 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
 
     One kind of loss counts, the costliest: the time in which all GPUs are idle, or all transfer, may be the same time.
     """
-    kind, whole_s = evidence.leading, evidence.recorded_s or 1.0
-    loss = LossKind.STRAGGLER if kind is LossKind.MINOR else kind
-    lost_s = evidence.losses_s.get(loss, 0.0)
-    leading = tuple(
-        cause
-        for cause in causes
-        if cause.change is not None and (cause.where.ranks == ()) == (loss is not LossKind.STRAGGLER)
-    )
+    whole_s, losses_s = evidence.recorded_s or 1.0, dict(evidence.losses_s)
+    costly = [cause for cause in causes if cause.change is not None]
+    for cause in costly:
+        losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), cause.saved_s)
+    kind = loss = max(losses_s, key=lambda one: losses_s[one])
+    if losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
+        kind = loss = LossKind.BALANCED
+        if costly or evidence.culprit is not None:
+            kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
+    lost_s = losses_s.get(loss, 0.0)
+    leading = tuple(cause for cause in costly if _loss_of(cause) is loss)
     label = detector_of(leading[0].kind).label if leading and kind is LossKind.STRAGGLER else None
     return Verdict(
         kind=kind,
@@ -78,7 +87,7 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
         step_lost_s=np.full(len(evidence.steps), lost_s),
         lost_gpu_hours=lost_s * len(evidence.steps) * evidence.gpus / 3600,
         lost_gpu_hours_per_day=lost_s / whole_s * evidence.gpus * 24,
-        sentence=_sentence(evidence, kind, leading),
+        sentence=_sentence(evidence, kind, leading, lost_s),
         confidence=leading[0].confidence if leading else None,
         losses=(Loss(loss, lost_s, leading, lost_s if leading else 0.0),) if lost_s > 0 else (),
         parts=evidence.parts,
@@ -86,12 +95,17 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     )
 
 
-def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]) -> str:
+def _loss_of(cause: Finding) -> LossKind:
+    """The kind of loss that a cause belongs to: a few ranks that are late are stragglers, whatever makes them late."""
+    return LossKind.STRAGGLER if cause.where.ranks else detector_of(cause.kind).loss
+
+
+def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
     whole = "the recording" if evidence.recorded is not None else "each step"
     rest = evidence.parts.words(evidence.recorded_s, whole)
     if kind is LossKind.STRAGGLER and not leading:
-        lost = f"stragglers cost {evidence.losses_s[kind] / evidence.recorded_s:.0%} of {whole}"
+        lost = f"stragglers cost {lost_s / evidence.recorded_s:.0%} of {whole}"
         return rest if rest and evidence.parts.to_tell else f"{lost}, which the noise of its ops explains"
     said = [_costs_most(evidence, kind, leading, whole), rest]
     return "; ".join(part for part in said if part)
@@ -105,7 +119,9 @@ def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]
     effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
     if place is None:
         return effect
-    return f"{place.words} costs {evidence.named_s / evidence.recorded_s:.0%} of {whole}: {effect}"
+    culprit = evidence.culprit
+    costs_s = culprit.saved_s if culprit and leading[0].where.ranks == (culprit.rank,) else leading[0].saved_s
+    return f"{place.words} {place.verb('costs', 'cost')} {costs_s / evidence.recorded_s:.0%} of {whole}: {effect}"
 
 
 def _doubts(evidence: OpEvidence) -> Iterator[str]:

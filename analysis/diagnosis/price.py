@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
 from tracekit.analysis.detectors.detector import Treatment
-from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.registry import detector_of, guarded
 from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
@@ -86,8 +86,12 @@ def priced(
 ) -> tuple[Fix, ...]:
     """Price the fixes of each finding, and `more` plans. `withheld`: why no saving is reported."""
     pricer = _Pricer(evidence, withheld)
-    own = [plan for cause in causes if cause.change for plan in evidence.fixes(detector_of(cause.kind), cause)]
-    fixes = [pricer.price(plan) for plan in (*own, *more)]
+    fixes = []
+    for cause in causes:
+        with guarded(cause.kind):
+            plans = evidence.fixes(detector_of(cause.kind), cause) if cause.change else ()
+            fixes += [pricer.price(plan) for plan in plans]
+    fixes += [pricer.price(plan) for plan in more]
     least_s = SMALLEST_SAVING_SHARE * evidence.measured_s
     paying = [fix for fix in fixes if fix.saved_s >= least_s]
     # Causes hide behind each other: a fix of one alone may save nothing, but all of them together a lot.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 _MOST_STEPS = 1_000_000
+#: Figures of a report that a condition may compare.
+_FIGURES = ("slowdown", "waste", "replay_error", "discrepancy")
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
@@ -45,30 +47,40 @@ def parse_steps(text: str, option: str) -> list[int]:
 
 
 class Condition:
-    """A condition such as `slowdown>1.1`, for --fail-on. Raises SelectionError if it cannot be understood."""
+    """A condition such as `slowdown>1.1` or `bad-worker>5%`, for --fail-on.
+
+    Raises SelectionError if it cannot be understood.
+    """
 
     def __init__(self, text: str) -> None:
-        match = re.fullmatch(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-        if not match or match[1] not in ("slowdown", "waste", "replay_error", "discrepancy"):
+        match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
+        if not match or (match[1] not in _FIGURES and not _is_kind(match[1])):
             raise SelectionError(
-                f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error or discrepancy compared with a"
-                " number, such as 'slowdown>1.1' or 'waste>=5%'"
+                f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
+                " compared with a number, such as 'slowdown>1.1' or 'bad-worker>=5%'"
             )
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
     def holds(self, found: Report) -> bool:
-        """Whether the figure satisfies the condition."""
+        """Whether the figure satisfies the condition; that of a cause is its share of the step."""
         figures = {
             "slowdown": found.slowdown,
             "waste": found.waste,
             "replay_error": found.trust.replay_error,
             "discrepancy": found.trust.discrepancy,
         }
-        value = figures[self.figure]
+        of_kind = sum(account.share for account in found.answer.accounts if account.kind == self.figure)
+        value = figures.get(self.figure, of_kind)
         return {
             ">": value > self.bound,
             ">=": value >= self.bound,
             "<": value < self.bound,
             "<=": value <= self.bound,
         }[self.comparison]
+
+
+def _is_kind(name: str) -> bool:
+    from tracekit.analysis.detectors.registry import detectors
+
+    return any(detector.kind == name for detector in detectors())

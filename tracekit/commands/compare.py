@@ -42,9 +42,7 @@ def compare_command(
             tell(f"analysing {short(name)}")
             reports.append(_report(name, layout, unit, store))
     first, second = reports
-    found = compare_runs(
-        (first.name, second.name), (first.to_dict(), second.to_dict()), (first.worker_steps(), second.worker_steps())
-    )
+    found = compare_runs((first.to_dict(), second.to_dict()))
     if as_json:
         click.echo(json.dumps(found.to_dict(), allow_nan=False))
         return

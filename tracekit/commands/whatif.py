@@ -5,7 +5,9 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +18,9 @@ from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
+
+if TYPE_CHECKING:
+    from tracekit.report.report import Report
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
@@ -49,6 +54,7 @@ STDOUT = Path("-")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
 @click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@click.option("--as", "form", metavar="NAME", help="Print the report in the form of a plug-in (docs/extending.md).")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
 @click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
 @click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
@@ -73,6 +79,7 @@ def whatif_command(
     explain: bool,
     gpu_hour: float | None,
     as_json: bool,
+    form: str | None,
     markdown: Path | None,
     html: Path | None,
     redact: bool,
@@ -91,6 +98,7 @@ def whatif_command(
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
     _check_files(parquet_file, markdown, html)
+    render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
         loaded = load(*traces, layout=layout, unit=unit, store=store, job=job, window=window, method=method,
@@ -120,7 +128,9 @@ def whatif_command(
         from tracekit.show.documents.markdown import markdown as as_markdown
 
         _write_markdown(markdown, as_markdown(report, gpu_hour=gpu_hour, source=source))
-    if as_json:
+    if render is not None:
+        click.echo(render(report), nl=False)
+    elif as_json:
         click.echo(report.to_json())
     elif markdown != STDOUT:
         from tracekit.show.terminal.report import print_report
@@ -128,6 +138,15 @@ def whatif_command(
         print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
     return ExitCode.CONDITION if condition is not None and condition.holds(report) else ExitCode.DONE
+
+
+def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:
+    """The renderer of that name. Raises SelectionError if there is none, or if it is not `alone` on stdout."""
+    from tracekit.show.renderers import renderer
+
+    if not alone:
+        raise SelectionError("--as prints to stdout, and so does --json or --markdown -; choose one")
+    return renderer(name)
 
 
 def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:

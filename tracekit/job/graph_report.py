@@ -10,14 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.recorded import Recorded
-from tracekit.analysis.whatif.scenario import Scenario
-from tracekit.analysis.whatif.selection_text import checked_selection
 from tracekit.base.text import printable, seconds, short
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
@@ -114,8 +110,8 @@ class GraphReport(Report):
         schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
         return pl.DataFrame([(None, None, rank, hosts.get(rank), one) for rank, one in by_rank], schema, orient="row")
 
-    def remarks(self) -> Iterator[tuple[str, str]]:
-        """See `Report.remarks`."""
+    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks_of_source`."""
         times = self.times_s
         if len(self.evidence.ranks) > 1:
             alike = f"{seconds(times['ideal'])} with all ranks alike (S = {self.slowdown:.2f})"
@@ -165,15 +161,6 @@ class GraphReport(Report):
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
         return Table("Critical path", ("On the critical path", f"of a {self.whole}", "share"), rows)
-
-    def worker_steps(self) -> WorkerSteps:
-        """See `Report.worker_steps`: each rank counts as a worker of its own."""
-        ranks, replay = self.evidence.ranks, self.evidence.replay
-        alone = [Scenario.addition(checked_selection(f"rank={rank}", replay.graph, replay.durations)) for rank in ranks]
-        times = replay.step_times_each(alone)
-        ideal = self.evidence.times.ideal
-        slowdown = (times / np.where(ideal > 0, ideal, np.nan)).T[:, :, None].astype(np.float32)
-        return WorkerSteps(np.asarray(self.evidence.steps, np.int64), np.asarray(ranks, np.int64), slowdown)
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""

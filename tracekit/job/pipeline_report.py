@@ -25,7 +25,6 @@ from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout
 
 if TYPE_CHECKING:
-    from tracekit.analysis.attribution.compare import WorkerSteps
     from tracekit.report.findings import WorkerSlowdowns
     from tracekit.show.plots import Plots
 
@@ -123,8 +122,8 @@ class PipelineReport(ReportTables):
         """See `Report.workers`."""
         return self.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
 
-    def remarks(self) -> Iterator[tuple[str, str]]:
-        """See `Report.remarks`."""
+    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks_of_source`."""
         return words.pipeline_remarks(self)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:  # noqa: ARG002
@@ -165,14 +164,6 @@ class PipelineReport(ReportTables):
             "slowest_workers": found.slowest_workers,
             **{name: self.table(name).to_dicts() for name in JSON_TABLES},
         }
-
-    def worker_steps(self) -> WorkerSteps:
-        """Exact S of each worker in each step, in the form that comparisons use."""
-        from tracekit.analysis.attribution.compare import WorkerSteps
-
-        found = self.attribution
-        slowdown = (found.by_worker / found.ideal[:, None, None]).astype(np.float32)
-        return WorkerSteps(np.asarray(found.steps, np.int64), np.asarray(found.dp_ranks, np.int64), slowdown)
 
     def worker_slowdowns(self) -> WorkerSlowdowns:
         """See `Report.worker_slowdowns`."""

@@ -27,7 +27,6 @@ JSON_TABLES = (
     "by_pp_rank",
     "by_dp_rank",
     "by_worker",
-    "by_step",
     "critical_path",
     "critical_workers",
     "forward_backward_correlation",
@@ -103,21 +102,6 @@ class ReportTables(Report):
                 "slowdown_approx": found.worker_slowdown_approx.ravel(),
             }
         ).sort("slowdown", descending=True, maintain_order=True)
-
-    @cached_property
-    def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, and the time that it loses according to the verdict, seconds."""
-        found = self.attribution
-        return pl.DataFrame(
-            {
-                "step": found.steps,
-                "slowdown": found.step_slowdown,
-                "recorded_s": found.recorded,
-                "original_s": found.original,
-                "ideal_s": found.ideal,
-                "lost_s": self.diagnosis.verdict.step_lost_s,
-            }
-        )
 
     @cached_property
     def critical_path(self) -> pl.DataFrame:

@@ -20,7 +20,8 @@ class Diagnosis(Struct, frozen=True, eq=False):
     """When, where and why a job is slow, what each fix would save, and whether to believe it.
 
     `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
-    that launch delays that a named cause explains do not count against the replay.
+    that launch delays that a named cause explains do not count against the replay. `problems`: why plug-ins were left
+    out.
     """
 
     trust: Trust
@@ -31,3 +32,4 @@ class Diagnosis(Struct, frozen=True, eq=False):
     stalls: tuple[Stall, ...]
     causes: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
+    problems: tuple[str, ...] = ()

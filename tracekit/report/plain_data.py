@@ -271,7 +271,7 @@ class OfStep(Struct, frozen=True):
     """One step."""
 
     step: int
-    slowdown: float
+    slowdown: Number
     recorded_s: float
     original_s: float
     ideal_s: float
@@ -388,9 +388,11 @@ class Content(Struct, frozen=True, kw_only=True):
     fixes: list[Fix]
     patterns: Patterns
     stalls: list[Stall]
+    problems: list[str]
     questions: list[Question]
     by_label: list[OfLabel]
     by_kind: list[Contribution]
+    by_step: list[OfStep]
     critical_path: list[OnPath]
     remarks: list[dict[str, str]]
     sections: list[Table]
@@ -404,7 +406,6 @@ class Content(Struct, frozen=True, kw_only=True):
     by_pp_rank: Maybe[list[Contribution]] = UNSET
     by_dp_rank: Maybe[list[Contribution]] = UNSET
     by_worker: Maybe[list[OfWorker]] = UNSET
-    by_step: Maybe[list[OfStep]] = UNSET
     critical_workers: Maybe[list[OnPath]] = UNSET
     forward_backward_correlation: Maybe[list[Correlation]] = UNSET
     by_rank: Maybe[list[OfRank]] = UNSET
@@ -446,8 +447,10 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             fixes=[fix_as_data(one) for one in found.fixes],
             patterns=shaped(Patterns, found),
             stalls=list(found.stalls),
+            problems=list(found.problems),
             questions=list(report.questions_asked),
             by_label=[OfLabel(**row) for row in report.by_label.to_dicts()],
+            by_step=[OfStep(**row) for row in report.by_step.to_dicts()],
             remarks=[{"name": name, "words": words} for name, words in report.remarks()],
             sections=list(report.sections(full=True)),
             **own,

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import polars as pl
 from msgspec import Struct
 
@@ -34,7 +35,6 @@ from tracekit.report.section import Table
 if TYPE_CHECKING:
     import pandas
 
-    from tracekit.analysis.attribution.compare import WorkerSteps
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.report.findings import Findings, WorkerSlowdowns
     from tracekit.report.question import ByLabel, Question
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Version of the JSON object; increased by one with every change that could break a reader of the version before.
 REPORT_VERSION = 2
 #: Tables of every report, of one row per finding or question.
-COMMON_TABLES = ("by_label", "questions", "causes", "fixes")
+COMMON_TABLES = ("by_step", "by_label", "questions", "causes", "fixes")
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -105,9 +105,14 @@ class Report(ABC):
     def times_s(self) -> dict[str, float]:
         """The mean step, seconds: `recorded`; `original`, without launch delays; `ideal`, without stragglers."""
 
-    @abstractmethod
     def remarks(self) -> Iterator[tuple[str, str]]:
         """Yield what else a reader must know: names and sentences."""
+        yield from self.remarks_of_source()
+        yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(self.diagnosis.problems))
+
+    @abstractmethod
+    def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """Yield the remarks that only reports on such a source have."""
 
     @abstractmethod
     def sections(self, *, full: bool = False) -> Iterator[Table]:
@@ -182,6 +187,21 @@ class Report(ABC):
             {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
              "saved_s": pl.Float64},
         )  # fmt: skip
+
+    @cached_property
+    def by_step(self) -> pl.DataFrame:
+        """Slowdown and times of each step, and the time that it loses according to the verdict, seconds."""
+        times = self.step_times()
+        return pl.DataFrame(
+            {
+                "step": times.steps,
+                "slowdown": times.original / np.where(times.ideal > 0, times.ideal, np.nan),
+                "recorded_s": times.recorded,
+                "original_s": times.original,
+                "ideal_s": times.ideal,
+                "lost_s": self.diagnosis.verdict.step_lost_s,
+            }
+        )
 
     @cached_property
     def questions(self) -> pl.DataFrame:
@@ -287,10 +307,6 @@ class Report(ABC):
         """`dp_rank`, `pp_rank`, `rank`, `host`, `slowdown`: S of each worker alone, by rank. A job that is no pipeline
         has a worker for each rank, without coordinates.
         """
-
-    @abstractmethod
-    def worker_steps(self) -> WorkerSteps:
-        """Return exact S of each worker in each step, in the form that comparisons use."""
 
     @property
     def plot(self) -> Plots:

@@ -95,11 +95,13 @@ def test_causes_of_one_job_are_parted_by_when_they_held() -> None:
 
 def test_what_kinds_and_stages_cost_alone_is_their_s_above_1_times_the_ideal_step() -> None:
     before = {
+        "job": {"whole": "step"},
         "step_time_s": {"ideal": 2.0},
         "by_kind": [{"kind": "gc", "slowdown": 1.5}, {"kind": "optimizer", "slowdown": 1.0}],
         "by_pp_rank": [{"pp_rank": 0, "slowdown": 1.25}],
     }
     after = {
+        "job": {"whole": "step"},
         "step_time_s": {"ideal": 4.0},
         "by_kind": [{"kind": "optimizer", "slowdown": 1.125}],
         "by_pp_rank": [{"pp_rank": 0, "slowdown": 1.0}, {"pp_rank": 1, "slowdown": 1.5}],
