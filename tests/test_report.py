@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from importlib.resources import files
 from pathlib import Path
@@ -42,9 +43,9 @@ SHIPPED = json.loads(files("tracekit.report").joinpath("report.schema.json").rea
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
 
-def problems(content: Any) -> list[str]:
-    """Where `content` differs from the shipped schema; a key that the schema lacks counts, too."""
-    schema = json.loads(json.dumps(SHIPPED))
+def problems(content: Any, name: str = "Content") -> list[str]:
+    """Where `content` differs from a definition of the shipped schema; a key that the schema lacks counts, too."""
+    schema = json.loads(json.dumps(SHIPPED)) | {"$ref": f"#/$defs/{name}"}
     for definition in schema["$defs"].values():
         if "properties" in definition:
             definition["additionalProperties"] = False
@@ -129,6 +130,25 @@ def test_what_whatif_prints_fits_the_schema(name: str, tmp_path: Path) -> None:
     assert [content["verdict"][key] for key in ("who", "cost", "action")] == [
         content["answer"][key] for key in ("who", "cost", "action")
     ]
+
+
+def test_reports_in_a_store_fit_the_schema(tmp_path: Path) -> None:
+    for name in ("gpu_slow_input", "slow_worker.parquet"):
+        assert run("import", SAMPLES / name, "--store", tmp_path / "jobs").code == 0
+    stored = [path.read_text("utf-8") for path in (tmp_path / "jobs").rglob("*.report.json")]
+    assert [problems(json.loads(text)) for text in stored] == [[], []]
+
+
+def test_culprits_are_those_of_the_schema() -> None:
+    for name in ("gpu_slow_input", "slow_worker.parquet"):
+        content = json.loads(run("culprits", SAMPLES / name, "--format", "json").out)
+        assert [problems(row, "Culprit") for row in content["culprits"]] == [[]]
+
+
+def test_compare_prints_what_the_page_explains() -> None:
+    for name in ("gpu_slow_input", "slow_worker.parquet"):
+        content = json.loads(run("compare", SAMPLES / name, SAMPLES / name, "--json").out)
+        assert [key for row in table("compare") for key in re.findall(r"`(\w+)`", row[0])] == list(content)
 
 
 def test_the_culprit_of_a_recording_has_the_findings_on_its_rank() -> None:
