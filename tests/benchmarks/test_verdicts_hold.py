@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.eventsim import draw_job, simulate
 from benchmarks.verdicts import LARGEST_PRICE_ERROR, judged_job
-from tracekit import Job
+from tracekit.job.pipeline import PipelineJob
 
 #: Cases of one cause in the computes, and a seed of each.
 CASES_IN_COMPUTES = (
@@ -42,7 +42,7 @@ def test_a_bad_worker_on_the_dp_rank_with_skewed_data_has_a_price_of_its_own():
 
 def test_drifting_speeds_accuse_no_worker_and_have_no_fix():
     for seed in (20001, 30003):
-        report = Job(simulate(draw_job(seed, "P14")).trace).whatif().to_dict()
+        report = PipelineJob(simulate(draw_job(seed, "P14")).trace).whatif().to_dict()
         accused = {cause["kind"] for cause in report["causes"]} - {"random-variation", "healthy", "unexplained"}
         assert not accused, seed
         assert not any(fix["cause"] for fix in report["fixes"]), seed
@@ -61,7 +61,7 @@ def test_noise_accuses_no_worker():
 
 def test_the_price_of_a_cause_that_acts_at_times_is_also_given_for_those_steps():
     job = draw_job(20000, "P2-every-third")
-    causes = Job(simulate(job).trace).whatif().to_dict()["causes"]
+    causes = PipelineJob(simulate(job).trace).whatif().to_dict()["causes"]
     worker = next(cause for cause in causes if cause["kind"] == "bad-worker")
     assert worker["when"] == "every 3 steps"
     share = float(np.mean(job.causes[0].when.mask(job.shape.steps)))
@@ -73,7 +73,7 @@ def test_a_worker_slow_by_chance_is_no_cause_and_the_next_check_gives_the_steps_
     for seed in range(20000, 20020):
         trace = simulate(draw_job(seed, "P19")).trace
         steps = np.unique(trace.ops["step"].to_numpy())[:3]
-        short = Job(
+        short = PipelineJob(
             type(trace).from_frame(trace.ops.filter(trace.ops["step"].is_in(steps)), trace.layout, name="short")
         )
         causes = short.whatif().to_dict()["causes"]

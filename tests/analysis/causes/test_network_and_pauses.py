@@ -54,7 +54,7 @@ class TestPosting:
     )
     def test_the_rule_is_read_from_the_recording(self, posting, schedule, shape):
         found = report(job(posting=posting, schedule=schedule, shape=shape)).posting
-        assert found.posting.value == posting.value
+        assert found.rule.value == posting.value
         assert found.obeyed > 0.95
 
     @pytest.mark.parametrize("posting", list(Posting))
