@@ -16,7 +16,7 @@ import polars as pl
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.matching import UNNAMED_GROUP, Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.codes import dense, numbered
+from tracekit.analysis.numeric.codes import numbered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,15 +63,15 @@ def measure_waits(matches: Matches, clocks: ClockOffsets) -> Waits:
 def waits_of_ops(ops: pl.DataFrame, ranks: tuple[int, ...]) -> Waits:
     """As `measure_waits`, from the op trace of a recording, whose clocks are corrected."""
     met = ops.filter(pl.col("rendezvous").is_not_null()) if "rendezvous" in ops.columns else ops.clear()
-    group = met["group"].fill_null(UNNAMED_GROUP) if "group" in met.columns else pl.repeat("", met.height, eager=True)
-    instance, of_group = (dense(numbered(column)) for column in (met.get_column("rendezvous", default=group), group))
+    group = met.get_column("group", default=pl.Series([None] * met.height, dtype=pl.String)).fill_null(UNNAMED_GROUP)
+    instance, of_group = (numbered(column) for column in (met.get_column("rendezvous", default=group), group))
     _, first = np.unique(instance, return_index=True)
     names = [str(name) for name in group.gather(np.unique(of_group, return_index=True)[1])]
     return _waits(ranks, met["rank"].to_numpy(), met["start"].to_numpy(), instance, of_group[first], names)
 
 
 def _waits(
-    ranks: tuple[int, ...], rank: Ints, start: Floats, instance: Ints, group_of: Ints, groups: Sequence[str]
+    ranks: tuple[int, ...], rank: np.ndarray, start: Floats, instance: Ints, group_of: Ints, groups: Sequence[str]
 ) -> Waits:
     """The waits of members of collectives, `rank`, `start` and `instance` [members]; `group_of` [instances]."""
     count, instances = len(ranks), len(group_of)
