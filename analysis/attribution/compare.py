@@ -45,6 +45,7 @@ class Side:
     """One side of a comparison: the job `job` or a part of it, named by `title`.
 
     `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
+    `steps_each`: training steps in each of `steps`, several in a recording of GPUs; times are those of one.
     """
 
     job: str
@@ -58,6 +59,7 @@ class Side:
     ideal_s: Floats
     dp_ranks: npt.NDArray[np.int64]
     workers: Floats
+    steps_each: int = 1
 
     @property
     def slowdown(self) -> float:
@@ -183,6 +185,7 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         ideal_s=ideal,
         dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
         workers=none if workers is None else _over_steps(workers.slowdown[chosen], ideal),
+        steps_each=per_step,
     )
 
 
@@ -221,7 +224,8 @@ def verdict(before: Side, after: Side) -> Verdict:
     else:
         what = f"{what} {now} instead of {then}, {size} {word}"
     how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
-    certainty = "one side has a single step, which has no uncertainty" if change.low is None else how
+    single = "recording" if max(before.steps_each, after.steps_each) > 1 else "step"
+    certainty = f"one side has a single {single}, which has no uncertainty" if change.low is None else how
     return Verdict(outcome, what, certainty, _notes(before, after), not same_layout)
 
 

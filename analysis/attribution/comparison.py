@@ -101,7 +101,7 @@ def _side(side: Side) -> dict[str, Any]:
     return {
         "name": side.job,
         "layout": dict(side.layout),
-        "steps": len(side.steps),
+        "steps": len(side.steps) * side.steps_each,
         "recorded_s": float(side.recorded_s.mean()),
         "original_s": float(side.original_s.mean()),
         "ideal_s": float(side.ideal_s.mean()),

@@ -42,9 +42,9 @@ class HostBound(Detector):
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
-        if evidence.recorded is None or evidence.leading is not self.loss:
+        if evidence.kept is None or evidence.leading is not self.loss:
             return
-        idle_s = evidence.recorded.idle_s
+        idle_s = evidence.kept.idle_s
         share = idle_s / evidence.recorded_s
         gpus = "the GPU is idle for" if len(evidence.ranks) == 1 else "every GPU is idle for at least"
         yield Candidate(

@@ -102,7 +102,7 @@ def _loss_of(cause: Finding) -> LossKind:
 
 def _sentence(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding], lost_s: float) -> str:
     """What costs most, and what else nobody can explain, without the kind of loss."""
-    whole = "the recording" if evidence.recorded is not None else "each step"
+    whole = "each step" if evidence.kept is None else "the recording"
     rest = evidence.parts.words(evidence.recorded_s, whole)
     if kind is LossKind.STRAGGLER and not leading:
         lost = f"stragglers cost {lost_s / evidence.recorded_s:.0%} of {whole}"
@@ -127,16 +127,16 @@ def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]
 def _doubts(evidence: OpEvidence) -> Iterator[str]:
     """Yield why the numbers cannot be trusted."""
     yield from _of_replay(evidence)
-    found = evidence.recorded
-    if found is None:
+    found, waits = evidence.kept, evidence.waits
+    if found is None or waits is None:
         return
-    yield from found.part.doubts
+    yield from found.doubts
     named = None if evidence.culprit is None else evidence.culprit.rank
-    yield from unexplained_waits(found.late, found.waits, named, evidence.recorded_s)
-    unseen = [rank for rank in found.part.left_out if rank not in found.late.accounted]
+    yield from unexplained_waits(found.late, waits, named, evidence.recorded_s)
+    unseen = [rank for rank in found.left_out if rank not in found.late.accounted]
     if evidence.leading is LossKind.COMMUNICATION:
-        recorded = {*evidence.ranks, *found.part.left_out}
-        unseen += [rank for rank in range(found.recording.world_size or 0) if rank not in recorded]
+        recorded = {*evidence.ranks, *found.left_out}
+        unseen += [rank for rank in range(found.world_size or 0) if rank not in recorded]
     exposed = evidence.exposed_communication_s / (evidence.recorded_s or 1.0)
     if unseen and exposed >= SMALLEST_HEADLINE_SHARE:
         yield (

@@ -18,7 +18,9 @@ from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.gpu.behind import Behind, Culprit, Part, exposed_communication_s, find_culprit, freed_of_waits
 from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.gpu.recorded import Kept, Recorded
+from tracekit.analysis.gpu.trust import Unexplained, unexplained
+from tracekit.analysis.gpu.waits import Waits, waits_of_ops
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -100,8 +102,12 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @property
     def gpus(self) -> int:
         """The number of GPUs of the job."""
-        known = None if self.recorded is None else self.recorded.recording.world_size
-        return known or len(self.ranks)
+        return (self.kept and self.kept.world_size) or len(self.ranks)
+
+    @cached_property
+    def kept(self) -> Kept | None:
+        """What is known of a recording of GPUs beside its ops, also if only its op trace is left; None for others."""
+        return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.kept
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -116,12 +122,12 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @property
     def whole(self) -> str:
         """What the times are of: "step" or "recording"."""
-        return "step" if self.recorded is None else "recording"
+        return "step" if self.kept is None else "recording"
 
     @property
     def steps_in_whole(self) -> int:
         """The number of training steps in one of those."""
-        return 1 if self.recorded is None else max(self.recorded.marked_steps, 1)
+        return 1 if self.kept is None else max(self.kept.steps, 1)
 
     @cached_property
     def ops(self) -> pl.DataFrame:
@@ -132,8 +138,6 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def hosts(self) -> Mapping[int, str]:
         """The host of each rank, as far as known."""
-        if self.recorded is not None:
-            return self.recorded.recording.hosts
         if not {"rank", "host"} <= set(self.ops.columns):
             return {}
         named = self.ops.select("rank", pl.col("host").cast(pl.String)).drop_nulls().unique("rank")
@@ -162,8 +166,19 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def culprit(self) -> Culprit | None:
         """The rank that the others wait for, None if no rank stands out."""
-        waits = None if self.recorded is None else self.recorded.waits
-        return find_culprit(self.pace, self.ops, waits)
+        return find_culprit(self.pace, self.ops, self.waits)
+
+    @cached_property
+    def waits(self) -> Waits | None:
+        """Which rank of a recording waits for which; None for other op traces."""
+        if self.recorded is not None:
+            return self.recorded.waits
+        return None if self.kept is None else waits_of_ops(self.ops, self.ranks)
+
+    @cached_property
+    def unexplained(self) -> Unexplained:
+        """What the graph leaves unexplained."""
+        return unexplained(self.graph, self.replay.durations)
 
     def behind(self, part: Part) -> Behind | None:
         """Return how far the rank that stands out is behind its peers in one part of its time, if it is."""
@@ -173,7 +188,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def exposed_communication_s(self) -> float:
         """What a recording would save if transfers took no time once all ranks have arrived, seconds."""
-        return 0.0 if self.recorded is None else exposed_communication_s(self.pace, self.ops)
+        return 0.0 if self.kept is None else exposed_communication_s(self.pace, self.ops)
 
     @cached_property
     def unchanged(self) -> Floats:
@@ -223,7 +238,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @property
     def op(self) -> str:
         """What an op is called that runs on a GPU: "kernel" in a recording."""
-        return "op" if self.recorded is None else "kernel"
+        return "op" if self.kept is None else "kernel"
 
     def window_s(self, rank: int) -> float:
         """Return how late the recording of a rank begins, seconds."""
@@ -237,16 +252,16 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def parts(self) -> Parts:
         """What S consists of: the rank that stands out, noise, and the rest. A rank alone is nobody's straggler."""
-        explained_s = self.named_s if len(self.ranks) > 1 or self.recorded is None else self.noise.lost_s
+        explained_s = self.named_s if len(self.ranks) > 1 or self.kept is None else self.noise.lost_s
         return structs.replace(self.noise, explained_s=explained_s)
 
     @cached_property
     def losses_s(self) -> Mapping[LossKind, float]:
         """What each kind of loss costs, seconds. All ranks lose what the busiest GPU is idle."""
         straggling_s = self.named_s + self.parts.unexplained_s * self.parts.headline
-        if self.recorded is None:  # S counts what stragglers cost; in a recording, S also counts uneven ranks
+        if self.kept is None:  # S counts what stragglers cost; in a recording, S also counts uneven ranks
             straggling_s = max(straggling_s, self.noise.lost_s * self.straggling)
-        idle_s = 0.0 if self.recorded is None else self.recorded.idle_s
+        idle_s = 0.0 if self.kept is None else self.kept.idle_s
         return {
             LossKind.STRAGGLER: straggling_s,
             LossKind.HOST: idle_s,
@@ -292,7 +307,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     def seen(self, found: Finding) -> str:
         """Return when a finding acts, or how long the others wait for it, in words that follow its place."""
-        if self.recorded is None:
+        if self.kept is None:
             return f", {found.when}"
         return (
             f": the others wait {seconds(self.culprit.waited_s)} for it in all"
@@ -310,9 +325,9 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         """Return how much of the job the graph explains, or why it is not trusted, in words."""
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
-        if self.recorded is None:
+        if self.kept is None:
             return f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
-        left, matches = self.recorded.unexplained, self.recorded.matches
+        left = self.unexplained
         longest = seconds(max(left.communication_gap_s, left.compute_gap_s))
         figures = [
             f"replay error {trust.replay_error:.2%}",
@@ -320,8 +335,8 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
             f"{left.inferred:,} of {left.edges:,} dependencies inferred, {left.violations:,} contradicted",
         ]
         if len(self.ranks) > 1:
-            figures.append(f"{matches.matched:,} collectives matched, {matches.unmatched:,} kernels not")
-        if without := self.recorded.without_launch:
+            figures.append(f"{self.kept.matched:,} collectives matched, {self.kept.unmatched:,} kernels not")
+        if without := self.kept.without_launch:
             figures.append(f"{without:,} GPU ops launched outside the recording")
         return "; ".join(figures)
 

@@ -1,47 +1,97 @@
 """What a recording of GPUs shows beside its ops: what was compared, who waited, what the GPUs did.
 
-In: a `GpuRecording`. Out: `Recorded`, which evidence and reports read.
+In: a `GpuRecording`. Out: `Recorded`, which evidence and reports read, and `Kept`, the part that its op trace keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.gpu.breakdown import Breakdown, breakdowns
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.comparable import Comparable
-from tracekit.analysis.gpu.late_rank import LateRanks, late_ranks
+from tracekit.analysis.gpu.late_rank import LateRanks
 from tracekit.analysis.gpu.matching import Matches
-from tracekit.analysis.gpu.trust import Unexplained
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.kineto import GpuRecording
 
+#: Key of the metadata of an op trace that was a recording.
+KEPT = "recording"
+
+
+class Kept(Struct, frozen=True):
+    """What the op trace of a recording keeps of it beside the ops, so that it can be diagnosed again.
+
+    `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
+    one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`.
+    """
+
+    steps: int
+    world_size: int | None
+    gpu: str | None
+    gpu_ops: int
+    without_launch: int
+    matched: int
+    unmatched: int
+    idle_s: float
+    left_out: dict[int, str]
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...]
+    late: LateRanks
+
+    @classmethod
+    def of(cls, part: Comparable, late: LateRanks) -> Kept:
+        """What to keep of a recording that is compared in this part."""
+        recording, matches = part.recording, part.matches
+        left_out = [f"rank {rank} is left out: {why}" for rank, why in part.left_out.items()]
+        alone = len(recording.ranks) > 1 and not matches.matched
+        nothing = "no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"
+        return cls(
+            steps=recording.step_spans["step"].n_unique(),
+            world_size=recording.world_size,
+            gpu=recording.device_name,
+            gpu_ops=recording.gpu_ops.height,
+            without_launch=recording.gpu_ops["launch"].null_count(),
+            matched=matches.matched,
+            unmatched=matches.unmatched,
+            idle_s=min((one.idle_s for one in breakdowns(recording)), default=0.0),
+            left_out=dict(part.left_out),
+            doubts=part.doubts,
+            notes=(*left_out, *recording.notes, *([nothing] if alone else [])),
+            late=late,
+        )
+
+    @classmethod
+    def read(cls, metadata: Mapping[str, Any]) -> Kept | None:
+        """What the metadata of an op trace keeps of a recording; None if it was none, or if that is damaged."""
+        try:
+            return None if KEPT not in metadata else msgspec.convert(metadata[KEPT], cls, strict=False)
+        except msgspec.ValidationError:
+            return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the metadata of an op trace."""
+        return {KEPT: msgspec.to_builtins(self, str_keys=True)}
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """`recording`: the part of it that is compared; `part`: why, and its matches and clocks.
+    """`part`: what of it is compared, and why; its matches and clocks. `kept`: what its op trace keeps.
 
-    `skew_s`: how far the clock of each rank's host was ahead of its GPU's, seconds. `late`: who is late to collectives.
+    `skew_s`: how far the clock of each rank's host was ahead of its GPU's, seconds.
     """
 
     part: Comparable
-    breakdowns: tuple[Breakdown, ...]
+    kept: Kept
     waits: Waits
-    late: LateRanks
-    unexplained: Unexplained
     skew_s: Mapping[int, float]
-
-    @classmethod
-    def of(
-        cls, whole: GpuRecording, part: Comparable, waits: Waits, left: Unexplained, skew_s: Mapping[int, float],
-        recorded_s: float,
-    ) -> Recorded:  # fmt: skip
-        """Gather what a recording shows. `recorded_s`: how long its comparable part took, seconds."""
-        return cls(part, breakdowns(part.recording), waits, late_ranks(whole, part, recorded_s), left, skew_s)
 
     @property
     def recording(self) -> GpuRecording:
@@ -59,9 +109,9 @@ class Recorded:
         return self.part.clocks
 
     @property
-    def marked_steps(self) -> int:
-        """The number of marked training steps; 0 if the recording marks none."""
-        return self.recording.step_spans["step"].n_unique()
+    def breakdowns(self) -> tuple[Breakdown, ...]:
+        """What the GPU of each rank spent its time on."""
+        return breakdowns(self.recording)
 
     @property
     def kernel_time(self) -> pl.DataFrame:
@@ -81,21 +131,3 @@ class Recorded:
             .agg(ops=pl.len(), seconds=pl.col("duration").sum())
             .sort("seconds", "name", descending=[True, False])
         )
-
-    @property
-    def idle_s(self) -> float:
-        """How long the busiest GPU was idle, seconds."""
-        return min((one.idle_s for one in self.breakdowns), default=0.0)
-
-    @property
-    def without_launch(self) -> int:
-        """The number of GPU ops whose launch is outside the recording."""
-        return self.recording.gpu_ops["launch"].null_count()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was lost, left out or guessed while reading, which is no reason for distrust."""
-        left_out = [f"rank {rank} is left out: {why}" for rank, why in self.part.left_out.items()]
-        alone = len(self.recording.ranks) > 1 and not self.matches.matched
-        nothing = "no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"
-        return (*left_out, *self.recording.notes, *([nothing] if alone else []))

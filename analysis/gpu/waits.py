@@ -7,14 +7,16 @@ one before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
-from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.matching import UNNAMED_GROUP, Matches
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import numbered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,21 +56,36 @@ class Waits:
 
 def measure_waits(matches: Matches, clocks: ClockOffsets) -> Waits:
     """Which rank waited for which, by corrected clocks."""
-    ranks = clocks.ranks
-    count, instances = len(ranks), matches.matched
-    start = matches.start - clocks.of(matches.rank)
-    rank = np.searchsorted(ranks, matches.rank)
-    order = np.lexsort((start, matches.instance))
-    instance, start, rank = matches.instance[order], start[order], rank[order]
+    start, groups = matches.start - clocks.of(matches.rank), [group.group for group in matches.groups]
+    return _waits(clocks.ranks, matches.rank, start, matches.instance, matches.group_of, groups)
+
+
+def waits_of_ops(ops: pl.DataFrame, ranks: tuple[int, ...]) -> Waits:
+    """As `measure_waits`, from the op trace of a recording, whose clocks are corrected."""
+    met = ops.filter(pl.col("rendezvous").is_not_null()) if "rendezvous" in ops.columns else ops.clear()
+    group = met.get_column("group", default=pl.Series([None] * met.height, dtype=pl.String)).fill_null(UNNAMED_GROUP)
+    instance, of_group = (numbered(column) for column in (met.get_column("rendezvous", default=group), group))
+    _, first = np.unique(instance, return_index=True)
+    names = [str(name) for name in group.gather(np.unique(of_group, return_index=True)[1])]
+    return _waits(ranks, met["rank"].to_numpy(), met["start"].to_numpy(), instance, of_group[first], names)
+
+
+def _waits(
+    ranks: tuple[int, ...], rank: np.ndarray, start: Floats, instance: Ints, group_of: Ints, groups: Sequence[str]
+) -> Waits:
+    """The waits of members of collectives, `rank`, `start` and `instance` [members]; `group_of` [instances]."""
+    count, instances = len(ranks), len(group_of)
+    rank, order = np.searchsorted(ranks, rank), np.lexsort((start, instance))
+    instance, start, rank = instance[order], start[order], rank[order]
     ends = np.cumsum(np.bincount(instance, minlength=instances)) - 1
     last, late = rank[ends], start[ends]
     waited = late[instance] - start
     waits_of: list[WaitsOfGroup] = []
-    for number, group in enumerate(matches.groups):
+    for number, group in enumerate(groups):
         table = np.zeros((count, count))
-        here = matches.group_of[instance] == number
+        here = group_of[instance] == number
         np.add.at(table, (rank[here], last[instance[here]]), waited[here])
-        waits_of.append(WaitsOfGroup(group.group, table))
+        waits_of.append(WaitsOfGroup(group, table))
     sole = late - start[ends - 1] if instances else np.zeros(0)
     wait: Floats = np.bincount(rank, weights=waited, minlength=count).astype(np.float64)
     return Waits(

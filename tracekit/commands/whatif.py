@@ -93,7 +93,8 @@ def whatif_command(
     it the job comes from the store.
 
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
-    "everything but communication". A CONDITION compares slowdown, waste, replay_error or discrepancy with a number.
+    "everything but communication". A CONDITION compares slowdown, waste, replay_error, discrepancy, or what a kind of
+    cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%".
     """
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()

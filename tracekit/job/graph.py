@@ -6,7 +6,7 @@ In: an op trace, or traces of torch.profiler. Out: `GraphJob` or `RecordingJob`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.of_ops import diagnose_ops
 from tracekit.analysis.evidence.ops import OpEvidence, Times
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
+from tracekit.analysis.gpu.late_rank import late_ranks
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
-from tracekit.analysis.gpu.recorded import Recorded
-from tracekit.analysis.gpu.trust import unexplained
+from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.labels import label_values
@@ -239,7 +239,7 @@ class RecordingJob(OfGraph):
     @property
     def trace(self) -> OpTrace:  # type: ignore[override]
         """The recording as ops of GPUs and hosts, which is what a store keeps."""
-        return self.op_trace.trace
+        return replace(self.op_trace.trace, metadata=self.kept.to_dict())
 
     @property
     def ops(self) -> OpTrace:
@@ -257,12 +257,17 @@ class RecordingJob(OfGraph):
         part = self.comparable
         return gpu_op_trace(part.recording, part.matches, part.clocks)
 
+    @cached_property
+    def kept(self) -> Kept:
+        """What an op trace keeps of the recording."""
+        part, ops = self.comparable, self.ops.ops
+        recorded_s = float((ops["start"] + ops["duration"]).to_numpy().max())
+        return Kept.of(part, late_ranks(self.recording, part, recorded_s))
+
     def recorded(self) -> Recorded:
         """See `OfGraph.recorded`."""
         part = self.comparable
-        waits, left = measure_waits(part.matches, part.clocks), unexplained(self.graph, self.replay.durations)
-        recorded_s = float(self.replay.recorded_step_times().mean())
-        return Recorded.of(self.recording, part, waits, left, self.op_trace.skew_s, recorded_s)
+        return Recorded(part, self.kept, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
 
     def redacted(self) -> RecordingJob:
         """See `Job.redacted`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import printable, seconds, short
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
@@ -28,6 +28,7 @@ _MOST_KERNELS = 5
 #: The number of unclassified kernels in JSON.
 _MOST_UNKNOWN = 20
 _WIDEST_KERNEL = 40
+_OPS_ONLY = "of the recording, only its ops are left: what each GPU did, kernels and clocks are in its own report"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -54,16 +55,12 @@ class GraphReport(Report):
     @property
     def sizes(self) -> str:
         """See `Report.sizes`."""
-        found = self.recorded
+        kept = self.evidence.kept
         counts = {"rank": len(self.evidence.ranks), "step": self.steps_traced, "op": self.evidence.ops.height}
-        if found is not None:
-            counts = {
-                "rank": len(self.evidence.ranks),
-                "step": found.marked_steps,
-                "GPU op": found.recording.gpu_ops.height,
-            }
+        if kept is not None:
+            counts = {"rank": len(self.evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
         sizes = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
-        device = None if found is None else found.recording.device_name
+        device = None if kept is None else kept.gpu
         return f"{sizes} on {printable(device)}" if device else sizes
 
     @property
@@ -90,7 +87,7 @@ class GraphReport(Report):
     @property
     def steps_traced(self) -> int:
         """See `Report.steps_traced`."""
-        return len(self.evidence.steps) if self.recorded is None else self.recorded.marked_steps
+        return len(self.evidence.steps) if self.evidence.kept is None else self.evidence.kept.steps
 
     @property
     def slowdown_by_rank(self) -> Mapping[int, float]:
@@ -116,7 +113,8 @@ class GraphReport(Report):
         if len(self.evidence.ranks) > 1:
             alike = f"{seconds(times['ideal'])} with all ranks alike (S = {self.slowdown:.2f})"
             yield "Time", f"{seconds(times['recorded'])} recorded, {alike}"
-        notes = () if self.recorded is None else self.recorded.notes
+        kept = self.evidence.kept
+        notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
@@ -156,7 +154,7 @@ class GraphReport(Report):
         recorded_s = self.times_s["recorded"]
         parts = [
             *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
-            ("unexplained gaps" if self.recorded else "launch delays", self.critical_delay_s),
+            ("unexplained gaps" if self.evidence.kept else "launch delays", self.critical_delay_s),
             *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
@@ -181,7 +179,7 @@ class GraphReport(Report):
                 {self.critical_label: None, "recorded_s": self.critical_delay_s},
             ],
             "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
-            "by_rank": [{"rank": rank, "slowdown": one} for rank, one in self.slowdown_by_rank.items()],
+            "by_rank": self.workers.select("rank", "host", "slowdown").to_dicts(),
             "by_kind": [
                 {"kind": share.values[0], "ops": share.ops, "slowdown": share.slowdown, "saved_s": share.removed_s}
                 for group in self.labels_asked
@@ -189,35 +187,44 @@ class GraphReport(Report):
                 for share in group.shares
             ],
         }
-        return content if found is None else content | self._of_recording(found, content["verdict"])
+        if evidence.kept is not None:
+            content |= self._of_kept(evidence.kept, content["verdict"])
+        if found is not None:
+            content["job"]["host_calls"] = found.recording.calls.height
+            content["trust"]["host_ahead_of_gpu_s"] = found.skew_s
+            content |= self._of_recording(found)
+        return content
 
-    def _of_recording(self, found: Recorded, verdict: dict[str, Any]) -> dict[str, Any]:
-        from tracekit.report import plain_data as shapes
-
-        recording, left, clocks, waits = found.recording, found.unexplained, found.clocks, found.waits
-        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
-        by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
+    def _of_kept(self, kept: Kept, verdict: dict[str, Any]) -> dict[str, Any]:
+        left = self.evidence.unexplained
         return {
             "job": {
                 "source": "recording",
-                "ranks": len(recording.ranks),
-                "world_size": recording.world_size,
-                "gpu": recording.device_name,
-                "steps": found.marked_steps,
-                "gpu_ops": recording.gpu_ops.height,
-                "gpu_ops_without_launch": found.without_launch,
-                "host_calls": recording.calls.height,
+                "ranks": len(self.evidence.ranks),
+                "world_size": kept.world_size,
+                "gpu": kept.gpu,
+                "steps": kept.steps,
+                "gpu_ops": kept.gpu_ops,
+                "gpu_ops_without_launch": kept.without_launch,
             },
             "trust": {
-                "notes": list(found.notes),
+                "notes": list(kept.notes),
                 "start_gap_p99_s": {"communication": left.communication_gap_s, "compute": left.compute_gap_s},
                 "edges": left.edges,
                 "inferred_edges": left.inferred,
                 "violations": left.violations,
-                "host_ahead_of_gpu_s": found.skew_s,
             },
             "verdict": verdict | {"exposed_communication_s": self.evidence.exposed_communication_s},
             "recording_time_s": self.times_s,
+        }
+
+    def _of_recording(self, found: Recorded) -> dict[str, Any]:
+        from tracekit.report import plain_data as shapes
+
+        recording, clocks, waits = found.recording, found.clocks, found.waits
+        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
+        by_rank = zip(found.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
+        return {
             "by_rank": [
                 asdict(one)
                 | {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import SelectionError, StoreError
+from tracekit.base.text import short
 from tracekit.job.job import Job, PathLike
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.op import OpTrace, is_op_trace, read_op_trace
@@ -57,10 +58,11 @@ def load_trace(
 ) -> Job:
     """Read a job as `load` does, but not from a store."""
     files = [Path(os.fsdecode(path)) for path in paths]
+    rules = None if Method(method) is Method.TRACEKIT else method
     if not files:
         raise SelectionError("no path given; expected a trace, a folder or a store")
     if importer is None and are_gpu_traces(files):
-        _refuse("is a torch.profiler trace (docs/kineto.md)", files[0], layout=layout, unit=unit)
+        _refuse("is a torch.profiler trace (docs/kineto.md)", files[0], layout=layout, unit=unit, method=rules)
         from tracekit.collectors.importers.kineto.reader import read_kineto
         from tracekit.job.graph import RecordingJob
 
@@ -71,7 +73,7 @@ def load_trace(
         raise SelectionError(f"{len(files)} traces: only files of torch.profiler can form one job together")
     (file,) = files
     if importer is None and is_op_trace(file):
-        _refuse("is an op trace (docs/op-trace.md)", file, layout=layout, unit=unit)
+        _refuse("is an op trace (docs/op-trace.md)", file, layout=layout, unit=unit, method=rules)
         from tracekit.job.graph import GraphJob
 
         return GraphJob(read_op_trace(file))
@@ -114,8 +116,10 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
 
 
 def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> Job:
-    """Return the job of a trace. `method` as in `load`; op traces have only one method."""
+    """Return the job of a trace. `method` as in `load`. Raises SelectionError for an op trace with another method."""
     if isinstance(trace, OpTrace):
+        if Method(method) is not Method.TRACEKIT:
+            raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
         from tracekit.job.graph import GraphJob
 
         return GraphJob(trace)

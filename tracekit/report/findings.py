@@ -136,19 +136,22 @@ class Findings(Struct, frozen=True, dict=True):
 
     def hosts(self) -> list[str]:
         """The hosts of the job, as far as they are known."""
-        return sorted(set(self._host_of_worker.values()))
+        return sorted(set(self._known_hosts.values()))
 
     @cached_property
-    def _host_of_worker(self) -> dict[tuple[int, int], str]:
-        rows = self._content.get("by_worker") or []
-        return {(row["dp_rank"], row["pp_rank"]): row["host"] for row in rows if row.get("host")}
+    def _known_hosts(self) -> dict[Any, str]:
+        """The host of each worker, as (DP rank, stage), or of each rank of a job without workers."""
+        found = self._content
+        by_worker = {(row["dp_rank"], row["pp_rank"]): row.get("host") for row in found.get("by_worker", ())}
+        by_rank = {row["rank"]: row.get("host") for row in found.get("by_rank", ())}
+        return {place: host for place, host in (by_worker | by_rank).items() if host}
 
     def _host_of(self, where: Mapping[str, Any]) -> str | None:
         """The only host of a place; None if it has several, or no known one."""
         if where.get("host"):
             return str(where["host"])
         cells = [(worker["dp_rank"], worker["pp_rank"]) for worker in where.get("workers") or ()]
-        hosts = {self._host_of_worker.get(cell) for cell in cells}
+        hosts = {self._known_hosts.get(place) for place in cells or where.get("ranks") or ()}
         return hosts.pop() if len(hosts) == 1 else None
 
 

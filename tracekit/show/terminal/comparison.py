@@ -46,7 +46,7 @@ def print_comparison(found: Comparison, console: Console, *, commands: Sequence[
 
 
 def _side(name: str, side: Side) -> Text:
-    steps = len(side.steps)
+    steps = len(side.steps) * side.steps_each
     return Text.assemble(
         (f"{name}  ", "bold"),
         (short(side.job), "bold"),

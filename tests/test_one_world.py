@@ -1,0 +1,212 @@
+"""Every consumer takes every source: it works, or says in one sentence which source it is for."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+
+import tracekit
+from tests.cases import case
+from tests.fleet.few_jobs import study_here
+from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
+from tracekit.base.exit_codes import ExitCode
+from tracekit.report.report import Report
+from tracekit.store.incidents import followed
+
+RECORDING = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
+HOSTS = {str(rank): f"n{rank}" for rank in range(4)}
+
+
+class Source(NamedTuple):
+    """A slow job, the same one healthy, and by hand: the rank that is slow, its host, the kind of finding.
+
+    `of`: how messages name the source. `whole`: a training step, or the recording.
+    """
+
+    slow: Path
+    healthy: Path
+    rank: int
+    host: str
+    kind: str
+    name: str
+    of: str
+    whole: str = "step"
+
+
+def op_trace(forward_s: float, name: str) -> tracekit.OpTrace:
+    """Four ranks meet after a forward of 0.1 s, which takes rank 1 `forward_s`; an optimizer of 0.02 s."""
+    rows = []
+    for step in range(4):
+        for rank in range(4):
+            own_s = forward_s if rank == 1 else 0.1
+            rows += [
+                (step, rank, "forward", 0.0, own_s, None, f"n{rank}"),
+                (step, rank, "all-reduce", own_s, forward_s + 0.01 - own_s, str(step), f"n{rank}"),
+                (step, rank, "optimizer", forward_s + 0.01, 0.02, None, f"n{rank}"),
+            ]
+    columns = ["step", "rank", "kind", "start", "duration", "rendezvous", "host"]
+    ops = pl.DataFrame(rows, columns, orient="row").with_columns(stream=0, group=pl.lit("dp"))
+    return tracekit.OpTrace(ops, name, groups=(tracekit.ProcessGroup("dp", (0, 1, 2, 3)),), rules=("streams",))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, ...]:
+    folder = tmp_path_factory.mktemp("world")
+    slow_trace(range(4), metadata={"hosts": HOSTS}).write_parquet(folder / "pipeline.parquet")
+    healthy = tracekit.Trace.from_frame(healthy_frame(range(4)), LAYOUT, name="healthy", metadata={"hosts": HOSTS})
+    healthy.write_parquet(folder / "pipeline_healthy.parquet")
+    op_trace(0.16, "ops").write_parquet(folder / "ops.parquet")
+    op_trace(0.1, "ops healthy").write_parquet(folder / "ops_healthy.parquet")
+    return (
+        Source(folder / "pipeline.parquet", folder / "pipeline_healthy.parquet", 1, "n1", "bad-worker", "slow job",
+               "a pipeline trace"),
+        Source(folder / "ops.parquet", folder / "ops_healthy.parquet", 1, "n1", "bad-worker", "ops", "an op trace"),
+        Source(RECORDING, RECORDING, 2, "simulated", "late-data-loading", "gpu_slow_input", "of torch.profiler",
+               "recording"),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=range(3), ids=["pipeline", "ops", "recording"])
+def source(request: pytest.FixtureRequest, sources: tuple[Source, ...]) -> Source:
+    return sources[request.param]
+
+
+def accounts(report: Report) -> list[tuple[object, ...]]:
+    """What a reader, an alert or a script needs of each finding."""
+    return [(one.kind, one.part, one.who, one.why, one.fix, one.ranks, one.hosts, one.cost_s, one.share, one.confidence)
+            for one in report.answer.accounts]  # fmt: skip
+
+
+def test_each_form_of_the_report_names_the_rank(source: Source, tmp_path: Path) -> None:
+    rank = f"rank {source.rank} on {source.host}"
+    forms: dict[str, tuple[str, ...]] = {
+        "terminal": (), "full": ("--full",), "explain": ("--explain",), "gpu-hour": ("--gpu-hour", "2.5"),
+        "markdown": ("--markdown", "-"), "questions": ("--fix", f"rank={source.rank}", "--by", "host"),
+        "keep": ("--keep", f"rank={source.rank}"),
+    }  # fmt: skip
+    for columns in ("80", "120"):
+        for name, options in forms.items():
+            with case((name, columns)):
+                ran = run("whatif", source.slow, *options, env={"COLUMNS": columns})
+                assert (ran.code, ran.err) == (0, "")
+                assert rank in " ".join(ran.out.split())
+                assert "…" not in ran.out
+                if name == "terminal":
+                    assert all(len(line) <= int(columns) for line in ran.out.splitlines() if "tracekit " not in line)
+    assert " a day at 2.5 a GPU-hour" in " ".join(run("whatif", source.slow, "--gpu-hour", "2.5").out.split())
+    assert run("whatif", source.slow, "--html", tmp_path / "page.html").code == 0
+    assert rank in (tmp_path / "page.html").read_text()
+    assert run("whatif", source.slow, "--csv", tmp_path / "tables").code == 0
+    assert source.kind in (tmp_path / "tables" / "causes.csv").read_text()
+
+
+def test_one_json_object_and_one_library(source: Source) -> None:
+    job = tracekit.load(source.slow)
+    found, report = json.loads(run("whatif", source.slow, "--json").out), job.report
+    assert found == json.loads(json.dumps(report.to_dict()))
+    assert (found["job"]["whole"], found["report_version"]) == (source.whole, 2)
+    (finding, *_) = job.findings
+    assert finding.kind == found["causes"][0]["kind"] == source.kind
+    assert report.pandas("causes")["kind"][0] == source.kind
+    assert f"rank {source.rank} on {source.host}" in job._repr_html_()
+    saved_s = job.answer(f"rank={source.rank}").saved_s
+    assert saved_s == pytest.approx(finding.saved_s, rel=0.05)
+    for table in report.table_names:
+        assert report.table(table) is not None
+
+
+def test_gates(source: Source) -> None:
+    conditions = {"slowdown>1.01": 3, "slowdown>9": 0, f"{source.kind}>=5%": 3, f"{source.kind}>=99%": 0}
+    for condition, code in conditions.items():
+        with case(condition):
+            assert run("whatif", source.slow, "--fail-on", condition).code == code
+
+
+def test_what_only_one_source_can_do_is_refused_in_a_sentence(source: Source, tmp_path: Path) -> None:
+    options = {
+        "--layers": ("--layers", "9,9"), "--ignore-steps": ("--ignore-steps", "1"),
+        "--parquet": ("--parquet", str(tmp_path / "workers.parquet")), "--method": ("--method", "published"),
+        "--redact": ("--redact",),
+    }  # fmt: skip
+    for name, words in options.items():
+        with case(name):
+            ran = run("whatif", source.slow, *words)
+            if source.of == "a pipeline trace" or (name == "--redact" and source.of == "of torch.profiler"):
+                assert ran.code == 0
+                assert name != "--redact" or source.host not in ran.out
+            else:
+                assert ran.code == ExitCode.BAD_INPUT
+                assert name in ran.message or "pipelines" in ran.message
+                assert "pipeline" in ran.message
+
+
+def test_timeline_info_and_the_bare_path(source: Source, tmp_path: Path) -> None:
+    assert run("export", source.slow, "--out", tmp_path / "timeline.json.gz").code == 0
+    assert run("info", source.slow).code == 0
+    assert run(str(source.slow)).out == run("whatif", source.slow).out
+
+
+def test_culprits(source: Source) -> None:
+    (row, *_) = json.loads(run("culprits", source.slow, "--format", "json").out)["culprits"]
+    assert (row["rank"], row["host"]) == (source.rank, source.host)
+    assert run("culprits", source.slow, "--format", "slurm", "--suspects").out == f"{source.host}\n"
+    assert source.host in run("culprits", source.slow).out
+
+
+def test_a_job_beside_itself_and_beside_a_healthy_one(source: Source) -> None:
+    same = json.loads(run("compare", source.slow, source.slow, "--json").out)
+    assert (same["causes"]["new"], same["causes"]["gone"]) == ([], [])
+    assert len(same["causes"]["staying"]) == 1
+    assert "on both sides" in same["sentence"]
+    assert same["before"] == same["after"]
+    if source.healthy != source.slow:
+        changed = json.loads(run("compare", source.healthy, source.slow, "--json").out)
+        assert changed["outcome"] == "worse"
+        assert f"rank {source.rank}" in changed["causes"]["new"][0]
+    shown = run("compare", source.slow, source.slow, env={"COLUMNS": "80"}).out.splitlines()
+    assert all(len(line) <= 80 for line in shown if not line.startswith("  tracekit"))
+
+
+def test_jobs_of_two_sources_do_not_compare(sources: tuple[Source, ...]) -> None:
+    ran = run("compare", sources[0].slow, sources[1].slow)
+    assert (ran.code, ran.message) == (
+        ExitCode.BAD_INPUT,
+        "tracekit: A is a pipeline trace, B an op trace (docs/op-trace.md): compare two of the same source",
+    )
+
+
+def test_a_stored_job_keeps_its_findings_and_opens_an_incident(source: Source, tmp_path: Path) -> None:
+    """Of a recording, the store keeps ops; the report says which figures are in its own report alone."""
+    store = tmp_path / "jobs.store"
+    assert run("import", source.slow, "--store", store).code == 0
+    before, again = tracekit.load(source.slow).report, tracekit.load(store).report
+    assert accounts(again) == accounts(before)
+    assert (again.answer, again.whole, again.sizes) == (before.answer, before.whole, before.sizes)
+    assert again.diagnosis.verdict.sentence == before.diagnosis.verdict.sentence
+    notes = [words for _, words in again.remarks() if "only its ops are left" in words]
+    assert len(notes) == (source.whole == "recording")
+    assert again.to_dict()["job"]["source"] == before.to_dict()["job"]["source"]
+    ran = run("whatif", "--store", store, "--job", source.name)
+    assert (ran.code, f"rank {source.rank} on {source.host}" in " ".join(ran.out.split())) == (0, True)
+    assert run("culprits", "--store", store).out == run("culprits", source.slow).out
+    assert run("compare", source.name, source.name, "--store", store).code == 0
+    figures = before.stored().figures()
+    assert (figures["cause_kinds"][0], figures["cause_hosts"][0]) == (source.kind, source.host)
+    verdict = before.stored().verdict()
+    (incident, *_) = followed([], source.name, 0, verdict, datetime(2026, 1, 1, tzinfo=UTC))
+    assert (incident.cause.kind, incident.cause.ranks, incident.cause.hosts) == (
+        source.kind, (source.rank,), (source.host,)
+    )  # fmt: skip
+    assert run(str(store)).code == 0
+
+
+def test_a_study_has_the_finding(source: Source, tmp_path: Path) -> None:
+    study_here(source.slow, out=tmp_path / "study")
+    causes = pl.read_parquet(tmp_path / "study" / "causes" / "*.parquet")
+    assert causes["kind"].to_list()[0] == source.kind
+    assert run("fleet", "report", tmp_path / "study").code == 0
