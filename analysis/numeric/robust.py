@@ -46,6 +46,12 @@ def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
 
 
+def lower_median_of(present: Floats, cells: int) -> float:
+    """The lower median of `cells` values, all 0 except `present`: if half are 0, that is the usual case."""
+    at = (cells - 1) // 2 - (cells - len(present))
+    return 0.0 if at < 0 else float(np.partition(present, at)[at])
+
+
 def of_peers(values: Floats, axis: int) -> Floats:
     """The usual value along `axis`, as the lower median; of two values, for each the other. Broadcasts to `values`."""
     if values.shape[axis] == 2:
