@@ -16,6 +16,8 @@ from tracekit.analysis.numeric.arrays import Floats
 
 #: Ratio of the standard deviation to the median absolute deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
+#: The median of n values scatters by this factor x their spread / sqrt(n).
+MEDIAN_ERROR = 1.2533
 #: Above this many numbers, spreads and typical values are computed from an evenly spaced sample.
 SAMPLE = 100_000
 #: Seconds and factors below this count as 0: no clock resolves them, and dividing by them overflows.
@@ -111,6 +113,12 @@ def sampled(values: Floats) -> Floats:
     flat = values.reshape(-1)
     # An odd stride does not resonate with axes of even length.
     return flat[:: max(1, len(flat) // SAMPLE) | 1]
+
+
+def spread_of_logs(values: Floats) -> float:
+    """Robust standard deviation of the logarithms of values, ignoring nan; 0 without any."""
+    logs = np.log(np.maximum(values[np.isfinite(values)], NOTHING))
+    return MAD_TO_SIGMA * float(np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0
 
 
 def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:
