@@ -14,7 +14,7 @@ import numpy as np
 from tracekit.analysis.attribution.attribution import Attribution, Contribution, CriticalTimes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.attribution.exact_attribution import RepresentativeLanes, add_back_lanes, representative_lanes
+from tracekit.analysis.attribution.exact_attribution import add_back_lanes, representative_lanes
 from tracekit.analysis.attribution.one_changed import step_times_each_changed
 from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -53,7 +53,8 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     tell("DP ranks and workers")
     represented = representative_lanes(replay)
     by_dp_rank = add_back_lanes(replay, represented)
-    by_worker = _by_worker(replay, represented, by_dp_rank)
+    each = [by_dp_rank] if stages == 1 else [add_back_lanes(replay, represented, at) for at in range(stages)]
+    by_worker = np.stack(each, axis=2)
     tell("launch delays")
     with_delays = replay.step_times(RECORDED)
     delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
@@ -167,14 +168,6 @@ def _incomplete_steps(replay: JobReplay) -> Int32s:
     for block in graph.blocks:
         lanes += np.bincount(block.step, minlength=len(graph.steps))
     return graph.steps[lanes < traced_dp_ranks(graph.layout, np.array(graph.dp_ranks))]
-
-
-def _by_worker(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], by_dp_rank: Floats) -> Floats:
-    """Step times of the ideal job with one worker as recorded, seconds, [steps, dp_ranks, stages]."""
-    stages = replay.graph.layout.pp
-    if stages == 1:
-        return by_dp_rank[:, :, None]
-    return np.stack([add_back_lanes(replay, represented, at) for at in range(stages)], axis=2)
 
 
 def _delayed(selection: Selection) -> Scenario:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Mask, Value
 from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import Context, Selection
@@ -81,33 +82,21 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
 def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Ints]]:
     """The combinations that occur, and per block the index of each op's combination; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
-    # Numbers of any size, renumbered.
-    codes_of = [
-        np.unique(np.concatenate([np.unique(labels[at].codes) for labels in parts])) for at in range(len(names))
-    ]
-    sizes = [len(codes) for codes in codes_of]
-    if math.prod(sizes) >= np.iinfo(np.int64).max:
-        raise SelectionError(f"{' x '.join(names)}: too many combinations; choose labels with fewer values")
-    mixed, occurring = [], []
-    for labels, block in zip(parts, graph.blocks, strict=True):
-        code = np.zeros((1, 1), np.int64)
-        unlabelled = np.zeros((1, 1), np.bool_)
-        for label, codes in zip(labels, codes_of, strict=True):
-            code = code * len(codes) + np.searchsorted(codes, label.codes)
-            unlabelled = unlabelled | (label.codes == UNLABELLED)
-        mixed.append(np.where(unlabelled, UNLABELLED, code))
-        occurring.append(np.unique(mixed[-1] if block.present is None else np.where(block.present, mixed[-1], -1)))
-    found = np.unique(np.concatenate(occurring))
-    found = found[found != UNLABELLED]
-    digits = np.stack(np.unravel_index(found, sizes), axis=1).tolist()
+    cells = [np.broadcast_arrays(*(label.codes for label in labels)) for labels in parts]
+    columns = [np.concatenate([of[at].ravel() for of in cells]).astype(np.int64) for at in range(len(names))]
+    combined, number = combinations(columns)
+    split = np.split(number, np.cumsum([of[0].size for of in cells])[:-1])
+    codes = [one.reshape(of[0].shape) for one, of in zip(split, cells, strict=True)]
+    occurs = np.zeros(len(combined), np.bool_)
+    for code, block in zip(codes, graph.blocks, strict=True):
+        there = block.present
+        occurs[code if there is None else np.broadcast_to(code, there.shape)[there]] = True
+    occurs &= (combined != UNLABELLED).all(axis=1)
     values = [
-        tuple(label.value(int(codes[at])) for label, codes, at in zip(parts[0], codes_of, row, strict=True))
-        for row in digits
+        tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in combined[occurs].tolist()
     ]
-    positions = [
-        np.where(np.isin(code, found), np.searchsorted(found, code), UNLABELLED) for code in mixed
-    ]  # UNLABELLED for ops without a label
-    return values, positions
+    place = np.where(occurs, np.cumsum(occurs) - 1, UNLABELLED)  # UNLABELLED for ops without a label
+    return values, [place[code] for code in codes]
 
 
 class _Combination(Selection, frozen=True, eq=False):

@@ -86,14 +86,6 @@ class TimePattern(Struct, frozen=True):
     per_step: tuple[float, ...]
 
 
-class WorstOfStep(Struct, frozen=True):
-    """The worker that costs most in one step."""
-
-    step: int
-    worker: Worker
-    slowdown: float
-
-
 class SpacePattern(Struct, frozen=True):
     """The worker map. `stays`: the share of steps in which the most frequent worst worker is the worst."""
 
@@ -101,7 +93,6 @@ class SpacePattern(Struct, frozen=True):
     workers: tuple[Worker, ...]
     host: str | None
     stays: float
-    worst_by_step: tuple[WorstOfStep, ...]
 
 
 def time_pattern(attribution: Attribution) -> TimePattern:
@@ -251,19 +242,15 @@ def _possible_periods(deviation: Floats, steps: Any) -> Ints:
 def space_pattern(attribution: Attribution, hosts: Mapping[Worker, str]) -> SpacePattern:
     """The shape of the map of exact S_w. `hosts`: the host of each worker, as far as known."""
     slowdown = attribution.worker_slowdown - 1
-    per_step = attribution.by_worker / attribution.ideal[:, None, None]
-    worst = per_step.reshape(len(per_step), -1).argmax(axis=1)
-    by_step = tuple(
-        WorstOfStep(int(step), _worker(attribution, int(cell)), float(per_step[at].ravel()[cell]))
-        for at, (step, cell) in enumerate(zip(attribution.steps, worst, strict=True))
-    )
+    per_step = (attribution.by_worker / attribution.ideal[:, None, None]).reshape(len(attribution.steps), -1)
+    worst = per_step.argmax(axis=1)
     stays = float(np.bincount(worst).max() / len(worst))
 
     def found(shape: SpaceShape, cells: Any = (), host: str | None = None) -> SpacePattern:
-        return SpacePattern(shape, tuple(_worker(attribution, int(cell)) for cell in cells), host, stays, by_step)
+        return SpacePattern(shape, tuple(_worker(attribution, int(cell)) for cell in cells), host, stays)
 
     largest = float(slowdown.max())
-    usual = float(np.mean([entry.slowdown for entry in by_step])) - 1
+    usual = float(per_step.max(axis=1).mean()) - 1
     if largest < SMALLEST_SLOWDOWN - 1 and usual < 2 * (SMALLEST_SLOWDOWN - 1):
         return found(SpaceShape.NONE)
     hot = slowdown >= max(HOT_SHARE * largest, SMALLEST_SLOWDOWN - 1)

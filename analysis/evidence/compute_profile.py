@@ -21,7 +21,15 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
 from tracekit.analysis.evidence.workload import elasticity, position_factor, remembers, workload
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe, sampled
+from tracekit.analysis.numeric.robust import (
+    MAD_TO_SIGMA,
+    lower_median,
+    median,
+    nan_mean,
+    safe,
+    sampled,
+    spread_of_logs,
+)
 
 #: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
 FORWARD, BACKWARD = 0, -1
@@ -332,14 +340,6 @@ def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
     return typical, error / safe(typical)
 
 
-def _spread(values: Floats, axes: tuple[int, ...]) -> Floats:
-    """Robust standard deviation of log values over `axes`."""
-    logs = np.log(np.maximum(values, 1e-12))
-    centre = median(logs, axes)
-    deviation = np.abs(logs - np.expand_dims(centre, axes))
-    return MAD_TO_SIGMA * median(deviation, axes)
-
-
 def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]:
     """Seconds by which single computes exceed all factors, 0 below the threshold; the scatter of ops around the
     factors.
@@ -353,7 +353,7 @@ def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]
     ratio = grid / safe(expected)
     samples = [sampled(of_kind) for of_kind in ratio]
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]
-    sigma = max(float(_spread(sample, (0,))) for sample in samples)
+    sigma = max(map(spread_of_logs, samples))
     threshold = max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma)
     pause = np.where(ratio / safe(centre) > 1 + threshold, grid - expected * centre, 0.0)
     return pause, sigma

@@ -6,7 +6,6 @@ In: recorded data loading or, without it, the launch delays of the first ops of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import comb, log
 from typing import TYPE_CHECKING
 
@@ -65,7 +64,10 @@ class DataWaits(Struct, frozen=True, eq=False):
         elif evidence.first_forwards.empty:
             return cls(recorded, 0.0, SMALLEST_DATA_DELAY_S, ())
         else:
-            sources, usual_s = list(_beginnings(evidence)), _typical_delay(evidence)
+            # A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
+            grids = [grid for grid in (evidence.first_forwards, evidence.first_gathers) if not grid.empty]
+            sources = [(grid, np.nan_to_num(grid.gather(evidence.launch_delays))) for grid in grids]
+            usual_s = _typical_delay(evidence)
             smallest_s = SMALLEST_DATA_DELAY_S
             least_s = np.maximum(max(smallest_s, 10 * usual_s), HOST_FACTOR * _own_delay(evidence))
         return cls(
@@ -93,16 +95,6 @@ def late_ranks(late_s: Floats) -> Bools:
     ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
     choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
     return chosen if ways - choices > few * log(LIKELIER) else everybody
-
-
-def _beginnings(evidence: Evidence) -> Iterator[tuple[OpGrid, Floats]]:
-    """The ops before which a worker can wait for data, and the delay of each, seconds.
-
-    A training loop fetches data at its top, before it gathers parameters, or just before the first forward.
-    """
-    for grid in (evidence.first_forwards, evidence.first_gathers):
-        if not grid.empty:
-            yield grid, np.nan_to_num(grid.gather(evidence.launch_delays))
 
 
 def _own_delay(evidence: Evidence) -> Floats:

@@ -48,23 +48,17 @@ def _ranks(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
     them. Either neighbours, or half of all DP ranks wherever they are: every other host, or as a scheduler mixed them.
     """
     whole: Bools = np.asarray(slow.all(axis=0))
-    hosts = set(_hosts_of(evidence, slow & whole))
+    hosts = {evidence.hosts.get(worker) for worker in evidence.workers_where(slow & whole)}
     if evidence.stages == 1 and len(hosts) == 1 and None not in hosts:
         return  # a single host is the better label
     if whole.sum() < 2 and (evidence.stages == 1 or not whole.any()):
         return
     if evidence.stages == 1 and whole.sum() < max(2, GROUP_SHARE * len(whole)):
         return
-    hit = slow & whole
-    if not _one_factor(evidence, hit) or not (_neighbours(whole) or 2 * whole.sum() >= len(whole) - 1):
-        return
-    yield SlowGroup(hit, dp_ranks=tuple(evidence.dp_ranks[int(at)] for at in np.flatnonzero(whole)))
-
-
-def _neighbours(whole: Bools) -> bool:
-    """True if the DP ranks are adjacent, as the ranks on one kind of machine are."""
-    at = np.flatnonzero(whole)
-    return bool(at[-1] - at[0] == len(at) - 1)
+    hit, at = slow & whole, np.flatnonzero(whole)
+    neighbours = at[-1] - at[0] == len(at) - 1  # as the ranks on one kind of machine are
+    if _one_factor(evidence, hit) and (neighbours or 2 * whole.sum() >= len(whole) - 1):
+        yield SlowGroup(hit, dp_ranks=tuple(evidence.dp_ranks[one] for one in at.tolist()))
 
 
 def _one_factor(evidence: Evidence, hit: Bools) -> bool:
@@ -88,7 +82,3 @@ def _hosts(evidence: Evidence, slow: Bools) -> Iterator[SlowGroup]:
         hit[tuple(np.array(cells).T)] = True
         if len(cells) >= 2 and not hit.all() and (slow & hit).sum() >= max(2, WHOLE_HOST_SHARE * len(cells)):
             yield SlowGroup(slow & hit, host=host)
-
-
-def _hosts_of(evidence: Evidence, hit: Bools) -> list[str | None]:
-    return [evidence.hosts.get(worker) for worker in evidence.workers_where(hit)]

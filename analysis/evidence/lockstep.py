@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.off_cpu import off_cpu_s, stops_of, within_computes
+from tracekit.analysis.evidence.off_cpu import off_cpu_s, replayed_ops, stops_of, within_computes
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import Part
@@ -58,16 +58,10 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         """Gather the waits; None if the trace does not record waits inside workers."""
         if WAITED not in trace.ops.columns:
             return None
-        ops = trace.ops.filter(
-            (pl.col(WAITED).list.len() > 1)
-            & pl.col("step").is_in(graph.steps.tolist())
-            & pl.col("dp_rank").is_in(list(graph.dp_ranks))
-        )
+        ops, step, dp_index = replayed_ops(trace, graph, pl.col(WAITED).list.len() > 1)
         if ops.is_empty():
             return None
-        names = ("step", "dp_rank", "pp_rank", "seq")
-        step, dp_rank, stage, seq = (ops[name].to_numpy().astype(np.int64) for name in names)
-        step, dp_index = np.searchsorted(graph.steps, step), np.searchsorted(graph.dp_ranks, dp_rank)
+        stage, seq = (ops[name].to_numpy().astype(np.int64) for name in ("pp_rank", "seq"))
         key = _key(graph, step, dp_index, stage, ops["kind"].cat.physical().to_numpy().astype(np.int64), seq)
         order = np.argsort(key)
         cells, worker = np.unique(dp_index * graph.layout.pp + stage, return_inverse=True)
@@ -210,10 +204,8 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
     """See `Lockstep.work_s`. `cells`: the numbers of the workers."""
     if LASTED not in trace.ops.columns:
         return None
-    here = pl.col("step").is_in(graph.steps.tolist()) & pl.col("dp_rank").is_in(list(graph.dp_ranks))
-    ops = trace.ops.filter(here & ((pl.col(LASTED).list.len() > 1) | (pl.col(WAITED).list.len() > 1)))
-    step = np.searchsorted(graph.steps, ops["step"].to_numpy())
-    dp_index = np.searchsorted(graph.dp_ranks, ops["dp_rank"].to_numpy())
+    several = (pl.col(LASTED).list.len() > 1) | (pl.col(WAITED).list.len() > 1)
+    ops, step, dp_index = replayed_ops(trace, graph, several)
     cell = dp_index * graph.layout.pp + ops["pp_rank"].to_numpy().astype(np.int64)
     inside = np.isin(cell, cells)
     worker = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)

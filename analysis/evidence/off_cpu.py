@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median, of_peers, safe
 from tracekit.trace.canonical import Trace
 from tracekit.trace.schema import OFF_CPU
@@ -44,17 +44,18 @@ def off_cpu_s(trace: Trace, graph: DependencyGraph) -> Floats:
     off = np.zeros((graph.layout.pp, len(graph.steps), len(graph.dp_ranks), ranks))
     if OFF_CPU not in trace.ops.columns:
         return off
-    known = trace.ops.filter(
-        (pl.col(OFF_CPU).list.len() == ranks)
-        & pl.col("step").is_in(graph.steps.tolist())
-        & pl.col("dp_rank").is_in(list(graph.dp_ranks))
-    )
-    step, dp_index = (
-        np.searchsorted(all_of, known[name].to_numpy())
-        for name, all_of in (("step", graph.steps), ("dp_rank", graph.dp_ranks))
-    )
+    known, step, dp_index = replayed_ops(trace, graph, pl.col(OFF_CPU).list.len() == ranks)
     off[known["pp_rank"].to_numpy(), step, dp_index] = known[OFF_CPU].list.to_array(ranks).to_numpy()
     return off
+
+
+def replayed_ops(trace: Trace, graph: DependencyGraph, chosen: pl.Expr) -> tuple[pl.DataFrame, Ints, Ints]:
+    """The chosen ops of a trace that are in the graph, and the index of their step and of their DP rank, [ops]."""
+    ops = trace.ops.filter(
+        chosen & pl.col("step").is_in(graph.steps.tolist()) & pl.col("dp_rank").is_in(list(graph.dp_ranks))
+    )
+    step = np.searchsorted(graph.steps, ops["step"].to_numpy())
+    return ops, step, np.searchsorted(graph.dp_ranks, ops["dp_rank"].to_numpy())
 
 
 def stopped_s(off_s: Floats, table: ComputeTable) -> Floats:

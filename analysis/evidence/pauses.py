@@ -20,7 +20,15 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.significance import needed_nats
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median, safe, sampled
+from tracekit.analysis.numeric.robust import (
+    MAD_TO_SIGMA,
+    lower_median,
+    lower_quantile,
+    median,
+    safe,
+    sampled,
+    spread_of_logs,
+)
 
 #: Look at a sample of this many computes before looking at all.
 LARGEST_SAMPLE = 200_000
@@ -131,7 +139,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     relative = relative / safe(level)[None, :, None, None]
     centre = np.array([float(median(sampled(of_kind), (0,))) for of_kind in relative])
     relative = relative / safe(centre)[:, None, None, None, None, None]
-    sigma = max(_spread(sampled(of_kind)) for of_kind in relative)
+    sigma = max(spread_of_logs(sampled(of_kind)) for of_kind in relative)
     with np.errstate(invalid="ignore"):
         long = relative > 1 + max(SMALLEST_PAUSE_SHARE, PAUSE_SPREADS * sigma)
     beyond = np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0)
@@ -220,7 +228,7 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     A worker that is slow in some steps is steady within each of them, so the scatter within steps decides.
     """
     peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
-    even = _spread(sampled(shared)) <= AS_FAST
+    even = spread_of_logs(sampled(shared)) <= AS_FAST
     usual_s = np.broadcast_to(peers if even else peers * shared, grid.shape)
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
     if grid.shape[-1] < 2:
@@ -287,9 +295,3 @@ def _nats_of_long(within: Floats) -> Floats:
 def _between(values: Floats, share: float) -> Floats:
     """The quantile of each worker's computes, [kinds, stages, dp_ranks]."""
     return lower_quantile(_by_worker(values), -1, share)
-
-
-def _spread(values: Floats) -> float:
-    """Robust standard deviation of log values."""
-    logs = np.log(np.maximum(values[np.isfinite(values)], 1e-12))
-    return MAD_TO_SIGMA * float(np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0

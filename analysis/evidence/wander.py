@@ -13,10 +13,8 @@ from tracekit.analysis.evidence.compute_profile import ComputeProfile, uneven_le
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workload import remembers
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import nan_mean, safe
+from tracekit.analysis.numeric.robust import MEDIAN_ERROR, nan_mean, safe
 
-#: The median of n values scatters by this factor x their spread / sqrt(n).
-MEDIAN_ERROR = 1.2533
 #: Steps of a worker vary this many times as much as the scatter of its ops explains.
 VARIANCE_RATIO = 2.0
 

@@ -61,7 +61,9 @@ def _slowness(evidence: Evidence) -> Floats:
     """How much slower than its peers each worker is, [kinds, stages, steps, dp_ranks]; 1 if it is not slow."""
     profile = evidence.profile
     assert profile is not None
-    return _one_lane_factor(evidence, profile) if len(evidence.dp_ranks) == 1 else slow_factor(evidence)
+    if len(evidence.dp_ranks) > 1:
+        return slow_factor(evidence)
+    return np.broadcast_to(worker_factor(evidence)[None, :, None, :], profile.slow_worker.shape)
 
 
 def slowness_with_data(evidence: Evidence) -> Floats:
@@ -245,11 +247,6 @@ def _slow_without_peers(evidence: Evidence, profile: ComputeProfile) -> Bools:
     lasting = larger_chunks(evidence, profile).all(axis=1)
     slow: Bools = (excess > SMALLEST_STAGE_EXCESS) & alike & lasting
     return slow[:, None]
-
-
-def _one_lane_factor(evidence: Evidence, profile: ComputeProfile) -> Floats:
-    factor = worker_factor(evidence)[None, :, None, :]
-    return np.broadcast_to(factor, profile.slow_worker.shape)
 
 
 def stage_excess(profile: ComputeProfile) -> Floats:

@@ -39,10 +39,10 @@ def worker_plans(evidence: Evidence, slow: Sequence[Finding]) -> Iterator[Plan]:
     for cause in slow:
         host = cause.where.host is not None
         hardware = evidence.hardware_at_fault(cause.where.workers)
-        moved = f"Drain {cause.where.host}" if host else _replace(names, cause.where)
+        drained = f"Drain {cause.where.host}" if host and hardware else None
         yield Plan(
             "drain-host" if host else "replace-workers",
-            moved if hardware else _like_peers(names, cause.where),
+            drained or _repair(names, cause.where, hardware=hardware),
             cause.where,
             cause.change,
             step_times=cause.without_s,
@@ -70,12 +70,10 @@ def _fewest(evidence: Evidence, workers: tuple[Worker, ...], cause: Finding) -> 
     chosen = fewest_that_suffice(ranked, reached)
     if chosen is None or len(chosen) == len(workers):
         return
-    where, names = Place(workers=tuple(sorted(chosen))), evidence.names
-    hardware = evidence.hardware_at_fault(chosen)
-    repair = _replace(names, where) if hardware else _like_peers(names, where)
+    where, hardware = Place(workers=tuple(sorted(chosen))), evidence.hardware_at_fault(chosen)
     yield Plan(
         "replace-workers",
-        f"{repair}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
+        f"{_repair(evidence.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
         where,
         as_fast_as_peers(evidence, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
@@ -94,17 +92,11 @@ def _repair_text(workers: Sequence[Worker]) -> str | None:
     )
 
 
-def _replace(names: Names, where: Place) -> str:
+def _repair(names: Names, where: Place, *, hardware: bool) -> str:
+    """What the price assumes; without evidence against the machine, blames nobody."""
     place = names.place(where)
     assert place is not None, "what is slow has a place"
-    return f"Replace {place.words}"
-
-
-def _like_peers(names: Names, where: Place) -> str:
-    """What the price assumes, without blaming anybody."""
-    place = names.place(where)
-    assert place is not None, "what is slow has a place"
-    return f"Make {place.words} as fast as {place.verb('its', 'their')} peers"
+    return f"Replace {place.words}" if hardware else f"Make {place.words} as fast as {place.verb('its', 'their')} peers"
 
 
 def fewest_that_suffice(

@@ -92,7 +92,8 @@ class CompiledGraph(Struct, frozen=True, eq=False):
 
 
 def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]:
-    """Lay out graphs in which the lanes of a step meet. `keys`: the rendezvous keys in use, ascending.
+    """Lay out graphs in which the lanes of a step meet. `keys`: the rendezvous keys in use, ascending; without keys,
+    ops with a rendezvous key meet within their graph.
 
     Raises GraphError if dependencies form a cycle.
     """
@@ -110,14 +111,6 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
     raise GraphError(
         "DP ranks run their collectives in contradictory orders, which cannot be right; record the job again"
     )
-
-
-def compile_graph(wiring: Wiring) -> CompiledGraph:
-    """Lay out one graph that meets no other; ops with a rendezvous key meet within it.
-
-    Raises GraphError if dependencies form a cycle.
-    """
-    return _Draft(wiring, NO_RENDEZVOUS).compiled(NO_RENDEZVOUS)
 
 
 class _Draft:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_graph
+from tracekit.analysis.graph.compiled import NO_RENDEZVOUS, CompiledGraph, Wiring, compile_graphs
 from tracekit.analysis.graph.labels import Label, Mask, unknown_label
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
@@ -123,16 +123,15 @@ def _groups(rendezvous: Ints) -> Ints:
 def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
     sample = steps[0]
     rows = sample.last - sample.first
-    template = compile_graph(
-        Wiring(
-            before=sample.before,
-            after=sample.after,
-            group=sample.group,
-            rendezvous_key=np.full(rows, -1, np.int64),
-            synchronises=graph.rendezvous[sample.first : sample.last] >= 0,
-            describe=lambda row: graph.describe(sample.first + row),
-        )
+    wiring = Wiring(
+        before=sample.before,
+        after=sample.after,
+        group=sample.group,
+        rendezvous_key=np.full(rows, -1, np.int64),
+        synchronises=graph.rendezvous[sample.first : sample.last] >= 0,
+        describe=lambda row: graph.describe(sample.first + row),
     )
+    (template,) = compile_graphs([wiring], NO_RENDEZVOUS)
     op = template.order[:, None] + np.array([step.first for step in steps])
     return FoldedSteps(
         template=template.in_replay_order(),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.graph.labels import UNLABELLED, Label
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.base.errors import GraphError, TraceError
 from tracekit.base.text import listed, quoted
@@ -215,9 +215,7 @@ class _Reader:
         if not column.dtype.is_integer():
             raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected an integer; convert the column")
         bad = column.is_null() | (column < 0) | (column > np.iinfo(np.int32).max)
-        if bad.any():
-            row = int(bad.arg_max() or 0)
-            raise TraceError(f"ops: column {name!r}, row {row}: {quoted(column[row])}; expected an integer >= 0")
+        _refuse(f"ops: column {name!r}", column, bad.to_numpy(), "expected an integer >= 0")
         return column.cast(pl.Int32).to_numpy()
 
     def seconds(self, name: str) -> Floats:
@@ -229,22 +227,18 @@ class _Reader:
         is_duration = name == "duration"
         least, most = (0.0, LONGEST_S) if is_duration else (-LATEST_S, LATEST_S)
         bad = ~((values >= least) & (values <= most))
-        if bad.any():
-            row = int(bad.argmax())
-            expected = f"finite seconds{' >= 0' if is_duration else ''}"
-            if np.isfinite(values[row]) and abs(values[row]) > most:
-                expected = f"at most {most:,.0f} seconds; convert the column"
-            raise TraceError(f"ops: column {name!r}, row {row}: {quoted(column[row])}; expected {expected}")
+        first, expected = values[bad.argmax()], f"finite seconds{' >= 0' if is_duration else ''}"
+        if np.isfinite(first) and abs(first) > most:
+            expected = f"at most {most:,.0f} seconds; convert the column"
+        _refuse(f"ops: column {name!r}", column, bad, f"expected {expected}")
         return np.ascontiguousarray(values)
 
     def label(self, name: str) -> Label:
         """A column as a label: integers as they are, anything else by name."""
         column = self.ops[name]
         if column.dtype.is_integer():
-            bad = (column < 0) | (column > np.iinfo(np.int32).max)
-            if bad.any():
-                row = int(bad.arg_max() or 0)
-                raise TraceError(f"ops: label {name!r}, row {row}: {quoted(column[row])}; expected an integer >= 0")
+            bad = ((column < 0) | (column > np.iinfo(np.int32).max)).fill_null(value=False)
+            _refuse(f"ops: label {name!r}", column, bad.to_numpy(), "expected an integer >= 0")
             return Label(column.cast(pl.Int32).fill_null(UNLABELLED).to_numpy())
         codes, names = _numbered(self.text(name))
         if len(names) > MOST_VALUES:
@@ -298,12 +292,7 @@ class _Reader:
                 raise TraceError(f"edges: column {name!r} has type {column.dtype}; expected row numbers of the ops")
             rows = column.cast(pl.Int64).fill_null(-1).to_numpy()
             bad = (rows < 0) | (rows >= self.ops.height)
-            if bad.any():
-                at = int(bad.argmax())
-                raise TraceError(
-                    f"edges: column {name!r}, row {at}: {quoted(column[at])}; the ops have rows 0 to"
-                    f" {self.ops.height - 1}"
-                )
+            _refuse(f"edges: column {name!r}", column, bad, f"the ops have rows 0 to {self.ops.height - 1}")
             ends.append(rows)
         if "why" not in self.edges.columns:
             return ends[0], ends[1], np.zeros(self.edges.height, np.int64)
@@ -331,6 +320,13 @@ class _Reader:
                 )
         sizes = {axis: int(coordinates[:, number].max()) + 1 for number, axis in enumerate(axes)}
         return Mesh(ranks, sizes, coordinates)
+
+
+def _refuse(what: str, column: pl.Series, bad: Bools, expected: str) -> None:
+    """Raise TraceError for the first `bad` value of a column, if there is any."""
+    if bad.any():
+        row = int(bad.argmax())
+        raise TraceError(f"{what}, row {row}: {quoted(column[row])}; {expected}")
 
 
 def _numbered(column: pl.Series) -> tuple[Int32s, tuple[str, ...]]:

@@ -131,7 +131,7 @@ def transfer_grid(graph: DependencyGraph, *, most: int | None = None) -> Transfe
 def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
     """(slot, rows of sends, rows of their recvs) of each slot in use."""
     template = block.template
-    send, recv = _paired_rows(template)
+    send, recv = paired_rows(template)
     forward = template.kind[send] == OpKind.FORWARD_SEND.code
     link = np.where(forward, template.pp_rank[send], template.pp_rank[recv]).astype(np.int64)
     slots = 2 * link + ~forward
@@ -141,7 +141,7 @@ def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
             yield slot, send[here], recv[here]
 
 
-def _paired_rows(template: Template) -> tuple[Ints, Ints]:
+def paired_rows(template: Template) -> tuple[Ints, Ints]:
     """Rows of sends and of their recvs, [pairs] each, ordered by the send's row."""
     sizes = np.diff(template.first_of_group)
     first = template.first_of_group[:-1][sizes == 2]

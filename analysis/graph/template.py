@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.compiled import CompiledGraph, Wiring, compile_graph, compile_graphs
+from tracekit.analysis.graph.compiled import NO_RENDEZVOUS, CompiledGraph, Wiring, compile_graphs
 from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.trace.model import COMMUNICATION, KINDS
@@ -51,7 +51,7 @@ def build_coupled_template(structures: Sequence[Structure]) -> Template:
 
     Raises GraphError if dependencies form a cycle.
     """
-    return _template(compile_graph(_wiring(structures)), structures)
+    return _template(compile_graphs([_wiring(structures)], NO_RENDEZVOUS)[0], structures)
 
 
 def _wiring(structures: Sequence[Structure]) -> Wiring:

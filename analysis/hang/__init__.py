@@ -5,31 +5,3 @@ came; `wait_graph.py` builds the wait-for graph of ranks and finds its sinks; `m
 belong together; `verdict.py` turns both (`case.py`) into culprits with evidence, `report.py` adds the waiting ranks,
 and `model.py` words the result.
 """
-
-from tracekit.analysis.hang.model import (
-    Culprit,
-    HangReport,
-    StackGroup,
-    StallClass,
-    StalledGroup,
-    Undecided,
-    Waiting,
-    first_step,
-    headline,
-    waiting_ranks,
-)
-from tracekit.analysis.hang.verdict import find_hang
-
-__all__ = [
-    "Culprit",
-    "HangReport",
-    "StackGroup",
-    "StallClass",
-    "StalledGroup",
-    "Undecided",
-    "Waiting",
-    "find_hang",
-    "first_step",
-    "headline",
-    "waiting_ranks",
-]

@@ -97,10 +97,8 @@ def _groups(case: Case) -> tuple[StalledGroup, ...]:
     first = collectives.sort("sequence").unique("group", keep="first").sort("id")
     members = case.rendezvous.members.join(first.select("id"), on="id", how="semi")
     by_state = {
-        key: tuple(sorted(ranks))
-        for key, ranks in (
-            ((number, state), ranks) for number, state, ranks in members.group_by("id", "state").agg("rank").iter_rows()
-        )
+        (number, state): tuple(sorted(ranks))
+        for number, state, ranks in members.group_by("id", "state").agg("rank").iter_rows()
     }
     return tuple(
         StalledGroup(

@@ -71,11 +71,9 @@ def _in_doubt(case: Case, rank: int) -> Undecided:
 def _proven(case: Case, sinks: Sinks) -> list[int]:
     """The ranks at the end of waiting, except those whose state is unknown and that may wait themselves."""
     silent = case.graph.silent
-    if sinks.doubtful:  # the silent ones may wait for them
-        return [rank for rank in sinks.ranks if rank not in silent]
     seen = [rank for rank in sinks.ranks if rank not in silent]
     suspects = [rank for rank in sinks.ranks if rank in silent and _is_awaited(case, rank)]
-    if not suspects:
+    if sinks.doubtful or not suspects:  # the silent ones may wait for those in doubt
         return seen
     blamed = [rank for rank in suspects if _never_came(case, rank, frozenset(seen))]
     if blamed:  # one process is gone: so are the others that left as little and are waited for

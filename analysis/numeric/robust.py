@@ -16,6 +16,8 @@ from tracekit.analysis.numeric.arrays import Floats
 
 #: Ratio of the standard deviation to the median absolute deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
+#: The median of n values scatters by this factor x their spread / sqrt(n).
+MEDIAN_ERROR = 1.2533
 #: Above this many numbers, spreads and typical values are computed from an evenly spaced sample.
 SAMPLE = 100_000
 #: Seconds and factors below this count as 0: no clock resolves them, and dividing by them overflows.
@@ -44,6 +46,12 @@ def lower_median(values: Floats, axis: int | tuple[int, ...]) -> Floats:
         return np.asarray(np.take(np.partition(values, middle, axis=axis), middle, axis=axis))
     ordered, count = _sorted(values, (axis,) if isinstance(axis, int) else axis)
     return np.asarray(np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis=-1)[..., 0])
+
+
+def lower_median_of(present: Floats, cells: int) -> float:
+    """The lower median of `cells` values, all 0 except `present`: if half are 0, that is the usual case."""
+    at = (cells - 1) // 2 - (cells - len(present))
+    return 0.0 if at < 0 else float(np.partition(present, at)[at])
 
 
 def of_peers(values: Floats, axis: int) -> Floats:
@@ -105,6 +113,12 @@ def sampled(values: Floats) -> Floats:
     flat = values.reshape(-1)
     # An odd stride does not resonate with axes of even length.
     return flat[:: max(1, len(flat) // SAMPLE) | 1]
+
+
+def spread_of_logs(values: Floats) -> float:
+    """Robust standard deviation of the logarithms of values, ignoring nan; 0 without any."""
+    logs = np.log(np.maximum(values[np.isfinite(values)], NOTHING))
+    return MAD_TO_SIGMA * float(np.median(np.abs(logs - np.median(logs)))) if len(logs) else 0.0
 
 
 def nan_mean(values: Floats, axes: tuple[int, ...]) -> Floats:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.graph.op_grid import paired_rows
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, lower_quantile
 from tracekit.trace.model import OpKind
@@ -23,8 +24,6 @@ USUAL_SHARE = 0.05
 LONG_FACTOR = 2.0
 #: The end of a call is explained if it is met to this share of a transfer, and to this many seconds.
 UNEXPLAINED_SHARE, UNEXPLAINED_S = 0.5, 50e-6
-_SENDS = (OpKind.FORWARD_SEND.code, OpKind.BACKWARD_SEND.code)
-_RECVS = (OpKind.FORWARD_RECV.code, OpKind.BACKWARD_RECV.code)
 
 
 def separate_transfers(block: Block, cost: Floats) -> None:
@@ -35,7 +34,7 @@ def separate_transfers(block: Block, cost: Floats) -> None:
     if not len(send):
         return
     measured = np.minimum(cost[send], cost[recv])
-    link = block.template.pp_rank[send].astype(np.int64) * 2 + (block.template.kind[send] == _SENDS[0])
+    link = block.template.pp_rank[send].astype(np.int64) * 2 + (block.template.kind[send] == OpKind.FORWARD_SEND.code)
     _, link = np.unique(link, return_inverse=True)
     own = _usual_of_links(measured, link)
     of_link = lower_median(own, 1)
@@ -76,13 +75,8 @@ def _unexplained(block: Block, call: Ints, ends: tuple[Ints, Ints], quick: Float
 
 def _pairs(block: Block, call: Ints) -> tuple[Ints, Ints]:
     """Rows of the sends and of the receives that belong to calls."""
-    template = block.template
-    first = template.first_of_group[:-1][np.diff(template.first_of_group) == 2]
-    one, other = template.order[first], template.order[first + 1]
-    swapped = np.isin(template.kind[other], _SENDS)
-    send, recv = np.where(swapped, other, one), np.where(swapped, one, other)
-    real = np.isin(template.kind[send], _SENDS) & np.isin(template.kind[recv], _RECVS)
-    real &= (call[send] >= 0) & (call[recv] >= 0)
+    send, recv = paired_rows(block.template)
+    real = (call[send] >= 0) & (call[recv] >= 0)
     return send[real], recv[real]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.robust import lower_median_of
 from tracekit.analysis.replay.method import Method
 from tracekit.trace.model import KINDS, OpKind
 
@@ -103,15 +104,13 @@ def _compare_totals(
     counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
     totals = [costs[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
     present = np.concatenate(totals) if totals else np.empty(0)
-    # The lower median: if half of the workers have no such op, that is the usual case.
     by_step = np.zeros(0)
     if kind in SCHEDULED:
         steps = [blocks[number].step[count > 0] for (number, _), count in zip(workers, counts, strict=True)]
         lanes = np.bincount(np.concatenate([block.step for block in blocks]))
         by_step = _usual_by_step(present, np.concatenate([np.empty(0, np.int64), *steps]), len(stages) * lanes)
     cells = len(stages) * sum(block.lanes for block in blocks)
-    at = (cells - 1) // 2 - (cells - len(present))
-    usual_s = 0.0 if at < 0 else float(np.partition(present, at)[at])
+    usual_s = lower_median_of(present, cells)
     for (number, rows), count in zip(workers, counts, strict=True):
         usual = by_step[blocks[number].step] if kind in SCHEDULED else usual_s
         same = (count == count[0]).all()

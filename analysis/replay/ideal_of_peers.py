@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.graph.op_graph import Mesh
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.robust import lower_median_of
 
 
 def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats, ...]:
@@ -47,7 +48,7 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
         present = bounds[peer + 1] - bounds[peer]
         if present == expected * steps and (ops_in_cell[here] == ops_in_cell[bounds[peer]]).all():
             continue
-        usual_total[here] = _lower_median(total[here], expected * steps)
+        usual_total[here] = lower_median_of(total[here], expected * steps)
     occasional = ~np.isnan(usual_total[cell])
     ideal[occasional] = (usual_total / ops_in_cell)[cell[occasional]]
     if ops.comparable is not None:
@@ -65,12 +66,6 @@ def _usual_of_ops(peer: npt.NDArray[np.int32], transfers: npt.NDArray[np.bool_],
     low, high = cost[order[first + (counts - 1) // 2]], cost[order[first + counts // 2]]
     synchronises = np.bincount(peer[transfers], minlength=classes) > 0
     return np.where(synchronises, (low + high) / 2, usual)
-
-
-def _lower_median(present: Floats, cells: int) -> float:
-    """The lower median of `cells` totals, all 0 except `present`: if half are 0, that is the usual case."""
-    at = (cells - 1) // 2 - (cells - len(present))
-    return 0.0 if at < 0 else float(np.partition(present, at)[at])
 
 
 def fill_an_axis(mesh: Mesh, holders: Ints) -> bool:

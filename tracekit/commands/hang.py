@@ -20,7 +20,7 @@ from tracekit.commands.options import OUT
 from tracekit.commands.recognise import Wanted, explained
 
 if TYPE_CHECKING:
-    from tracekit.analysis.hang import HangReport
+    from tracekit.analysis.hang.model import HangReport
     from tracekit.store import Store, StoredHang
 
 #: How `tracekit collect --hang-after` names the folders of its dumps.
@@ -77,7 +77,7 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
 
 def _analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, as text and as plain data."""
-    from tracekit.analysis.hang import find_hang
+    from tracekit.analysis.hang.verdict import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.show.terminal.hang import report_lines
 
@@ -117,7 +117,7 @@ def newest_dumps(directory: Path) -> Path:
 
 def to_dict(report: HangReport) -> dict[str, Any]:
     """The report as plain data: the keys of docs/hang.md. Times are seconds before the dumps were taken."""
-    from tracekit.analysis.hang import first_step, headline
+    from tracekit.analysis.hang.model import first_step, headline
 
     return {
         "hang": report.hung,

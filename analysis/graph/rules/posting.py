@@ -300,12 +300,10 @@ class _Stage:
     def work_edges(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield an edge from the last awaited call between two computes to each op of host work there."""
         for work, place in self._host_work():
-            waited_for = [ops for after, ops in self.calls if after == place and self._is_behind_any(ops, work)]
+            here = [ops for after, ops in self.calls if after == place]
+            waited_for = [ops for ops in here if any(self.lanes.is_behind(op, work) for op in ops.tolist())]
             if waited_for:
                 yield waited_for[-1], np.full(len(waited_for[-1]), work)
-
-    def _is_behind_any(self, ops: Ints, work: int) -> bool:
-        return any(self.lanes.is_behind(int(op), work) for op in ops)
 
     def _host_work(self) -> Iterator[tuple[int, int]]:
         """Other rows in the stream of the computes, each with the number of computes before it."""

@@ -9,12 +9,10 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, MEDIAN_ERROR, median
 
 #: An effect must be this many of its standard errors large.
 ERRORS = 6.0
-#: The median of n values scatters by this factor x their spread / sqrt(n).
-MEDIAN_ERROR = 1.2533
 #: With this many runs, the scatter of a clock is estimated from its changes between runs.
 FEWEST_FOR_SCATTER = 5
 #: A line takes this many runs; so many leave two on each side of a jump, because one late run is not a jump.

@@ -20,27 +20,25 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.analysis.numeric.robust import median
+from tracekit.analysis.numeric.robust import MEDIAN_ERROR, median
 from tracekit.analysis.replay.clocks.course import (
     ERRORS,
     FEWEST_FOR_SCATTER,
-    MEDIAN_ERROR,
     Courses,
     fit_courses,
     scatter,
 )
 from tracekit.analysis.replay.clocks.joint import estimate_offsets
 from tracekit.analysis.replay.clocks.ties import Ties, TieSource
-from tracekit.analysis.replay.clocks.witnesses import Witnesses, question
+from tracekit.analysis.replay.clocks.witnesses import RESOLUTION_S, Witnesses, question
 from tracekit.base.text import seconds
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Worker
 from tracekit.trace.schema import step_positions
 
 #: Offsets below this share of the step change no result, even if a step waits for dozens of transfers in a row; nor do
-#: offsets below the resolution of the recordings, seconds.
+#: offsets below the resolution of the recordings.
 SMALLEST_SHARE = 0.0002
-RESOLUTION_S = 20e-6
 #: Offsets are precise to this share of the smallest one that counts.
 EXACTNESS = 0.1
 #: The unknown part of a clock may move the step by this share.

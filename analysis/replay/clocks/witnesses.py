@@ -11,14 +11,14 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.numeric.robust import median
-from tracekit.analysis.replay.clocks.course import ERRORS, FEWEST_FOR_SCATTER, MEDIAN_ERROR, scatter
+from tracekit.analysis.numeric.robust import MEDIAN_ERROR, median
+from tracekit.analysis.replay.clocks.course import ERRORS, FEWEST_FOR_SCATTER, scatter
 from tracekit.analysis.replay.clocks.ties import Ties
 
-#: A few steps do not show how much ends scatter: assume this share of the transfer's duration, or the resolution of the
-#: recordings, seconds.
-SCATTER_SHARE = 0.05
+#: The resolution of the recordings, seconds.
 RESOLUTION_S = 20e-6
+#: A few steps do not show how much ends scatter: assume this share of the transfer's duration, or the resolution.
+SCATTER_SHARE = 0.05
 
 
 class Witnesses(Struct, frozen=True, eq=False):

@@ -6,7 +6,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tracekit.analysis.hang import Culprit, HangReport, StallClass, first_step, headline, waiting_ranks
+from tracekit.analysis.hang.model import Culprit, HangReport, StallClass, first_step, headline, waiting_ranks
 from tracekit.base.text import printable, ranks_text
 
 _COLUMNS = 80
