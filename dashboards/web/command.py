@@ -62,7 +62,7 @@ def dashboard_command(
         return
     from tracekit.dashboards.web.access import read_access
     from tracekit.dashboards.web.auth import read_auth
-    from tracekit.dashboards.web.server import Serving, serve
+    from tracekit.dashboards.web.server import serve
 
     if auth is None and not _is_loopback(host):
         raise SelectionError(
@@ -86,7 +86,7 @@ def dashboard_command(
     seen = f"{public_url}, through a proxy to {local}" if public_url else local
     click.echo(f"tracekit dashboard of {printable(shown(store))}: {seen}  (Ctrl-C ends it)")
     # From here on the process is gunicorn's: it forks, and both halves leave through here.
-    serve(Serving(store, study and study.absolute(), listening.detach(), threads, access, clean_up))
+    serve(store, study and study.absolute(), listening.detach(), threads, access, clean_up)
 
 
 def _listen(host: str, port: int) -> socket.socket:
