@@ -39,9 +39,8 @@ class SlowWorker(InjectedCause):
     pp_rank: int | None = None
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         return _scaled(WORK, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
@@ -54,9 +53,8 @@ class SlowHost(InjectedCause):
     host: int | None = None
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         here: dict[int | None, npt.NDArray[np.bool_]] = {
             stage: np.tile([job.host(dp_rank, stage) == self.host for dp_rank in range(job.layout.dp_ranks)], job.steps)
             for stage in range(job.layout.pp)
@@ -71,9 +69,8 @@ class SlowLastStage(InjectedCause):
     NAME = "slow-last-stage"
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         last = job.layout.pp - 1, job.layout.vpp - 1
         # Scaled rather than added: the loss layer shares the noise of the layers before it.
         factor = 1 + (self.factor - 1) / job.chunk_work(last[0])
@@ -174,9 +171,8 @@ class SlowSteps(InjectedCause):
     count: int = 2
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         first = self.position or 0
         lanes = (job.step_of_lane >= first) & (job.step_of_lane < first + self.count)
         return _scaled(COMPUTE, dict.fromkeys(range(job.layout.pp), lanes), self.factor)
@@ -199,9 +195,8 @@ class SlowP2pLink(InjectedCause):
         """See `InjectedCause.places`."""
         return job.places(name) - (name == "pp_rank")
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         factor = np.where(job.dp_rank_of_lane == self.dp_rank, self.factor, 1.0)
         earlier = self.pp_rank or 0
         stages = {
@@ -225,9 +220,8 @@ class SlowNic(InjectedCause):
         """See `InjectedCause.places`."""
         return job.places(name) if job.layout.has_dp_collectives else 0
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         return _scaled(DP_COLLECTIVES, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
