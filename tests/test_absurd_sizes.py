@@ -218,7 +218,7 @@ def test_a_parquet_file_of_one_value_repeated_is_no_trace(tmp_path: Path) -> Non
     row = slow_frame()[:1].cast({"kind": pl.String}).row(0, named=True)
     ops = pl.select(**{name: pl.repeat(value, 3_000_000) for name, value in row.items()})
     path = write_canonical(tmp_path / "bomb.parquet", ops)
-    with pytest.raises(FormatError, match=r"3000000 rows in \d+ bytes, too few for the times of real ops"):
+    with pytest.raises(FormatError, match=r"3000000 rows of \d+ columns in \d+ bytes, too few for the times"):
         tracekit.load(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -33,26 +34,22 @@ class Estimates:
 def estimates(found: Estimates, theme: Theme, *, x: str, lying: bool = False) -> go.Figure:
     """Bars of the three estimates for each set. `lying`: horizontal, for long names; `x`: the axis title."""
     height = max(180, 90 + 42 * len(found.names)) if lying else 300
-    drawn = figure(
-        theme, height=height, legend=True, **({"x": "seconds a step"} if lying else {"x": x, "y": "seconds a step"})
-    )
-    series = (
+    names_on, costs_on = ("y", "x") if lying else ("x", "y")
+    drawn = figure(theme, height=height, legend=True, **{costs_on: "seconds a step", names_on: "" if lying else x})
+    for name, values, colour in (
         ("alone", found.alone_s, theme.accent),
         ("if ideal", found.fixed_s, theme.ideal),
         ("launch delays", found.late_s, theme.dimmed),
-    )
-    for name, values, colour in series:
+    ):
         if all(value is None for value in values):
             continue
-        hover = f"{x} %{{{'y' if lying else 'x'}}}, {name}: %{{{'x' if lying else 'y'}:.4g}} s a step<extra></extra>"
-        common = {"name": name, "customdata": list(found.selections), "hovertemplate": hover}
-        if lying:
-            drawn.add_bar(y=list(found.names), x=list(values), orientation="h", marker_color=colour, **common)
-        elif len(found.names) <= MOST_BARS:
-            drawn.add_bar(x=list(found.names), y=list(values), marker_color=colour, **common)
+        hover = f"{x} %{{{names_on}}}, {name}: %{{{costs_on}:.4g}} s a step<extra></extra>"
+        common: dict[str, Any] = {"name": name, "customdata": list(found.selections), "hovertemplate": hover}
+        common |= {names_on: list(found.names), costs_on: list(values)}
+        if lying or len(found.names) <= MOST_BARS:
+            drawn.add_bar(orientation="h" if lying else "v", marker_color=colour, **common)
         else:
-            line = {"shape": "hvh", "width": 1.5, "color": colour}
-            drawn.add_scatter(x=list(found.names), y=list(values), mode="lines", line=line, **common)
+            drawn.add_scatter(mode="lines", line={"shape": "hvh", "width": 1.5, "color": colour}, **common)
     drawn.update_layout(bargap=0.3, bargroupgap=0.08, legend={"traceorder": "normal"})
     names = drawn.update_yaxes if lying else drawn.update_xaxes
     names(type="category", nticks=min(len(found.names), 24) if not lying else len(found.names))

@@ -5,7 +5,6 @@ In: options of `tracekit dashboard`. Out: a check of each request, and the prefi
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import flask
 from werkzeug.wrappers import Response
 
 from tracekit.base.errors import SelectionError
+from tracekit.dashboards.web.attempts import ip_address
 from tracekit.dashboards.web.auth import Auth, refused
 
 HEALTH = "/healthz"
@@ -61,13 +61,7 @@ class Access:
         if found is None:
             return False
         name = found["name"].strip("[]").rstrip(".").lower()
-        if name == "localhost" or name in self.hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return name == "localhost" or name in self.hosts or ip_address(name) is not None
 
 
 def read_access(auth: Auth | None, hosts: Iterable[str], public_url: str | None) -> Access:

@@ -7,7 +7,6 @@ and metrics.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib import import_module
@@ -37,9 +36,7 @@ _DOCUMENT = """<!DOCTYPE html>
 
 
 #: Component libraries that only some pages need, and their bundles (assets/libraries.js).
-_LATE_LIBRARIES = {
-    "dash_ag_grid": "dash_ag_grid.min.js",
-}
+_LATE_LIBRARIES = {"dash_ag_grid": "dash_ag_grid.min.js"}
 
 
 def make_app(store: Path, access: Access | None = None, study: Path | None = None) -> Dash:
@@ -91,33 +88,24 @@ def _document(prefix: str) -> str:
     return _DOCUMENT.replace("%libraries%", escape(json.dumps(libraries))).replace("%prefix%", escape(prefix))
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """Callbacks, functions and scripts that the modules of the pages registered with Dash."""
-
-    callbacks: list[dict[str, Any]]
-    functions: dict[str, dict[str, Any]]
-    scripts: list[str]
-
-
 @cache
-def _declared() -> _Declared:
-    """Import the pages and return the callbacks that they register."""
+def _declared() -> tuple[Any, ...]:
+    """Import the pages and return the callbacks, functions and scripts that they register with Dash."""
     import_module("tracekit.dashboards.pages")
-    declared = _Declared(
-        list(_callback.GLOBAL_CALLBACK_LIST),
-        dict(_callback.GLOBAL_CALLBACK_MAP),
-        list(_callback.GLOBAL_INLINE_SCRIPTS),
+    found: tuple[Any, ...] = (
+        _callback.GLOBAL_CALLBACK_LIST,
+        _callback.GLOBAL_CALLBACK_MAP,
+        _callback.GLOBAL_INLINE_SCRIPTS,
     )
-    _callback.GLOBAL_CALLBACK_LIST.clear()
-    _callback.GLOBAL_CALLBACK_MAP.clear()
-    _callback.GLOBAL_INLINE_SCRIPTS.clear()
-    return declared
+    kept = tuple(one.copy() for one in found)
+    for one in found:
+        one.clear()
+    return kept
 
 
 def _give_callbacks(app: Dash) -> None:
     """Register the callbacks of the pages with the app: Dash does so only for the first app of a process."""
-    declared = _declared()
-    app.callback_map.update({name: dict(function) for name, function in declared.functions.items()})
-    app._callback_list.extend(declared.callbacks)  # noqa: SLF001 - as Dash does it
-    app._inline_scripts.extend(declared.scripts)  # noqa: SLF001 - as Dash does it
+    callbacks, functions, scripts = _declared()
+    app.callback_map.update({name: dict(function) for name, function in functions.items()})
+    app._callback_list.extend(callbacks)  # noqa: SLF001 - as Dash does it
+    app._inline_scripts.extend(scripts)  # noqa: SLF001 - as Dash does it

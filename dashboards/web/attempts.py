@@ -44,8 +44,14 @@ class Attempts:
 
 def network_of(address: str) -> str:
     """Return the IPv4 address, or the /64 network that an IPv6 household or machine has."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
+    if (parsed := ip_address(address)) is None:
         return ""
     return str(parsed) if parsed.version == 4 else str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
+def ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return a numeric address; None for anything else."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

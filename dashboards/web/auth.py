@@ -16,6 +16,7 @@ import flask
 from werkzeug.wrappers import Response
 
 from tracekit.base.errors import SelectionError
+from tracekit.dashboards.web.attempts import ip_address
 
 HELP = (
     "header:NAME@ADDRESS (NAME holds the user, set by the reverse proxy at ADDRESS, an IP or network)"
@@ -42,10 +43,7 @@ class ProxyHeader:
 
     def refusal(self, request: flask.Request) -> flask.Response | None:
         """Return 403 unless the request comes from the proxy and names one user."""
-        try:
-            sender = ipaddress.ip_address(request.remote_addr or "")
-        except ValueError:
-            sender = None
+        sender = ip_address(request.remote_addr or "")
         if sender is None or sender not in self.network:
             return refused(403, "only the reverse proxy may ask here")
         named = request.headers.get(self.header, "").strip()

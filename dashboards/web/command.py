@@ -6,7 +6,6 @@ caches results and holds the what-ifs in progress; gunicorn restarts it if it di
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import subprocess
 import sys
@@ -61,15 +60,18 @@ def dashboard_command(
         _print_hash()
         return
     from tracekit.dashboards.web.access import read_access
+    from tracekit.dashboards.web.attempts import ip_address
     from tracekit.dashboards.web.auth import read_auth
-    from tracekit.dashboards.web.server import Serving, serve
+    from tracekit.dashboards.web.server import serve
 
-    if auth is None and not _is_loopback(host):
+    numeric = ip_address(host)
+    if auth is None and not (host == "localhost" if numeric is None else numeric.is_loopback):
         raise SelectionError(
             f"--host {host!r} lets others in: say with --auth who they are (header:NAME@ADDRESS or password:FILE), or"
             " listen on 127.0.0.1 and put an authenticating proxy or an ssh tunnel before it"
         )
-    access = read_access(None if auth is None else read_auth(auth), (*hosts, *_named(host)), public_url)
+    named = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
+    access = read_access(None if auth is None else read_auth(auth), (*hosts, *named), public_url)
     if study is not None:
         from tracekit.fleet.study import Study
 
@@ -86,7 +88,7 @@ def dashboard_command(
     seen = f"{public_url}, through a proxy to {local}" if public_url else local
     click.echo(f"tracekit dashboard of {printable(shown(store))}: {seen}  (Ctrl-C ends it)")
     # From here on the process is gunicorn's: it forks, and both halves leave through here.
-    serve(Serving(store, study and study.absolute(), listening.detach(), threads, access, clean_up))
+    serve(store, study and study.absolute(), listening.detach(), threads, access, clean_up)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -100,23 +102,6 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SelectionError(f"cannot listen on {host}, port {port}: {error}; choose another --port") from None
     listening.listen(128)
     return listening
-
-
-def _named(host: str) -> tuple[str, ...]:
-    """Return the host name to listen on, which browsers may then use; none for a numeric address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return (host,) if host else ()
-    return ()
-
-
-def _is_loopback(host: str) -> bool:
-    """True if only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callable[[], None]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import flask
 import polars as pl
 
-from tracekit.base.errors import NotStoredError, SelectionError, StoreError, TracekitError
+from tracekit.base.errors import NotStoredError
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.context import choose_window, results
@@ -20,37 +20,25 @@ TABLES = (*JSON_TABLES, "by_rank", *COMMON_TABLES)
 _PER_STEP = "by_worker_per_step"
 
 
-def register(server: flask.Flask) -> None:
-    """Register the routes of the files."""
-    server.add_url_rule("/download/<name>.csv", "download", _csv)
+def download(name: str) -> flask.Response:
+    """The file of a table. Raises StoreError or SelectionError."""
+    return csv_file(name, _table(name, flask.request.args.get("job")))
 
 
-def refusal(error: TracekitError, *, selection: int = 400) -> flask.Response:
-    """Return a one-line error: 404 if the store lacks the data, 503 if the store cannot be read.
-
-    `selection`: the status of all other errors, which are in the request.
-    """
-    status = 404 if isinstance(error, NotStoredError) else 503 if isinstance(error, StoreError) else selection
-    return flask.Response(f"{error}\n", status, mimetype="text/plain")
-
-
-def _csv(name: str) -> flask.Response:
-    try:
-        table = _table(name, flask.request.args.get("job"))
-    except TracekitError as error:
-        return refusal(error, selection=404)
+def csv_file(name: str, table: pl.DataFrame) -> flask.Response:
+    """A table as a file to save."""
     response = flask.Response(safe_csv(table), mimetype="text/csv")
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
     return response
 
 
 def _table(name: str, job: str | None) -> pl.DataFrame:
-    """The table `name`: the list of jobs, or a table of one job. Raises SelectionError or StoreError."""
+    """The table `name`: the list of jobs, or a table of one job. Raises StoreError or SelectionError."""
     if name == "jobs":
         lists = pl.col("cause_kinds", "cause_places", "cause_hosts").list.join("; ")
         return results().jobs().drop("job_id", "number", "analysed", "metadata", "tracekit").with_columns(lists)
     if name not in (*TABLES, _PER_STEP):
-        raise SelectionError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
+        raise NotStoredError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
     job = results().newest() if job is None else job
     if (window := flask.request.args.get("window")) is not None:
         choose_window(job, window)

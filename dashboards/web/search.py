@@ -12,12 +12,11 @@ from itertools import islice
 
 import flask
 
-from tracekit.base.errors import NotStoredError, TracekitError
+from tracekit.base.errors import NotStoredError
 from tracekit.base.text import short
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import href
 from tracekit.dashboards.ui.context import results
-from tracekit.dashboards.web.downloads import refusal
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
@@ -28,18 +27,10 @@ _RANK = re.compile(r"(?:rank\s*)?(\d{1,7})")
 _WORKER = re.compile(r"(?:worker\s*)?\(?\s*(\d{1,7})\s*,\s*(\d{1,7})\s*\)?")
 
 
-def register(server: flask.Flask) -> None:
-    """Register the route of the search."""
-    server.add_url_rule("/search", "search", _search)
-
-
-def _search() -> flask.Response:
+def search() -> flask.Response:
+    """Links to what the query names. Raises StoreError."""
     query = " ".join(flask.request.args.get("q", "").split())[:LONGEST_QUERY]
-    try:
-        found = list(islice(_found(query, flask.request.args.get("job")), MOST_FOUND))
-    except TracekitError as error:
-        return refusal(error)
-    return flask.jsonify(found)
+    return flask.jsonify(list(islice(_found(query, flask.request.args.get("job")), MOST_FOUND)))
 
 
 def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:

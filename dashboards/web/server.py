@@ -7,8 +7,7 @@ application for users who run gunicorn themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,6 @@ AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
 HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
 URL_VARIABLE = "TRACEKIT_DASHBOARD_PUBLIC_URL"
 STUDY_VARIABLE = "TRACEKIT_STUDY"
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """Server settings: `listening` is the descriptor of a socket, `at_end` is called once, after the server's end."""
-
-    store: Path
-    study: Path | None
-    listening: int
-    threads: int
-    access: Access
-    at_end: Callable[[], None]
 
 
 def create(store: str | None = None) -> flask.Flask:
@@ -72,9 +59,32 @@ def _access_of_environment() -> Access:
         raise AppImportError(f"${HOSTS_VARIABLE}, ${URL_VARIABLE}: {error}") from None
 
 
-def serve(serving: Serving) -> None:
-    """Serve requests until SIGINT or SIGTERM."""
-    _Gunicorn(serving).run()
+def serve(
+    store: Path, study: Path | None, listening: int, threads: int, access: Access, at_end: Callable[[], None]
+) -> None:
+    """Serve requests until SIGINT or SIGTERM.
+
+    `listening`: the descriptor of a socket. `at_end`: called once, after the server's end.
+    """
+
+    def make() -> flask.Flask:
+        from tracekit.dashboards.web.app import make_app
+
+        return make_app(store, access, study).server
+
+    settings = {
+        "bind": f"fd://{listening}",
+        "workers": 1,
+        "worker_class": Worker,
+        "threads": threads,
+        "timeout": TIMEOUT_S,
+        "loglevel": "warning",
+        "control_socket_disable": True,
+        "proc_name": "tracekit-dashboard",
+        "on_exit": lambda _server: at_end(),
+        "worker_exit": _leave,
+    }
+    _Gunicorn(settings, make).run()
 
 
 def _leave(_server: Any, worker: Worker) -> None:
@@ -88,26 +98,10 @@ def _leave(_server: Any, worker: Worker) -> None:
 class _Gunicorn(BaseApplication):  # type: ignore[misc]  # gunicorn has no types
     """Gunicorn started from here instead of from its own command line."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, settings: Mapping[str, Any], make: Callable[[], flask.Flask]) -> None:
+        self._settings, self.load = settings, make
         super().__init__()
 
     def load_config(self) -> None:
-        for name, value in {
-            "bind": f"fd://{self._serving.listening}",
-            "workers": 1,
-            "worker_class": Worker,
-            "threads": self._serving.threads,
-            "timeout": TIMEOUT_S,
-            "loglevel": "warning",
-            "control_socket_disable": True,
-            "proc_name": "tracekit-dashboard",
-            "on_exit": lambda _server: self._serving.at_end(),
-            "worker_exit": _leave,
-        }.items():
+        for name, value in self._settings.items():
             self.cfg.set(name, value)
-
-    def load(self) -> Any:
-        from tracekit.dashboards.web.app import make_app
-
-        return make_app(self._serving.store, self._serving.access, self._serving.study).server

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING
 import flask
 from dash import Dash
 from flask_compress import Compress
-from werkzeug.exceptions import BadRequest, HTTPException
+from werkzeug.exceptions import BadRequest, HTTPException, InternalServerError
 from werkzeug.wrappers import Response
 
-from tracekit.base.errors import TracekitError
+from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.text import printable
 from tracekit.dashboards.ui.context import results
-from tracekit.dashboards.web import downloads, search
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
+from tracekit.dashboards.web.downloads import download
 from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
+from tracekit.dashboards.web.search import search
 
 if TYPE_CHECKING:
     from tracekit.live.metrics import JobStates
@@ -62,14 +63,15 @@ def harden(app: Dash, access: Access) -> None:
     server.before_request(lambda: _refusal(access))
     server.after_request(lambda response: _restrict(app, access, response))
     server.register_error_handler(Exception, _failed)
+    server.register_error_handler(TracekitError, _refused)
     server.add_url_rule(HEALTH, "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", _metrics)
     server.add_url_rule("/state", "state", _state)
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
-    downloads.register(server)
-    search.register(server)
+    server.add_url_rule("/download/<name>.csv", "download", download)
+    server.add_url_rule("/search", "search", search)
     if access.auth is not None:
         access.auth.register(server)
     _compress(server)
@@ -119,16 +121,13 @@ def _readyz() -> flask.Response:
     try:
         count = results().jobs().height
     except TracekitError:
-        return flask.Response("the store cannot be read\n", 503, mimetype="text/plain")
+        return refused(503, "the store cannot be read")
     return flask.Response(f"ok, {count} jobs\n", mimetype="text/plain")
 
 
 def _state() -> flask.Response:
     """Return the state of the store, which pages poll to notice new data."""
-    try:
-        return flask.Response(results().state(), mimetype="text/plain")
-    except TracekitError as error:
-        return flask.Response(f"{error}\n", 503, mimetype="text/plain")
+    return flask.Response(results().state(), mimetype="text/plain")
 
 
 def _metrics() -> flask.Response:
@@ -136,10 +135,7 @@ def _metrics() -> flask.Response:
     from tracekit.live.metrics import StoreMetrics
 
     states = _states(results().path)
-    try:
-        states()
-    except TracekitError as error:
-        return flask.Response(f"{error}\n", 503, mimetype="text/plain")
+    states()  # raises an error where the metrics would be empty
     return flask.Response(exposition(StoreMetrics(states, flask.request.url_root).collect()), content_type=CONTENT_TYPE)
 
 
@@ -152,12 +148,20 @@ def _states(store: Path) -> Callable[[], JobStates]:
     return remembered(Store(store))
 
 
+def _refused(error: TracekitError) -> flask.Response:
+    """Return a one-line error: 404 if the store lacks the data, 503 if it cannot be read, 400 for a wrong request."""
+    status = 404 if isinstance(error, NotStoredError) else 503 if isinstance(error, StoreError) else 400
+    return refused(status, str(error))
+
+
 def _failed(error: Exception) -> flask.Response | HTTPException:
     """Answer a request that Dash cannot handle, and so no page sent, with one line to the client and one in the log.
 
     Errors of the pages themselves are shown on them (components.guarded, callbacks.say_failure).
     """
     path = flask.request.path
+    if isinstance(error, InternalServerError):
+        return refused(500, "an error of tracekit itself; the server's log has the details")
     if isinstance(error, HTTPException) and not (isinstance(error, BadRequest) and path.startswith(_DASH)):
         return error
     if not path.startswith(_DASH):
@@ -167,8 +171,8 @@ def _failed(error: Exception) -> flask.Response | HTTPException:
     log.warning("%s cannot be answered: %.300s", printable(path)[:100], why)
     log.debug("where that came from", exc_info=error)
     if path.startswith(_FILES):
-        return flask.Response("no such file\n", 404, mimetype="text/plain")
-    return flask.Response("this is nothing that a page of the dashboard asks\n", 400, mimetype="text/plain")
+        return refused(404, "no such file")
+    return refused(400, "this is nothing that a page of the dashboard asks")
 
 
 def _restrict(app: Dash, access: Access, response: flask.Response) -> flask.Response:

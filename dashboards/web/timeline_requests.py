@@ -8,11 +8,9 @@ offset from the end of the JSON, items], little-endian and aligned to 8 bytes.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import tempfile
-from collections.abc import Callable, Mapping
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,12 @@ import numpy.typing as npt
 import polars as pl
 from dash import Dash
 
-from tracekit.base.errors import NotStoredError, SelectionError, TracekitError
-from tracekit.base.safe_csv import safe_csv
+from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.web.downloads import refusal
+from tracekit.dashboards.web.downloads import csv_file
 from tracekit.show.path_spans import PathSpans, path_spans
 from tracekit.show.spans import (
     STREAM_NAMES,
@@ -92,23 +89,9 @@ def serve_timeline(app: Dash) -> None:
         ("slowest.csv", _slowest_csv),
         ("export.json.gz", _export),
     ):
-        app.server.add_url_rule(f"/timeline/{path}", f"timeline_{path}", _refusing(answer))
-
-
-def _refusing(answer: Callable[[Mapping[str, str]], flask.Response]) -> Callable[[], flask.Response]:
-    """Wrap a route to answer errors with one line."""
-
-    @wraps(answer)
-    def view() -> flask.Response:
-        try:
-            return answer(flask.request.args)
-        except TracekitError as error:
-            return refusal(error)
-        except Exception:
-            logging.getLogger(__name__).exception("a request of the timeline failed")
-            return flask.Response("an error of tracekit itself; the server's log has the details\n", 500)
-
-    return view
+        app.server.add_url_rule(
+            f"/timeline/{path}", f"timeline_{path}", lambda answer=answer: answer(flask.request.args)
+        )
 
 
 def packed(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
@@ -342,10 +325,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
 
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
     """The slowest ops with all digits, as a file."""
-    table = _slowest_table(_Shown(texts), SLOWEST_IN_CSV)
-    response = flask.Response(safe_csv(table), mimetype="text/csv")
-    response.headers["Content-Disposition"] = 'attachment; filename="slowest-ops.csv"'
-    return response
+    return csv_file("slowest-ops", _slowest_table(_Shown(texts), SLOWEST_IN_CSV))
 
 
 def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:

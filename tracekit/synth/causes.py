@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,18 +30,23 @@ LENGTH_SIGMA = 1.6
 
 
 @dataclass(frozen=True, slots=True)
-class SlowWorker(InjectedCause):
+class OnWorker(InjectedCause):
+    """A cause at one worker."""
+
+    LOCATION: ClassVar[tuple[str, ...]] = ("dp_rank", "pp_rank")
+    dp_rank: int | None = None
+    pp_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowWorker(OnWorker):
     """One worker computes `factor` times as long: forwards, backwards and optimizer."""
 
     NAME = "slow-worker"
-    LOCATION = ("dp_rank", "pp_rank")
-    dp_rank: int | None = None
-    pp_rank: int | None = None
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         return _scaled(WORK, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
@@ -54,9 +59,8 @@ class SlowHost(InjectedCause):
     host: int | None = None
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         here: dict[int | None, npt.NDArray[np.bool_]] = {
             stage: np.tile([job.host(dp_rank, stage) == self.host for dp_rank in range(job.layout.dp_ranks)], job.steps)
             for stage in range(job.layout.pp)
@@ -71,9 +75,8 @@ class SlowLastStage(InjectedCause):
     NAME = "slow-last-stage"
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         last = job.layout.pp - 1, job.layout.vpp - 1
         # Scaled rather than added: the loss layer shares the noise of the layers before it.
         factor = 1 + (self.factor - 1) / job.chunk_work(last[0])
@@ -174,34 +177,29 @@ class SlowSteps(InjectedCause):
     count: int = 2
     factor: float = 1.5
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         first = self.position or 0
         lanes = (job.step_of_lane >= first) & (job.step_of_lane < first + self.count)
         return _scaled(COMPUTE, dict.fromkeys(range(job.layout.pp), lanes), self.factor)
 
 
 @dataclass(frozen=True, slots=True)
-class SlowP2pLink(InjectedCause):
+class SlowP2pLink(OnWorker):
     """Transfers between a stage and the next one of a DP rank, in both directions, take `factor` times as long.
 
     `pp_rank`: the earlier stage of the link.
     """
 
     NAME = "slow-p2p-link"
-    LOCATION = ("dp_rank", "pp_rank")
-    dp_rank: int | None = None
-    pp_rank: int | None = None
     factor: float = 40.0
 
     def places(self, name: str, job: JobShape) -> int:
         """See `InjectedCause.places`."""
         return job.places(name) - (name == "pp_rank")
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         factor = np.where(job.dp_rank_of_lane == self.dp_rank, self.factor, 1.0)
         earlier = self.pp_rank or 0
         stages = {
@@ -212,22 +210,18 @@ class SlowP2pLink(InjectedCause):
 
 
 @dataclass(frozen=True, slots=True)
-class SlowNic(InjectedCause):
+class SlowNic(OnWorker):
     """The data-parallel collectives of one worker take `factor` times as long on its side."""
 
     NAME = "slow-nic"
-    LOCATION = ("dp_rank", "pp_rank")
-    dp_rank: int | None = None
-    pp_rank: int | None = None
     factor: float = 4.0
 
     def places(self, name: str, job: JobShape) -> int:
         """See `InjectedCause.places`."""
         return job.places(name) if job.layout.has_dp_collectives else 0
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
         """See `InjectedCause.effect`."""
-        del rng
         return _scaled(DP_COLLECTIVES, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
@@ -260,35 +254,27 @@ def _scaled(kinds: frozenset[OpKind], lanes_of: Mapping[int | None, npt.NDArray[
 
 
 @dataclass(frozen=True, slots=True)
-class ClockOffset(InjectedCause):
+class ClockOffset(OnWorker):
     """The clock of one worker is `offset_s` ahead (below 0: behind); its work is as healthy as before."""
 
     NAME = "clock-offset"
-    LOCATION = ("dp_rank", "pp_rank")
-    dp_rank: int | None = None
-    pp_rank: int | None = None
     offset_s: float = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class MissingRanks(InjectedCause):
+class MissingRanks(OnWorker):
     """`count` workers were not recorded: the drawn (or named) one and those after it, by DP rank, then stage."""
 
     NAME = "missing-ranks"
-    LOCATION = ("dp_rank", "pp_rank")
-    dp_rank: int | None = None
-    pp_rank: int | None = None
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class MissingSteps(InjectedCause):
+class MissingSteps(OnWorker):
     """One worker was not recorded in `count` consecutive steps, from traced step `position` (counted from 0) on."""
 
     NAME = "missing-steps"
     LOCATION = ("dp_rank", "pp_rank", "position")
-    dp_rank: int | None = None
-    pp_rank: int | None = None
     position: int | None = None
     count: int = 1
 

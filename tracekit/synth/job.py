@@ -121,9 +121,8 @@ class InjectedCause:
         """The number of values that the location `name` can have in that job."""
         return job.places(name)
 
-    def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
+    def effect(self, _job: JobShape, _rng: np.random.Generator, /) -> Effect:
         """The effect of the (located) cause on each op; nothing if only the recording differs, not the run."""
-        del job, rng
         return Effect()
 
     def label(self) -> dict[str, Any]:

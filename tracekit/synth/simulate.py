@@ -135,12 +135,11 @@ def synthesize(spec: SynthSpec) -> Trace:
     ]
     ops = _frame(plan, shape, np.array(step_numbers, np.int32), times)
     ops = _without_missing(ops, shape, step_numbers, causes)
-    mean_step_s = times.step_s
     return Trace.from_frame(
         ops,
         spec.layout,
         name=spec.name,
-        step_starts={step: EPOCH_S + (step - FIRST_STEP) * mean_step_s for step in step_numbers},
+        step_starts={step: EPOCH_S + (step - FIRST_STEP) * times.step_s for step in step_numbers},
         metadata=_metadata(spec, shape, causes),
         source=spec.name,
     )
@@ -239,25 +238,19 @@ class _Draws:
         return factor
 
     def _base(self, op: PlannedOp) -> float:
-        costs, chunks = self.spec.costs, self.shape.layout.vpp
-        match op.kind:
-            case OpKind.FORWARD_COMPUTE:
-                return costs.forward_s * self.shape.chunk_work(op.pp_rank)
-            case OpKind.BACKWARD_COMPUTE:
-                return costs.backward_s * self.shape.chunk_work(op.pp_rank)
-            case OpKind.PARAMS_ALL_GATHER:
-                return costs.all_gather_s / chunks
-            case OpKind.GRADS_REDUCE_SCATTER:
-                return costs.reduce_scatter_s / chunks
-            case _:
-                return {
-                    OpKind.SEPARATE_GRADS_ALL_REDUCE: costs.separate_s,
-                    OpKind.LAYERNORM_GRADS_ALL_REDUCE: costs.layernorm_s,
-                    OpKind.EMBEDDING_GRADS_ALL_REDUCE: costs.embedding_s,
-                    OpKind.OPTIMIZER_CLIP_MAIN_GRAD: costs.clip_s,
-                    OpKind.OPTIMIZER: costs.optimizer_s,
-                    OpKind.GC: costs.gc_s,
-                }.get(op.kind, costs.p2p_s)
+        costs, layout, work = self.spec.costs, self.shape.layout, self.shape.chunk_work(op.pp_rank)
+        return {
+            OpKind.FORWARD_COMPUTE: costs.forward_s * work,
+            OpKind.BACKWARD_COMPUTE: costs.backward_s * work,
+            OpKind.PARAMS_ALL_GATHER: costs.all_gather_s / layout.vpp,
+            OpKind.GRADS_REDUCE_SCATTER: costs.reduce_scatter_s / layout.vpp,
+            OpKind.SEPARATE_GRADS_ALL_REDUCE: costs.separate_s,
+            OpKind.LAYERNORM_GRADS_ALL_REDUCE: costs.layernorm_s,
+            OpKind.EMBEDDING_GRADS_ALL_REDUCE: costs.embedding_s,
+            OpKind.OPTIMIZER_CLIP_MAIN_GRAD: costs.clip_s,
+            OpKind.OPTIMIZER: costs.optimizer_s,
+            OpKind.GC: costs.gc_s,
+        }.get(op.kind, costs.p2p_s)
 
 
 def simulated_slowdown(spec: SynthSpec) -> float:

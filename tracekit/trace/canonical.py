@@ -46,11 +46,9 @@ COLLECTED = "collected"
 DEVICE_CLOCK = "device_clock"
 #: Metadata without names that the analysis reads.
 _WITHOUT_NAMES = (UNIT_KEY, "layers", "ranks_of_workers")
-#: Beyond the first million, a file with more rows per byte than this contains no real ops: each op has two times of its
-#: own.
-MOST_ROWS_PER_BYTE, FEWEST_ROWS = 2, 1_000_000
-#: Files with more columns than usual may not hold more values than this per byte, nor more columns than that.
-USUAL_COLUMNS, MOST_VALUES_PER_BYTE, MOST_COLUMNS = 32, 64, 10_000
+#: Beyond the first values, a file with more of them per byte than this contains no real ops: each op has two times of
+#: its own. A row counts as at least the usual number of columns.
+USUAL_COLUMNS, MOST_COLUMNS, MOST_VALUES_PER_BYTE, FEWEST_VALUES = 32, 10_000, 64, 32_000_000
 #: Read files with more rows than this one column at a time.
 MOST_ROWS_AT_ONCE = 250_000
 #: Name at most this many workers that were not traced.
@@ -122,8 +120,8 @@ class Trace:
         origin, kept = Source(source, columns or {}), dict(metadata or {})
         known = None if unit is None else unit_of_time(unit)
         frame = ops if isinstance(ops, pl.DataFrame) else _of_pandas(ops, origin)
-        timed = in_seconds(frame, known, _finite(step_starts or {}, origin), origin)
-        checked = checked_columns(timed.ops, layout, origin)
+        timed, starts = in_seconds(frame, known, _finite(step_starts or {}, origin), origin)
+        checked = checked_columns(timed, layout, origin)
         if known is not None:
             kept[UNIT_KEY] = str(known)
         stated = kept.get(UNIT_KEY)
@@ -132,13 +130,13 @@ class Trace:
             step_starts or {},
             origin,
             stated=Unit(stated) if stated in tuple(Unit) else None,
-            integers=all(timed.ops[name].dtype.is_integer() for name in ("start", "duration")),
+            integers=all(timed[name].dtype.is_integer() for name in ("start", "duration")),
         )
         return cls(
             ops=checked,
             layout=layout,
             name=encodable(name),
-            step_starts=MappingProxyType(dict(timed.step_starts)),
+            step_starts=MappingProxyType(dict(starts)),
             metadata=MappingProxyType(kept),
         )
 
@@ -344,13 +342,13 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
     if (width := len(_parquet(path, pl.read_parquet_schema))) > USUAL_COLUMNS:
-        _check_columns(path, width)
+        _check_size(path, width)
     few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
     if few.height <= MOST_ROWS_AT_ONCE:
         return few.rechunk()
     names = few.columns
     del few
-    _check_rows(path)
+    _check_size(path, width)
 
     def column(name: str) -> pl.Series:
         """One column as a single chunk."""
@@ -368,26 +366,16 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
         return pl.DataFrame(list(columns))
 
 
-def _check_rows(path: str | os.PathLike[str]) -> None:
-    """Raise FormatError if the file claims more ops than its bytes can hold: one value repeated without end."""
-    rows, size = _rows(path), Path(path).stat().st_size
-    if rows > max(MOST_ROWS_PER_BYTE * size, FEWEST_ROWS):
-        raise FormatError(f"{path}: {rows} rows in {size} bytes, too few for the times of real ops; record it again")
-
-
-def _check_columns(path: str | os.PathLike[str], columns: int) -> None:
+def _check_size(path: str | os.PathLike[str], columns: int) -> None:
     """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
-    rows, size = _rows(path), Path(path).stat().st_size
-    if columns > MOST_COLUMNS or rows * columns > max(MOST_VALUES_PER_BYTE * size, FEWEST_ROWS * USUAL_COLUMNS):
+    size = Path(path).stat().st_size
+    rows = int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
+    values = rows * max(columns, USUAL_COLUMNS)
+    if columns > MOST_COLUMNS or values > max(MOST_VALUES_PER_BYTE * size, FEWEST_VALUES):
         raise FormatError(
-            f"{path}: {rows} rows of {columns} columns in {size} bytes; expected at most {MOST_COLUMNS} columns, and no"
-            f" more than {MOST_VALUES_PER_BYTE} values per byte: keep the columns of a trace"
+            f"{path}: {rows} rows of {columns} columns in {size} bytes, too few for the times of real ops; expected at"
+            f" most {MOST_COLUMNS} columns: record it again, or keep the columns of a trace"
         )
-
-
-def _rows(path: str | os.PathLike[str]) -> int:
-    """The number of rows that a file claims."""
-    return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
 
 
 def _parquet(path: str | os.PathLike[str], read: Any) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from tracekit.base.errors import TraceError
 from tracekit.trace.magnitudes import LONGEST_S
@@ -31,28 +30,22 @@ FEWEST_STEPS = 3
 SMALLEST_SHARE = 0.5
 
 
-class Timed(Struct, frozen=True):
-    """`ops`: times in seconds from the start of their step. `step_starts`: step to seconds since 1970, or of the clock
-    that runs across steps, if known.
-    """
-
-    ops: pl.DataFrame
-    step_starts: Mapping[int, float]
-
-
-def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Source) -> Timed:
-    """`ops` with times in seconds from the start of their step. `unit`: of the input times; None means seconds.
+def in_seconds(
+    ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, float], source: Source
+) -> tuple[pl.DataFrame, Mapping[int, float]]:
+    """`ops` with times in seconds from the start of their step; and when steps start, as far as known, seconds since
+    1970 or of the clock that runs across steps. `unit`: of the input times; None means seconds.
 
     Columns without times are left for `checked_columns` to report. Raises TraceError if starts are clock times in
     another unit than `unit`.
     """
     start, duration = (_raw(ops, name) for name in ("start", "duration"))
     if start is None or duration is None or "step" not in ops.columns or not ops["step"].dtype.is_integer():
-        return Timed(ops, step_starts)
+        return ops, step_starts
     per_second = (unit or Unit.S).per_second
     runs_on = _may_run_on(ops, start, duration, per_second)
     if not runs_on and per_second == 1:
-        return Timed(ops, step_starts)
+        return ops, step_starts
     start, duration = (one if one.dtype == pl.Int64 else one.cast(pl.Float64) for one in (start, duration))
     if runs_on:
         rank = ops["rank"] if _has_ranks(ops) else pl.repeat(0, ops.height, eager=True)
@@ -63,7 +56,7 @@ def in_seconds(ops: pl.DataFrame, unit: Unit | None, step_starts: Mapping[int, f
     for name in (WAITED, LASTED, OFF_CPU):
         if isinstance(ops.schema.get(name), pl.List):
             times.append(ops.select(pl.col(name).list.eval(pl.element() / per_second)).to_series())
-    return Timed(ops.with_columns(times), step_starts)
+    return ops.with_columns(times), step_starts
 
 
 def _raw(ops: pl.DataFrame, name: str) -> pl.Series | None:

@@ -344,6 +344,15 @@ class TestBrokenAndHostile:
         assert len(answer.text.splitlines()) == 1
         assert all(one.levelname == "WARNING" and one.exc_info is None for one in caplog.records)
 
+    def test_an_error_of_tracekit_itself_is_one_line_and_logged(
+        self, sample_store: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tracekit.dashboards.web.downloads.safe_csv", lambda _: 1 / 0)
+        answer = make_app(sample_store).server.test_client().get("/download/jobs.csv")
+        assert (answer.status_code, len(answer.text.splitlines())) == (500, 1)
+        assert "ZeroDivisionError" in caplog.text
+        assert "ZeroDivisionError" not in answer.text
+
     def test_an_address_that_is_no_page_shows_the_way_back(self, visit: Visit) -> None:
         page = visit("/..%2f..%2fetc/passwd", anew=True)
         assert "No such page" in page.inner_text("#page")
