@@ -85,7 +85,7 @@ def test_events_that_nobody_recorded_are_inferred_and_said_to_be(tmp_path):
     found = edges(job)
     assert (GEMM, all_reduce(0, 1)["name"], 4) in found
     assert (all_reduce(0, 1)["name"], "optimizer_adam", 4) in found
-    left = job.whatif().recorded.unexplained
+    left = job.whatif().evidence.unexplained
     assert (left.inferred, left.violations) == (2, 0)
     assert left.compute_gap_s <= 10 * US
 
