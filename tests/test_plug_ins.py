@@ -174,12 +174,12 @@ def test_a_trace_of_tracekit_needs_no_look_for_importers_and_rules(
 #: A detector of what is one second too long, anywhere.
 DETECTOR = """
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.ops import OpsChange
+from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.report.finding import Place
 class it(Detector):
     kind, title, suggested_fix = "odd", "A second too long", "shorten it"
     def in_ops(self, evidence):
-        yield Candidate(self.kind, Place(), "takes a second too long", (), 0.9, OpsChange(gone_s=1.0))
+        yield Candidate(self.kind, Place(), "takes a second too long", (), 0.9, AddTime(-1.0))
 """
 
 

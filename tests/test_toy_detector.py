@@ -21,7 +21,7 @@ from tracekit.store.incidents import followed
 TOY = """
 import numpy as np
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.ops import OpsChange
+from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place
 
@@ -40,7 +40,7 @@ class Toy(Detector):
     def in_ops(self, evidence):
         toys_s = evidence.ops.filter(kind="toy", rank=0)["duration"].sum() / len(evidence.steps)
         if toys_s > 1:
-            yield Candidate(self.kind, Place(), "toys take 1.50 s", (), 0.9, OpsChange(gone_s=toys_s - 0.5))
+            yield Candidate(self.kind, Place(), "toys take 1.50 s", (), 0.9, AddTime(0.5 - toys_s))
 """
 
 

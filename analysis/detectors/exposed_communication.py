@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 
@@ -43,6 +44,6 @@ class ExposedCommunication(Detector):
             f"transfers that no compute hides cost {figure.value:.0%} of the recording, with all ranks there",
             (figure,),
             confidence_from((figure,)),
-            OpsChange(gone_s=exposed_s),
+            AddTime(-exposed_s),
             bound=True,
         )

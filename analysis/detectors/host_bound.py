@@ -8,8 +8,8 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence, OpsChange
-from tracekit.analysis.whatif.interventions import step_times
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.whatif.interventions import AddTime, step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 
@@ -53,7 +53,7 @@ class HostBound(Detector):
             f"{gpus} {share:.0%} of the recording, because its host launches nothing",
             (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
             confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
-            OpsChange(gone_s=idle_s),
+            AddTime(-idle_s),
             bound=True,
             title="The GPU is idle: its host launches nothing",
             next_check="a timeline of the host's threads while the GPU is idle (`tracekit export`); py-spy",

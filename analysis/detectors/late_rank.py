@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.ops import AtPace, OpEvidence
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit
@@ -37,5 +37,5 @@ class LateRank(Detector):
             waited,
             (Figure("saved at the pace of its peers", culprit.saved_s, 0.0, Unit.SECONDS),),
             1 - LARGEST_CHANCE,
-            AtPace(rank=culprit.rank, freed=culprit.rank),
+            evidence.at_pace(culprit.rank, freed=True),
         )

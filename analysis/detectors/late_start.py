@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector
-from tracekit.analysis.evidence.ops import Begins, OpEvidence
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit
@@ -37,5 +37,5 @@ class LateStart(Detector):
             f"its first recorded event is {seconds(culprit.late_s)} after those of its peers, which wait for it",
             (Figure("later than its peers", culprit.late_s, 0.0, Unit.SECONDS),),
             1 - LARGEST_CHANCE,
-            Begins(rank=culprit.rank, begin_s=usual_s),
+            evidence.begins(culprit.rank, usual_s),
         )

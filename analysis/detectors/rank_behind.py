@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate
-from tracekit.analysis.evidence.ops import AtPace, OpEvidence
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.behind import Behind, Part
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
 from tracekit.report.finding import Figure, Place, Unit
@@ -57,6 +57,6 @@ def rank_behind(
         effect,
         (share, *figures),
         1 - LARGEST_CHANCE,
-        AtPace(rank=culprit.rank, ops=behind.ops, freed=culprit.rank if freed else None),
+        evidence.at_pace(culprit.rank, behind.ops, freed=freed),
         series=None if evidence.recorded is not None else 1 + behind.saved_each_s / evidence.unchanged_s,
     )

@@ -9,14 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, STRAGGLING_SLOWDOWN, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
-from tracekit.analysis.gpu.behind import Behind, Culprit, Part, exposed_communication_s, find_culprit, freed_of_waits
+from tracekit.analysis.gpu.behind import (
+    SMALLEST_SHARE,
+    Behind,
+    Culprit,
+    Part,
+    exposed_communication_s,
+    find_culprit,
+)
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.analysis.gpu.trust import Unexplained, unexplained
@@ -24,6 +30,7 @@ from tracekit.analysis.gpu.waits import Waits, waits_of_ops
 from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps, Together, step_times
 from tracekit.base.text import seconds
 from tracekit.report.verdict import LossKind
 from tracekit.trace.op import OpTrace
@@ -33,43 +40,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.fixes.plan import Plan
     from tracekit.report.finding import Finding, Place
     from tracekit.trace.model import Worker
-
-
-class OpsChange(Struct, frozen=True, eq=False):
-    """A change to a job of any shape.
-
-    `freed`: a rank that no longer makes the calls in which it waits for its GPU and its peers do not, None for none.
-    `gone_s`: seconds of each step that go besides, known without a replay.
-    """
-
-    freed: int | None = None
-    gone_s: float = 0.0
-
-    def cost(self, pace: PaceOfPeers) -> Floats:
-        """Return the cost of each op after the change, seconds, [ops]."""
-        return pace.cost
-
-
-class AtPace(OpsChange, frozen=True, eq=False, kw_only=True):
-    """Some ops of a rank are as fast as those of its peers. `ops`: which ones, of any rank, [ops]; None for all."""
-
-    rank: int
-    ops: Bools | None = None
-
-    def cost(self, pace: PaceOfPeers) -> Floats:
-        """See `OpsChange.cost`."""
-        return pace.costs(self.rank, self.ops)
-
-
-class Begins(OpsChange, frozen=True, eq=False, kw_only=True):
-    """The recording of a rank begins `begin_s` seconds after that of the job."""
-
-    rank: int
-    begin_s: float
-
-    def cost(self, pace: PaceOfPeers) -> Floats:
-        """See `OpsChange.cost`."""
-        return pace.with_window(self.rank, self.begin_s)
 
 
 class Times(Struct, frozen=True, eq=False):
@@ -193,7 +163,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def unchanged(self) -> Floats:
         """Step times with launch delays, seconds, [steps]."""
-        return np.asarray(self.pace.step_times([self.pace.cost])[0])
+        return self.step_times(())
 
     @property
     def unchanged_s(self) -> float:
@@ -215,16 +185,24 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         """What the noise of the run makes of S."""
         return Parts.of(self.times.original, self.times.ideal, self.times.noisy)
 
-    def step_times(self, changes: Sequence[OpsChange]) -> Floats:
+    def step_times(self, changes: Sequence[Intervention]) -> Floats:
         """Return the duration of each step after these changes, seconds, [steps]."""
-        freed = [freed_of_waits(self.pace, change.freed) for change in changes if change.freed is not None]
-        pace = next((one for one in freed if one is not None), self.pace)
-        cost = pace.cost.copy()
-        for change in changes:
-            changed = change.cost(pace)
-            touched = changed != pace.cost
-            cost[touched] = changed[touched]
-        return np.asarray(pace.step_times([cost])[0] - sum(change.gone_s for change in changes))
+        return step_times(self.replay, changes)
+
+    def at_pace(self, rank: int, ops: Bools | None = None, *, freed: bool = False) -> Intervention:
+        """Return the job with some ops of a rank as fast as those of its peers. `ops`: which ones, of any rank, [ops].
+
+        `freed`: without the calls in which the rank waits for its GPU and its peers do not.
+        """
+        cost = self.pace.costs(rank, ops)
+        edit = SetSomeOps(cost != self.pace.cost, cost)
+        faster = self.pace.freed((rank,), SMALLEST_SHARE * self.pace.recorded_s) if freed else None
+        return edit if faster is None else Together((faster, edit))
+
+    def begins(self, rank: int, begin_s: float) -> Intervention:
+        """Return the job in which the recording of a rank begins `begin_s` seconds after that of the job."""
+        cost = self.pace.with_window(rank, begin_s)
+        return SetSomeOps(cost != self.pace.cost, cost)
 
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
         """Yield what a detector finds in the job."""

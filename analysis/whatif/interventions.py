@@ -22,7 +22,7 @@ from tracekit.analysis.graph.labels import LabelledGraph, Mask
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.graph.rules.gathering import HOST_KINDS
 from tracekit.analysis.graph.template import Template
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -193,6 +193,22 @@ class SetOps(Struct, frozen=True, eq=False):
         overlay.op_cost = self.cost
 
 
+class SetSomeOps(Struct, frozen=True, eq=False):
+    """Give some ops of an op graph another cost, seconds. `chosen`: which ones, [ops]; `cost`: [ops]."""
+
+    chosen: Bools
+    cost: Floats
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        cost = overlay.op_cost
+        if cost is None:
+            cost = np.empty(len(self.cost))
+            for block, of_block in zip(overlay.replay.graph.blocks, overlay.replay.durations.cost, strict=True):
+                cost[cast("FoldedSteps", block).op] = of_block
+        overlay.op_cost = np.where(self.chosen, self.cost, cost)
+
+
 class NoDelays(Struct, frozen=True):
     """Remove all launch delays."""
 
@@ -228,13 +244,16 @@ class AddTime(Struct, frozen=True):
 
 
 class Restructure(Struct, frozen=True, eq=False):
-    """The same ops with other edges, or on another schedule: those of `replay`. Comes before edits of costs."""
+    """The same ops with other edges, or on another schedule: those of `replay`. Of edits of costs before it, it keeps
+    those of single ops and of whole steps.
+    """
 
     replay: GraphReplay
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
         recorded = CostOverlay.recorded(self.replay)
+        recorded.op_cost, recorded.stalled_s = overlay.op_cost, overlay.stalled_s
         for name in CostOverlay.__struct_fields__:
             setattr(overlay, name, getattr(recorded, name))
 
