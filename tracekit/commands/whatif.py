@@ -117,10 +117,11 @@ def whatif_command(
         del loaded  # and with it the ops of a pipeline, which nothing reads any more
         report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
         if html is not None:
-            from tracekit.show.documents.page import page, write_page
+            from tracekit.base.atomic_write import write_text
+            from tracekit.show.documents.page import PAGE_FILE, page
 
             tell("the slowest steps")
-            write_page(html, page(report, gpu_hour=gpu_hour))
+            write_text(html, page(report, gpu_hour=gpu_hour), PAGE_FILE)
     if csv_directory is not None:
         report.write_csv(csv_directory)
     if parquet_file is not None:

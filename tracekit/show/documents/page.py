@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page: answer, worker map, steps, causes, fixes, the slowest steps.
 
-In: a `Report` and its replay. Out: the text of the page, or a file. Names are escaped wherever they appear, and a
+In: a `Report` and its replay. Out: the text of the page. Names are escaped wherever they appear, and a
 content security policy forbids all requests.
 """
 
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from pathlib import Path
 
-from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.base.text import short
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.report import Report
@@ -20,7 +19,7 @@ from tracekit.show.documents.worst_steps import worst_steps
 
 #: How every page begins.
 BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
-#: The kind of file that `write_page` replaces.
+#: The kind of file that a page replaces.
 PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEGINNING.encode()))
 
 
@@ -44,12 +43,6 @@ def _timeline(report: PipelineReport) -> str:
         f"{_TIMELINE}<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer>"
         f'</main><script type="application/json" id="worst-steps">{data}</script><script>{_script()}</script>'
     )
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write the page to a file. Raises OutputError; a file there is replaced only if this function wrote it."""
-    with replacing(path, PAGE_FILE) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 _FOOTER = "<footer>Made by tracekit.</footer></main>"
