@@ -109,10 +109,6 @@ class GraphReport(Report):
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
         """See `Report.remarks_of_source`."""
-        times = self.times_s
-        if len(self.evidence.ranks) > 1:
-            alike = f"{seconds(times['ideal'])} with all ranks alike (S = {self.slowdown:.2f})"
-            yield "Time", f"{seconds(times['recorded'])} recorded, {alike}"
         kept = self.evidence.kept
         notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
@@ -120,34 +116,45 @@ class GraphReport(Report):
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`."""
         found = self.recorded
+        if full and len(self.evidence.ranks) > 1:
+            yield self._method()
         if found is not None:
-            yield self._ranks(found, None if full else _FEWEST_RANKS)
+            yield self._ranks(found, full=full)
             if full:
                 yield _waits(found)
                 yield _kernels(found)
         if full or found is None:
             yield self._critical_path()
         for group in self.labels_asked:
-            if group.labels == ("rank",) and found is not None:
+            if full and group.labels == ("rank",) and found is not None:
                 continue
-            if full or found is None or ",".join(group.labels) in self.asked:
+            if full or ",".join(group.labels) in self.asked:
                 yield by_label_table(group)
 
-    def _ranks(self, found: Recorded, most: int | None) -> Table:
-        """A row for each rank, the one that the others wait for first; a rank alone waits for nobody."""
+    def _method(self) -> Table:
+        """What the method of the paper says: S, and the times that it divides."""
+        names = {"recorded": "recorded", "original": "launch delays removed", "ideal": "and all ranks alike"}
+        rows = ((name, seconds(self.times_s[key])) for key, name in names.items())
+        return Table("Method", (f"Times of a {self.whole}", "mean"), (*rows, ("S", f"{self.slowdown:.3f}")))
+
+    def _ranks(self, found: Recorded, *, full: bool) -> Table:
+        """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
+
+        `full`: with S of each rank, which the prices of findings are not compared with.
+        """
         slowdown, several = self.slowdown_by_rank, len(self.evidence.ranks) > 1
         each = list(zip(found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True))
         each.sort(key=lambda row: -row[2])
         rows = []
         for one, wait, sole_delay in each:
-            alone = f"{slowdown[one.rank]:.3f}" if one.rank in slowdown else ""
+            alone = (f"{slowdown[one.rank]:.3f}" if one.rank in slowdown else "",) if full else ()
             parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
             shares = [f"{part / (one.span_s or 1.0) * 100:.0f} %" for part in parts]
-            waits = (alone, seconds(sole_delay), seconds(wait)) if several else ()
+            waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
-        waits = ("S alone", "sole delay", "waits") if several else ()
+        waits = (*(("S alone",) if full else ()), "sole delay", "waits") if several else ()
         heads = ("rank", *waits, "compute", "transfers", "exposed", "idle", "of")
-        return _shortened("Ranks", heads, rows, most or _MOST_RANKS)
+        return _shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
 
     def _critical_path(self) -> Table:
         """The critical path of the recorded job, by op class and by rank."""
