@@ -80,7 +80,7 @@ def test_the_first_screen_has_one_yardstick_and_the_method_of_the_paper_is_asked
     assert "alike" not in whatif(written)
     assert "S alone" not in whatif(written)
     full = whatif(written, "--full")
-    assert "and all ranks alike     3.00 s" in full
+    assert "and all ranks alike" in full
     assert "S alone" in full
 
 
