@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.groups import slow_groups
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import as_fast_as_peers, beyond_peers_s, worker_series, workers_as_fast_as_peers
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.model import Worker

@@ -15,7 +15,7 @@ from tracekit.analysis.evidence.compute_profile import SMALLEST_FACTOR
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.workers import data_factor, optimizer_factor, ranks_with_more_data
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds

@@ -11,7 +11,7 @@ from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.data_waits import late_ranks
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Scale, ScaleDelays, Together

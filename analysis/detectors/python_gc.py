@@ -13,7 +13,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.base.text import seconds

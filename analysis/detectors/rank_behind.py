@@ -6,16 +6,19 @@ In: `OpEvidence`. Out: `Candidate`s, and the figures behind them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.behind import Behind, Part
 from tracekit.analysis.gpu.noise import LARGEST_CHANCE
+from tracekit.analysis.gpu.part import Part
 from tracekit.report.finding import Figure, Place, Unit
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.behind import Behind
 
 
 class Spent(NamedTuple):

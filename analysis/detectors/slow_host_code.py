@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -12,10 +13,13 @@ from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
-from tracekit.analysis.gpu.behind import Behind, Part
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.behind import Behind
 
 #: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
 SMALLEST_HOST_SHARE = 0.02

@@ -15,7 +15,7 @@ from tracekit.analysis.evidence.network_repairs import card_as_usual
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.slow_cards import SMALLEST_RING_FACTOR
 from tracekit.analysis.evidence.transfers import SMALLEST_LINK_FACTOR
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import ratio

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 
 
 class SyncCalls(Detector):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import polars as pl
 
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.behind import Part
+from tracekit.analysis.gpu.part import Part
 
 
 class Compared(NamedTuple):

@@ -33,7 +33,6 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.plug_ins import in_words, tell
-from tracekit.report import plain_data
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.trace.canonical import Trace
@@ -61,7 +60,8 @@ def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
         plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
         try:
             made = make(used)
-            _check(cause for cause in made.causes if cause.kind in plugged)
+            if plugged:
+                _check(cause for cause in made.causes if cause.kind in plugged)
         except PlugInFailed as failure:
             plugged, problem = [failure.kind], str(failure)
         except Exception as failure:
@@ -78,6 +78,8 @@ def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
 
 def _check(findings: Iterable[Finding]) -> None:
     """Raise an exception for a finding that no output can show."""
+    from tracekit.report import plain_data
+
     for finding in findings:
         json.dumps(plain_data.plain(plain_data.shaped(plain_data.Finding, finding)), allow_nan=False)
 

@@ -15,31 +15,25 @@ from msgspec import Struct, structs
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, STRAGGLING_SLOWDOWN, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
-from tracekit.analysis.gpu.behind import (
-    SMALLEST_SHARE,
-    Behind,
-    Culprit,
-    Part,
-    exposed_communication_s,
-    find_culprit,
-)
-from tracekit.analysis.gpu.pace import PaceOfPeers
-from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.analysis.gpu.trust import Unexplained, unexplained
-from tracekit.analysis.gpu.waits import Waits, waits_of_ops
-from tracekit.analysis.graph.fold import FoldedGraph
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
-from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps, Together, step_times
 from tracekit.base.text import seconds
 from tracekit.report.verdict import LossKind
-from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
     from tracekit.analysis.fixes.plan import Plan
+    from tracekit.analysis.gpu.behind import Behind, Culprit
+    from tracekit.analysis.gpu.pace import PaceOfPeers
+    from tracekit.analysis.gpu.part import Part
+    from tracekit.analysis.gpu.recorded import Kept, Recorded
+    from tracekit.analysis.gpu.trust import Unexplained
+    from tracekit.analysis.gpu.waits import Waits
+    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.finding import Finding, Place
     from tracekit.trace.model import Worker
+    from tracekit.trace.op import OpTrace
 
 
 class Times(Struct, frozen=True, eq=False):
@@ -77,6 +71,8 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def kept(self) -> Kept | None:
         """What is known of a recording of GPUs beside its ops, also if only its op trace is left; None for others."""
+        from tracekit.analysis.gpu.recorded import Kept
+
         return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.kept
 
     @cached_property
@@ -131,16 +127,22 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def pace(self) -> PaceOfPeers:
         """The ranks of the job, each compared with the others."""
+        from tracekit.analysis.gpu.pace import PaceOfPeers
+
         return PaceOfPeers(self.graph, self.replay)
 
     @cached_property
     def culprit(self) -> Culprit | None:
         """The rank that the others wait for, None if no rank stands out."""
+        from tracekit.analysis.gpu.behind import find_culprit
+
         return find_culprit(self.pace, self.ops, self.waits)
 
     @cached_property
     def waits(self) -> Waits | None:
         """Which rank of a recording waits for which; None for other op traces."""
+        from tracekit.analysis.gpu.waits import waits_of_ops
+
         if self.recorded is not None:
             return self.recorded.waits
         return None if self.kept is None else waits_of_ops(self.ops, self.ranks)
@@ -148,6 +150,8 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def unexplained(self) -> Unexplained:
         """What the graph leaves unexplained."""
+        from tracekit.analysis.gpu.trust import unexplained
+
         return unexplained(self.graph, self.replay.durations)
 
     def behind(self, part: Part) -> Behind | None:
@@ -158,6 +162,8 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def exposed_communication_s(self) -> float:
         """What a recording would save if transfers took no time once all ranks have arrived, seconds."""
+        from tracekit.analysis.gpu.behind import exposed_communication_s
+
         return 0.0 if self.kept is None else exposed_communication_s(self.pace, self.ops)
 
     @cached_property
@@ -194,6 +200,8 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
         `freed`: without the calls in which the rank waits for its GPU and its peers do not.
         """
+        from tracekit.analysis.gpu.behind import SMALLEST_SHARE
+
         cost = self.pace.costs(rank, ops)
         edit = SetSomeOps(cost != self.pace.cost, cost)
         faster = self.pace.freed((rank,), SMALLEST_SHARE * self.pace.recorded_s) if freed else None

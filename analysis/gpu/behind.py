@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import polars as pl
 
 from tracekit.analysis.gpu.noise import causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.trace.gpu_activity import KernelClass
@@ -38,17 +38,6 @@ _MOST_RANKS = 64
 _AT_ONCE = 8
 #: Report a part if it costs at least this share of the costliest one.
 _WORTH_TELLING = 0.25
-
-
-class Part(StrEnum):
-    """The parts of a rank's time that are compared with those of its peers."""
-
-    COMPUTE = "compute"
-    HOST = "host"  #: between the calls of its host threads
-    INPUT = "input"  #: waiting for its data loader
-    GC = "gc"
-    SYNC_CALLS = "sync-calls"  #: calls in which its host waits for the GPU
-    TRANSFERS = "transfers"  #: once all ranks are there
 
 
 #: The kinds of op that belong to a part, in recordings of GPUs and in op traces that people write; compute is the rest.

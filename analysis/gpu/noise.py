@@ -21,12 +21,15 @@ so probabilities are multiplied by the number of ranks and causes (Bonferroni).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.numeric.arrays import Floats
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.pace import PaceOfPeers
 
 #: Each test names a rank by mistake with at most this probability.
 LARGEST_CHANCE = 0.05

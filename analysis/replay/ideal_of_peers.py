@@ -12,14 +12,17 @@ the ranks that have it; otherwise its peers are all ranks. The ideal of an op wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.graph.fold import FoldedGraph
-from tracekit.analysis.graph.op_graph import Mesh
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median_of
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.graph.op_graph import Mesh
 
 
 def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats, ...]:

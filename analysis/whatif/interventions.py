@@ -12,12 +12,11 @@ recv is posted when the framework gets to it, so most of its "delay" is waiting,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from msgspec import Struct, field
 
-from tracekit.analysis.graph.fold import FoldedSteps
 from tracekit.analysis.graph.labels import LabelledGraph, Mask
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.graph.rules.gathering import HOST_KINDS
@@ -28,6 +27,9 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs
 from tracekit.trace.model import DP_COLLECTIVES
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.fold import FoldedSteps
 
 
 class ChangedRows(Struct):

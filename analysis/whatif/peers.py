@@ -11,13 +11,13 @@ ops that peers do not have, such as garbage collections, take no time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.labels import Mask
-from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.graph.op_grid import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import combinations, dense
@@ -25,6 +25,9 @@ from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.ideal_of_peers import fill_an_axis
 from tracekit.analysis.whatif.interventions import SetParts
 from tracekit.trace.model import KINDS, OpKind
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.op_graph import OpGraph
 
 
 def usual_of_peers(totals: Floats, peers: Bools) -> Floats:
