@@ -237,6 +237,14 @@ def test_a_detector_that_fails_spoils_no_other(site_packages: Path) -> None:
     assert problem.startswith("detector 'bad' of acme 1.2 failed")
 
 
+def test_a_gate_does_not_pass_if_the_detector_that_it_asks_about_failed(site_packages: Path, slow_file: Path) -> None:
+    plug(site_packages, "detectors", odd=DETECTOR.replace("in_ops", "in_pipeline").replace("yield", "1 / 0; yield"))
+    ran = run("whatif", slow_file, "--fail-on", "odd>5%")
+    assert ran.code == 2
+    assert ran.err.endswith("\ntracekit: --fail-on odd: cannot be judged, because its detector failed\n")
+    assert run("whatif", slow_file, "--fail-on", "bad-worker>5%").code == 3
+
+
 @pytest.mark.parametrize(
     ("name", "code", "why"),
     [

@@ -88,6 +88,12 @@ def test_every_output_of_the_job_shows_the_finding(jobs: tuple[Path, Path]) -> N
     assert "toy" not in run("whatif", healthy, "--json").out.replace('"toy"', "")
 
 
+def test_the_fix_can_be_asked_for(site_packages: Path, tmp_path: Path) -> None:
+    install(site_packages, "toys", {"tracekit.detectors": {"toy": "toys:Toy"}}, {"toys.py": TOY})
+    asked = tracekit.job_of(pipeline(1.5, "job")).whatif(fix=["fix=oil-toys"]).questions_asked
+    assert [question.saved_s for question in asked] == [pytest.approx(1.0)]
+
+
 def test_gate_comparison_and_fleet_see_it(jobs: tuple[Path, Path]) -> None:
     slow, healthy = jobs
     assert [run("whatif", path, "--fail-on", "toy>5%").code for path in jobs] == [3, 0]

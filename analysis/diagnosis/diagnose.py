@@ -49,13 +49,20 @@ def diagnose(
     """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`. With the published method, no cause explains
     launch delays.
     """
-    evidence = Evidence.of(trace, replay, attribution)
+    return diagnosis_of(Evidence.of(trace, replay, attribution), layers=layers, method=method)
+
+
+def diagnosis_of(
+    evidence: Evidence, *, layers: tuple[int, ...] | None = None, method: Method = Method.TRACEKIT
+) -> Diagnosis:
+    """As `diagnose`, from evidence already gathered."""
     return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, layers, method))
 
 
 def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
     """Return the diagnosis that `make` makes with all detectors, or without the plug-ins that fail."""
     used, problems = detectors(), left_out()
+    failed: tuple[str, ...] = ()
     while True:
         plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
         try:
@@ -71,9 +78,9 @@ def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
             problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
         else:
             tell(problems)
-            return structs.replace(made, problems=problems)
+            return structs.replace(made, problems=problems, failed=failed)
         used = tuple(detector for detector in used if detector.kind not in plugged)
-        problems = (*problems, f"{problem}; this report leaves it out")
+        problems, failed = (*problems, f"{problem}; this report leaves it out"), (*failed, *plugged)
 
 
 def _check(findings: Iterable[Finding]) -> None:

@@ -63,7 +63,12 @@ class Condition:
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
     def holds(self, found: Report) -> bool:
-        """Whether the figure satisfies the condition; that of a cause is its share of the step."""
+        """Whether the figure satisfies the condition; that of a cause is its share of the step.
+
+        Raises SelectionError if the condition is about a cause whose detector failed.
+        """
+        if self.figure in found.diagnosis.failed:
+            raise SelectionError(f"--fail-on {self.figure}: cannot be judged, because its detector failed")
         figures = {
             "slowdown": found.slowdown,
             "waste": found.waste,

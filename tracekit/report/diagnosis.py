@@ -21,7 +21,7 @@ class Diagnosis(Struct, frozen=True, eq=False):
 
     `answer`: all of it in a few sentences. `stalls`: isolated slow steps. `trust`: as that of the attribution, except
     that launch delays that a named cause explains do not count against the replay. `problems`: why plug-ins were left
-    out.
+    out; `failed`: the kinds of those that failed on this job.
     """
 
     trust: Trust
@@ -33,3 +33,4 @@ class Diagnosis(Struct, frozen=True, eq=False):
     causes: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
     problems: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
