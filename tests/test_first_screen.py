@@ -6,6 +6,7 @@ import io
 import re
 from pathlib import Path
 
+import polars as pl
 import pytest
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from tracekit.job.pipeline import PipelineJob
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.show.terminal.report import print_report
 from tracekit.synth import SynthSpec, parse_cause, synthesize
+from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
@@ -92,6 +94,14 @@ def test_isolated_stalls_are_listed_with_what_they_went_to() -> None:
     report = PipelineJob(of_steps(steps)).report
     assert report.diagnosis.answer.stalls == ("step 10: +290.0 ms, data", "step 15: +100.0 ms, compute")
     assert any(line.startswith("Stalls") for line in screen(report))
+
+
+def test_steps_that_all_ranks_begin_late_went_to_the_host() -> None:
+    """In step 10, nothing runs for the first 0.3 s."""
+    trace = data_parallel_job([[FORWARD, BACKWARD]] * 4, steps=24)
+    later = pl.when(pl.col("step") == 10).then(pl.col("start") + 0.3).otherwise("start")
+    paused = Trace.from_frame(trace.ops.with_columns(start=later), trace.layout, name="paused")
+    assert PipelineJob(paused).report.diagnosis.answer.stalls == ("step 10: +300.0 ms, host",)
 
 
 def test_slow_steps_that_are_the_rule_are_no_stalls() -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.patterns import space_pattern, time_pattern
-from tracekit.analysis.attribution.stalls import stalls_of
+from tracekit.analysis.attribution.stalls import Stall, stalls_of
 from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import (
     PlugInFailed,
@@ -35,6 +35,7 @@ from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
+from tracekit.report.fix import Fix
 from tracekit.trace.canonical import Trace
 
 
@@ -49,14 +50,13 @@ def diagnose(
     """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`. With the published method, no cause explains
     launch delays.
     """
-    return diagnosis_of(Evidence.of(trace, replay, attribution), layers=layers, method=method)
+    evidence, stalls = Evidence.of(trace, replay, attribution), stalls_of(replay, attribution)
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, stalls, detectors, layers, method))
 
 
-def diagnosis_of(
-    evidence: Evidence, *, layers: tuple[int, ...] | None = None, method: Method = Method.TRACEKIT
-) -> Diagnosis:
-    """As `diagnose`, from evidence already gathered."""
-    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, layers, method))
+def priced_fixes(evidence: Evidence) -> tuple[Fix, ...]:
+    """Return the fixes of the diagnosis of a job."""
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, (), detectors, None, Method.TRACEKIT)).fixes
 
 
 def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
@@ -92,14 +92,17 @@ def _check(findings: Iterable[Finding]) -> None:
 
 
 def _diagnosed(
-    evidence: Evidence, detectors: Sequence[Detector], layers: tuple[int, ...] | None, method: Method
+    evidence: Evidence,
+    stalls: tuple[Stall, ...],
+    detectors: Sequence[Detector],
+    layers: tuple[int, ...] | None,
+    method: Method,
 ) -> Diagnosis:
-    attribution, replay = evidence.attribution, evidence.replay
+    attribution = evidence.attribution
     found = causes_of(evidence, detectors)
     fixes = fixes_of(evidence, found, layers=layers)
     causes = paying_first(found, fixes)
     verdict = verdict_of(evidence, causes)
-    stalls = stalls_of(replay, evidence.attribution)
     trust = attribution.trust
     if method is Method.TRACEKIT:
         trust = attribution.trust_given(evidence.delay_share_without(_explanations(causes)))

@@ -103,13 +103,13 @@ def _of_pipeline(evidence: Evidence, terms: Sequence[Term]) -> Iterable[Interven
 
 def _change_of(evidence: Evidence, term: Term) -> Intervention:
     """The change of a fix that an edit names, or of other layers."""
-    from tracekit.analysis.diagnosis.diagnose import diagnosis_of
+    from tracekit.analysis.diagnosis.diagnose import priced_fixes
     from tracekit.analysis.diagnosis.price import fix_named
     from tracekit.analysis.fixes.layers import split_again
 
     if term.fix is None:
         return split_again(evidence, *term.layers)
-    fix = fix_named(diagnosis_of(evidence).fixes, term.fix)
+    fix = fix_named(priced_fixes(evidence), term.fix)
     assert fix.change is not None, "`fix_named` finds only such fixes"
     return Together((fix.change, AddTime(fix.extra_s)))
 
