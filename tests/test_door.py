@@ -56,6 +56,24 @@ def test_a_store_lists_its_jobs_and_a_study_is_reported() -> None:
     assert run("study").out == run("fleet", "report", "study").out
 
 
+def test_traces_and_the_store_that_they_were_imported_into_are_no_two_jobs() -> None:
+    assert run("import", "one", "--store", "one/tracekit.store").code == 0
+    assert (
+        run("one").out == run("whatif", "one").out == run("whatif", "one/only.parquet").out.replace("/only.parquet", "")
+    )
+    assert run("import", "runs", "--store", "runs/tracekit.store").code == 0
+    listed = run("runs").out
+    assert "runs holds 2 jobs" in listed
+    assert "A store:      tracekit open runs/tracekit.store" in listed
+
+
+def test_an_empty_path_is_not_the_working_directory() -> None:
+    for command in ("whatif", "open", "info"):
+        ran = run(command, "")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.message.endswith("the path is empty")
+
+
 def test_options_reach_the_command() -> None:
     assert run("slow.parquet", "--json").out == run("whatif", "slow.parquet", "--json").out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -202,9 +203,14 @@ def found(plugged: str) -> tuple[list[str], tuple[str, ...]]:
             "detector 'odd' of acme 1.2 failed (TypeError: 'int' object is not iterable)",
         ),
         ("(self.kind", "('bad-worker'", "expected a Candidate of kind 'odd'"),
-        ("self.kind, Place()", "self.kind, None", "a finding of detector 'odd' cannot be used (AttributeError: "),
+        ("self.kind, Place()", "self.kind, None", "expected a Place, and texts, in "),
+        ("Place()", "Place(ranks=(7,))", "it found something at rank 7; the job has no such place"),
+        ("Place()", "Place(pp_ranks=(1,))", "it found something at stage 1; the job has no such place"),
+        ("0.9", "float('nan')", "confidence nan; expected a number from 0 to 1"),
+        ("-1.0", "-1e6", "failed (ValueError: after its change, some step time is negative or no number)"),
+        ('"takes a second too long"', "7", "expected a Place, and texts, in "),
         ("0.9", "None", "(TypeError: "),
-        ("1.0", "float('nan')", "failed (ValueError: after its change, the step times are no numbers)"),
+        ("1.0", "float('nan')", "failed (ValueError: after its change, some step time is negative or no number)"),
         ("def in_ops", "def fixes(self, found): raise OSError('later')\n    def in_ops", "failed (OSError: later)"),
         ("def in_ops", "def review(self, *both): raise OSError\n    def in_ops", None),
     ],
@@ -223,6 +229,14 @@ def test_a_detector_that_fails_is_left_out_of_the_report(
     assert why in problem
     assert problem.endswith("; this report leaves it out")
     assert capsys.readouterr().err == f"tracekit: {problem}\n"
+
+
+def test_what_a_plug_in_prints_does_not_go_into_the_report(site_packages: Path, slow_file: Path) -> None:
+    code = DETECTOR.replace("in_ops", "in_pipeline").replace("yield", "print('run'); yield")
+    plug(site_packages, "detectors", odd=f"print('imported')\n{code}")
+    ran = run("whatif", slow_file, "--json")
+    assert json.loads(ran.out)["causes"]
+    assert ran.err.splitlines()[:2] == ["imported", "run"]
 
 
 def test_a_detector_that_fails_spoils_no_other(site_packages: Path) -> None:

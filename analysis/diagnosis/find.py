@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 from msgspec import structs
@@ -46,7 +47,10 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     for detector in used:
         with guarded(detector.kind):
             found = evidence.candidates(detector)
-            candidates = [*candidates, *(_of_plug_in(detector.kind, found) if is_plug_in(detector.kind) else found)]
+            candidates = [
+                *candidates,
+                *(_of_plug_in(evidence, detector.kind, found) if is_plug_in(detector.kind) else found),
+            ]
     for detector in used:
         with guarded(detector.kind):
             candidates = list(evidence.reviewed(detector, candidates))
@@ -63,11 +67,20 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
     return tuple(named)
 
 
-def _of_plug_in(kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates of a plug-in. Raises TypeError for anything else."""
+def _of_plug_in(evidence: Subject, kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Yield the candidates of a plug-in. Raises TypeError or ValueError for anything that no report can show."""
     for candidate in found:
         if not isinstance(candidate, Candidate) or candidate.kind != kind:
             raise TypeError(f"it found {quoted(candidate, 80)}; expected a Candidate of kind {kind!r}")
+        words = (candidate.effect, candidate.title or "", candidate.suggested_fix or "", candidate.next_check or "")
+        if not isinstance(candidate.where, Place) or not all(isinstance(text, str) for text in words):
+            raise TypeError(f"expected a Place, and texts, in {quoted(candidate, 120)}")
+        if not evidence.has(candidate.where):
+            raise ValueError(f"it found something at {candidate.where}; the job has no such place")
+        if not 0 <= candidate.confidence <= 1:
+            raise ValueError(f"confidence {candidate.confidence}; expected a number from 0 to 1")
+        if not all(isfinite(figure.value) for figure in candidate.evidence):
+            raise ValueError("one of its figures is no number")
         yield candidate
 
 
@@ -96,8 +109,8 @@ def _without(evidence: Subject, candidate: Candidate) -> Floats | None:
         return None
     with guarded(candidate.kind):
         without = evidence.step_times((candidate.change,))
-        if is_plug_in(candidate.kind) and not np.isfinite(without).all():
-            raise ValueError("after its change, the step times are no numbers")
+        if is_plug_in(candidate.kind) and not (np.isfinite(without) & (without >= 0)).all():
+            raise ValueError("after its change, some step time is negative or no number")
     return without
 
 

@@ -106,6 +106,9 @@ class Subject(Protocol):
     def undecided(self) -> str:
         """Return who looks slow, but no more so than chance explains; empty if nobody does."""
 
+    def has(self, where: Place) -> bool:
+        """Return whether the job has a place."""
+
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
         """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
 

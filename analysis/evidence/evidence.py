@@ -205,6 +205,15 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
             }
             yield from ((rank, worker_of[rank]) for rank in where.ranks)
 
+    def has(self, where: Place) -> bool:
+        """Return whether the job has a place."""
+        workers = [*self._workers_at(where), *(Worker(self.dp_ranks[0], stage) for stage in where.pp_ranks)]
+        return (
+            all(worker.dp_rank in self.dp_index and 0 <= worker.pp_rank < self.stages for worker in workers)
+            and all(0 <= rank < self.gpus for rank in where.ranks)
+            and where.host in {None, *self.host_of_rank.values()}
+        )
+
     def _workers_at(self, where: Place) -> Iterator[Worker]:
         """Yield the workers of a place; none for the whole job."""
         yield from where.workers

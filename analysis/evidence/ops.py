@@ -334,6 +334,11 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         """Yield the ranks of a place; none for the whole job."""
         yield from ((rank, None) for rank in where.ranks)
 
+    def has(self, where: Place) -> bool:
+        """Return whether the job has a place."""
+        of_pipelines = where.workers or where.pp_ranks or where.dp_ranks or where.links
+        return not of_pipelines and {*where.ranks} <= {*self.ranks} and where.host in {None, *self.hosts.values()}
+
     def machines_at_fault(self, where: Place) -> bool:
         """Return whether the recording shows that a machine is at fault; recordings have no clocks of GPUs."""
         del where

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,10 +35,11 @@ class PlugIn(NamedTuple):
     def guarded(self, error: Callable[[str], Exception], passed: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Raise `error`, with a sentence that names the plug-in, for whatever the body raises, even SystemExit.
 
-        `passed`: exceptions that are raised as they are.
+        `passed`: exceptions that are raised as they are. What the body prints goes to stderr: stdout is the report.
         """
         try:
-            yield
+            with redirect_stdout(sys.stderr):
+                yield
         except BaseException as failure:
             if isinstance(failure, (*_NOT_ITS_FAULT, *passed)):
                 raise
@@ -62,7 +63,8 @@ def plug_ins(
             problems.append(f"{source} is left out: its name is that of {owner}; rename the entry point")
             continue
         try:
-            found[point.name] = PlugIn(source, _loaded(point, fits))
+            with redirect_stdout(sys.stderr):
+                found[point.name] = PlugIn(source, _loaded(point, fits))
         except (Exception, SystemExit) as failure:
             problems.append(f"{source} is left out: {printable(point.value)} cannot be used ({in_words(failure)})")
     return found, tuple(problems)

@@ -24,11 +24,22 @@ if TYPE_CHECKING:
 
     from tracekit.job.job import Job
 
+
+class _Path(click.Path):
+    """A path; an empty one, as from a variable that is not set, would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises SelectionError for an empty one."""
+        if value == "":
+            raise SelectionError(f"{'PATH' if param is None else param.human_readable_name}: the path is empty")
+        return super().convert(value, param, ctx)
+
+
 #: The argument or option is a path.
-PATH = click.Path(path_type=Path)
+PATH = _Path(path_type=Path)
 
 
-class _Out(click.Path):
+class _Out(_Path):
     """The path of a command's output."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

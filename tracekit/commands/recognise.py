@@ -112,17 +112,23 @@ def _nearest(path: Path) -> str | None:
 
 
 def jobs_in(path: Path) -> list[Path]:
-    """Return the jobs in a folder. Several folders of torch.profiler count as one; their reader separates them."""
+    """Return the jobs in a folder. Several folders of torch.profiler count as one; their reader separates them.
+
+    Jobs in a store count only if there are no others: they were imported from somewhere, most likely from here.
+    """
     if not path.is_dir() or is_store(path):
         return []
     from tracekit.fleet.sources import find_sources
     from tracekit.job.load import are_gpu_traces
+    from tracekit.store.folder import is_store_folder
 
     try:
         sources = find_sources([str(path)])
     except SelectionError:
         return []
     found = [path / Path(source.path).relative_to(path.absolute()) for source in sources]
+    stores = {folder for one in found for folder in one.parents if is_store_folder(folder)}
+    found = [one for one in found if stores.isdisjoint(one.parents)] or found
     return [path] if found and all(are_gpu_traces((one,)) for one in found) else found
 
 

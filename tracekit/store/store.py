@@ -62,7 +62,7 @@ class Store:
             self._check_name(name)
             if times > 1:
                 raise StoreError(
-                    f"two of the traces have the job name {name!r}; import one of them with another --name"
+                    f"two of the traces have the job name {name!r}; open one, or import one with another --name"
                 )
         with self.writing() as writer:
             for item in incoming:

@@ -20,6 +20,7 @@ from tracekit.base.command_line import adding, command
 from tracekit.base.text import printable, seconds, short, three_digits
 from tracekit.show.terminal.tables import new_table
 from tracekit.store import StoredJob
+from tracekit.store.folder import is_store_folder
 from tracekit.trace.canonical import Trace, share_of_samples
 from tracekit.trace.op import OpTrace
 
@@ -66,8 +67,10 @@ def print_folder(folder: Path, jobs: Sequence[Path], console: Console) -> None:
     lines += [f"    {printable(str(path.relative_to(folder)))}" for path in jobs[:_MOST_LISTED]]
     if len(jobs) > _MOST_LISTED:
         lines.append(f"    ... and {len(jobs) - _MOST_LISTED} more")
+    stores = [entry for entry in sorted(folder.iterdir()) if is_store_folder(entry)]
     lines += [
         "",
+        *(f"A store:      {command('open', store)}" for store in stores),
         f"One job:      {command(jobs[0])}",
         f"All of them:  {command('fleet', 'run', folder, '--out', 'STUDY')}",
         f"In a browser: {command('open', folder)}",
