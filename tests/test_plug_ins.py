@@ -263,7 +263,7 @@ def test_a_gate_does_not_pass_if_the_detector_that_it_asks_about_failed(site_pac
     ("name", "code", "why"),
     [
         ("healthy", DETECTOR, "is left out: its name is that of tracekit's own; rename the entry point"),
-        ("strange", DETECTOR, "is left out: its kind is 'odd'; give both the same name"),
+        ("strange", DETECTOR, "is left out: its kind is 'odd'; give both the same name, one that"),
         ("odd", "it = object()", "is not as docs/extending.md describes"),
         ("odd", DETECTOR.replace('"A second too long"', "7"), "is not as docs/extending.md describes"),
         (

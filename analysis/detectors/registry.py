@@ -113,7 +113,8 @@ def _plugged() -> tuple[dict[str, PlugIn], tuple[str, ...]]:
     """The plug-ins by kind, and why others are left out."""
     found, problems = plug_ins("detectors", frozenset(_own_by_kind()), _fits)
     misnamed = tuple(
-        f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40}; give both the same name"
+        f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40};"
+        " give both the same name, one that tracekit itself does not use"
         for name, plug_in in found.items()
         if plug_in.value.kind != name
     )
