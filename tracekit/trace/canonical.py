@@ -299,11 +299,11 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
         )
     version = header.get("schema_version")
     if version == OP_TRACE_VERSION:
-        raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `load_ops` read it")
+        raise FormatError(f"{source}: an op trace, not a pipeline trace: `tracekit whatif` and `tracekit.load` read it")
     if version != SCHEMA_VERSION:
         raise FormatError(
-            f"{source}: schema version {quoted(version)}; this tracekit reads version {SCHEMA_VERSION}: upgrade"
-            " tracekit"
+            f"{source}: schema version {quoted(version)}; this tracekit reads {SCHEMA_VERSION} (pipeline traces) and"
+            f" {OP_TRACE_VERSION} (op traces): upgrade tracekit"
         )
     try:
         layout = Layout.from_dict(header["layout"])
