@@ -232,7 +232,7 @@ LOADED = (
     Row("metadata that is no JSON", lambda folder: raw_metadata(folder, "{"), ("not a JSON object", "write the trace")),
     Row("metadata nested without end", lambda folder: raw_metadata(folder, "[" * 100_000), ("not a JSON object",)),
     Row("metadata with an endless number", lambda folder: raw_metadata(folder, "9" * 5000), ("not a JSON object",)),
-    Row("another schema version", canonical(slow_frame(), schema_version=9), ("schema version 9", "reads 1 (pipeline traces) and 2")),
+    Row("another schema version", canonical(slow_frame(), schema_version=9), ("schema version 9", "and 2 (op traces)")),
     Row("no metadata", without_metadata, ("no tracekit metadata", "--layout meta.yaml")),
     Row("unknown size", canonical(slow_frame(), SIZES | {"mp": 2}), ("unknown size 'mp'", "known: cp, dp")),
     Row("size that is text", canonical(slow_frame(), SIZES | {"dp": "2"}), ("dp is '2'", "expected an integer")),
