@@ -311,6 +311,17 @@ def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
     assert {job.name for job in store.jobs()} == {f"{name}{i}" for name in "ab" for i in range(3)}
 
 
+def test_a_store_that_another_writer_marks_while_one_looks_is_a_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look finds no mark, the second the files of the other writer."""
+    store.add([incoming(slow_trace((0,)))])
+    looks = iter((False, True))
+    monkeypatch.setattr("tracekit.store.folder.is_store_folder", lambda _: next(looks, True))
+    store.add([incoming(slow_trace((0,)), "b")])
+    assert {job.name for job in store.jobs()} == {"b", incoming(slow_trace((0,))).name}
+
+
 def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.add([incoming(slow_trace((0,)))])
     monkeypatch.setattr("tracekit.store.catalogue_file.LOCK_TIMEOUT_S", 0.0)

@@ -205,6 +205,8 @@ class Folder:
         with suppress(OSError):
             if not any(self.path.iterdir()):
                 return False
+        if is_store_folder(self.path):  # another first writer has marked it meanwhile
+            return True
         raise OutputError(f"{self.path}: is a folder, but not a tracekit store; choose another place")
 
     def check_writable(self) -> None:
