@@ -104,15 +104,15 @@ class Detector(ABC):
     repair: ClassVar[Repair | None] = None
     treatment: ClassVar[Treatment | None] = None
 
-    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:  # noqa: ARG002
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """Yield every place of a pipeline where the signature shows."""
         return iter(())
 
-    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:  # noqa: ARG002
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """Yield every place of an op trace, or of a recording of GPUs, where the signature shows."""
         return iter(())
 
-    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:  # noqa: ARG002
+    def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
         return candidates
 
@@ -132,7 +132,7 @@ class Detector(ABC):
                 excludes=self.repair.excludes,
             )
 
-    def fixes_in_pipeline(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:  # noqa: ARG002
+    def fixes_in_pipeline(self, evidence: Evidence, found: Finding) -> Iterator[Plan]:
         """Yield the fixes of one finding in a pipeline, but for those of its `treatment`; by default, as `fixes`."""
         if self.treatment is None:
             yield from self.fixes(found)

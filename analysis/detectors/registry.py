@@ -52,7 +52,7 @@ _DETECTORS = (
 )
 
 
-class PlugInFailed(Exception):  # noqa: N818
+class PlugInError(Exception):
     """A detector of a plug-in has raised; the message names it. The diagnosis is made again without it."""
 
     def __init__(self, kind: str, sentence: str) -> None:
@@ -101,11 +101,11 @@ def is_plug_in(kind: str) -> bool:
 
 @contextmanager
 def guarded(kind: str) -> Iterator[None]:
-    """Raise PlugInFailed for whatever the body raises, if the detector of this kind is a plug-in."""
+    """Raise PlugInError for whatever the body raises, if the detector of this kind is a plug-in."""
     if not is_plug_in(kind):
         yield
         return
-    with _plugged()[0][kind].guarded(partial(PlugInFailed, kind)):
+    with _plugged()[0][kind].guarded(partial(PlugInError, kind)):
         yield
 
 

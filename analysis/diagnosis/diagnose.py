@@ -16,7 +16,7 @@ from tracekit.analysis.attribution.patterns import space_pattern, time_pattern
 from tracekit.analysis.attribution.stalls import Stall, stalls_of
 from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import (
-    PlugInFailed,
+    PlugInError,
     detector_of,
     detectors,
     is_plug_in,
@@ -69,7 +69,7 @@ def with_plug_ins(make: Callable[[Sequence[Detector]], Diagnosis]) -> Diagnosis:
             made = make(used)
             if plugged:
                 _check(cause for cause in made.causes if cause.kind in plugged)
-        except PlugInFailed as failure:
+        except PlugInError as failure:
             plugged, problem = [failure.kind], str(failure)
         except Exception as failure:
             if not plugged:

@@ -40,7 +40,7 @@ def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tu
 def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) -> tuple[Finding, ...]:
     """As `find_causes`, from evidence already gathered. `detectors`: by default those of tracekit.
 
-    Raises PlugInFailed for one of a plug-in that raises.
+    Raises PlugInError for one of a plug-in that raises.
     """
     used = own_detectors() if detectors is None else detectors
     candidates: Sequence[Candidate] = []

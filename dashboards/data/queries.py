@@ -31,7 +31,6 @@ from tracekit.report.report import REPORT_VERSION
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.spans import StepOps, step_ops
 from tracekit.store import Incident, Store, StoredHang, TraceKind
-from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
@@ -327,7 +326,7 @@ class Results:
 
     def _read_job(self, row: dict[str, Any]) -> PipelineJob:
         trace = self._store.load(row["name"], row["number"])
-        if isinstance(trace, OpTrace):
+        if trace.kind is TraceKind.OPS:
             raise NotStoredError(f"the job {row['name']!r} {_NO_WORKERS}")
         return PipelineJob(trace)
 

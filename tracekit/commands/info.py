@@ -27,7 +27,6 @@ def info_command(
     """Show the content of a trace, or list the jobs of a folder or a store."""
     from tracekit.commands.recognise import jobs_in
     from tracekit.show.terminal.info import print_folder, print_jobs, print_trace
-    from tracekit.trace.op import OpTrace
 
     if trace is None and job is None and window is None:
         from tracekit.store import Store, default_store
@@ -43,9 +42,4 @@ def info_command(
     with progress() as tell:
         tell("reading the trace")
         loaded = load(trace, layout=layout, unit=unit, store=store, job=job, window=window).trace
-    if isinstance(loaded, OpTrace):
-        from tracekit.show.terminal.info import print_op_trace
-
-        print_op_trace(loaded, console())
-    else:
-        print_trace(loaded, console())
+    print_trace(loaded, console())

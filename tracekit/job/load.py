@@ -15,7 +15,8 @@ from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.text import short
 from tracekit.job.job import Job, PathLike
 from tracekit.job.pipeline import PipelineJob
-from tracekit.trace.op import OpTrace, is_op_trace, read_op_trace
+from tracekit.trace.model import TraceKind
+from tracekit.trace.op import is_op_trace, read_op_trace
 
 if TYPE_CHECKING:
     from tracekit.store.window import AnyTrace
@@ -117,7 +118,7 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
 
 def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> Job:
     """Return the job of a trace. `method` as in `load`. Raises SelectionError for an op trace with another method."""
-    if isinstance(trace, OpTrace):
+    if trace.kind is TraceKind.OPS:
         if Method(method) is not Method.TRACEKIT:
             raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
         from tracekit.job.graph import GraphJob

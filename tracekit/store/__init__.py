@@ -7,7 +7,8 @@ In: validated traces of any kind and findings of the analysis. Out: the same by 
 from tracekit.store.hangs import StoredHang
 from tracekit.store.incidents import HANG, Incident
 from tracekit.store.store import STORE_VARIABLE, Store, default_store
-from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow, TraceKind
+from tracekit.store.window import Incoming, Part, StoredJob, StoredWindow
+from tracekit.trace.model import TraceKind
 
 __all__ = [
     "HANG",

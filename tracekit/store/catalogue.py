@@ -35,11 +35,8 @@ from tracekit.store.window import (
     StoredFile,
     StoredJob,
     StoredWindow,
-    TraceKind,
-    trace_kind,
 )
-from tracekit.trace.model import Layout
-from tracekit.trace.op import OpTrace
+from tracekit.trace.model import Layout, TraceKind
 
 if TYPE_CHECKING:
     import duckdb
@@ -326,19 +323,13 @@ def _found(item: Incoming) -> dict[str, Any]:
 
 def _facts(trace: AnyTrace) -> dict[str, Any]:
     """The columns of `windows` that describe a trace."""
-    if isinstance(trace, OpTrace):
-        steps = trace.ops["step"].cast(pl.Int32).unique() if "step" in trace.ops.columns else pl.Series([0])
-        starts: list[float] = []
-        sizes = {"world_size": trace.ops["rank"].n_unique()}
-    else:
-        steps, sizes = pl.Series(trace.steps), trace.layout.to_dict()
-        starts = [float(start) for start in trace.step_starts.values()]
+    steps, starts = trace.steps, [float(start) for start in trace.step_starts.values()]
     return {
-        "kind": trace_kind(trace),
-        **sizes,
+        "kind": trace.kind,
+        **trace.sizes,
         "steps": len(steps),
-        "first_step": steps.min(),
-        "last_step": steps.max(),
+        "first_step": int(steps[0]),
+        "last_step": int(steps[-1]),
         "started_at": min(starts, default=None),
         "ended_at": max(starts, default=None),
         "ops": trace.ops.height,

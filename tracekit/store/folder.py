@@ -36,8 +36,9 @@ from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import STORE_FILE, sync
 from tracekit.store.connection import IMPORT_AGAIN, connected, writing
 from tracekit.store.hangs import StoredHang, read_hangs
-from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow, TraceKind
-from tracekit.trace.canonical import Trace, read_columns, read_parquet
+from tracekit.store.window import AnyTrace, Incoming, Part, StoredFile, StoredWindow
+from tracekit.trace.canonical import read_columns, read_parquet
+from tracekit.trace.model import TraceKind
 from tracekit.trace.op import read_op_trace
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
@@ -221,7 +222,7 @@ class Folder:
         if isinstance(item.findings, Findings):
             report = item.findings.report.encode()
             parts[Part.REPORT] = lambda file: file.write(report)
-            if item.findings.workers is not None and isinstance(trace, Trace):
+            if item.findings.workers is not None:
                 rows = item.findings.workers.rows(trace.step_starts)
                 parts[Part.WORKERS] = lambda file: rows.write_parquet(file, compression="zstd")
         folder = self.file(job_id, number, Part.OPS).parent

@@ -29,7 +29,7 @@ from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident, followed
 from tracekit.store.remote import Remote
-from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow, trace_kind
+from tracekit.store.window import AnyTrace, Incoming, Part, StoredJob, StoredWindow
 from tracekit.store.writer import Writer, changing
 
 #: Names the default store.
@@ -79,10 +79,10 @@ class Store:
             catalogue = writer.catalogue
             job_id = catalogue.ensured(item.name, item.source)
             number = catalogue.next_window(job_id)
-            if number and (kind := catalogue.window(item.name).kind) != trace_kind(item.trace):
+            if number and (kind := catalogue.window(item.name).kind) != item.trace.kind:
                 raise StoreError(
                     f"{self.path}: job {short(item.name)!r} has windows of kind {kind}, this one is of kind"
-                    f" {trace_kind(item.trace)}; choose another --name"
+                    f" {item.trace.kind}; choose another --name"
                 )
             if expected is not None and number < expected:
                 raise StoreError(

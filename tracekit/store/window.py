@@ -12,17 +12,10 @@ from enum import StrEnum
 
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Layout
+from tracekit.trace.model import Layout, TraceKind
 from tracekit.trace.op import OpTrace
 
 AnyTrace = Trace | OpTrace
-
-
-class TraceKind(StrEnum):
-    """The kind of trace in a window: of a pipeline (version 1), or of ops of any shape (version 2)."""
-
-    PIPELINE = "pipeline"
-    OPS = "ops"
 
 
 class Part(StrEnum):
@@ -93,8 +86,3 @@ class Incoming:
     name: str
     source: str
     findings: Findings | Unanalysed | None = None
-
-
-def trace_kind(trace: AnyTrace) -> TraceKind:
-    """The kind of this trace."""
-    return TraceKind.OPS if isinstance(trace, OpTrace) else TraceKind.PIPELINE

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -23,7 +23,7 @@ from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError
 from tracekit.base.text import encodable, quoted
 from tracekit.trace.magnitudes import check_magnitudes
-from tracekit.trace.model import Layout, Unit, Worker, numbered_hosts, unit_of_time
+from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
 from tracekit.trace.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, first_rows, step_positions
 from tracekit.trace.units import in_seconds
 
@@ -87,6 +87,7 @@ class Trace:
     synthetic trace ...). Build a trace with `Trace.from_frame`, which validates; the constructor does not.
     """
 
+    kind: ClassVar[Literal[TraceKind.PIPELINE]] = TraceKind.PIPELINE
     ops: pl.DataFrame
     layout: Layout
     name: str
@@ -144,6 +145,21 @@ class Trace:
     def steps(self) -> np.ndarray:
         """The traced step numbers, ascending, int32 [steps]."""
         return distinct_steps(self._outline.ops["step"].to_numpy())
+
+    def overview(self) -> dict[str, str]:
+        """What it holds, for people: a line each, by its heading."""
+        coverage = self.coverage()
+        return {
+            "Layout": ", ".join(f"{name} {size}" for name, size in self.layout.to_dict().items()),
+            "Steps": f"{len(self.steps)}, from {self.steps[0]} to {self.steps[-1]}",
+            "Workers": f"{coverage.workers_traced} of {coverage.workers_expected} traced,"
+            f" {coverage.worker_steps_traced} of {coverage.worker_steps_expected} worker-steps",
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The parallel sizes by name."""
+        return self.layout.to_dict()
 
     def kind_codes(self) -> np.ndarray:
         """`OpKind.code` of each op, uint8 [ops]."""

@@ -164,6 +164,13 @@ class Worker:
         return f"dp {self.dp_rank}, stage {self.pp_rank}"
 
 
+class TraceKind(StrEnum):
+    """What a trace is of: of a pipeline (schema version 1), or of ops of any shape (version 2)."""
+
+    PIPELINE = "pipeline"
+    OPS = "ops"
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
     """The global `ranks` that communicate under this `name`, in ascending order."""

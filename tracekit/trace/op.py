@@ -11,15 +11,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, Literal
 
+import numpy as np
 import polars as pl
 
 from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable, quoted
 from tracekit.trace.canonical import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
-from tracekit.trace.model import ProcessGroup
+from tracekit.trace.model import ProcessGroup, TraceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,39 @@ class OpTrace:
     groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data.
     """
 
+    kind: ClassVar[Literal[TraceKind.OPS]] = TraceKind.OPS
+    step_starts: ClassVar[Mapping[int, float]] = {}
     ops: pl.DataFrame
     name: str
     axes: tuple[str, ...] = ()
     rules: tuple[str, ...] = ("explicit",)
     groups: tuple[ProcessGroup, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The step numbers, ascending, int32 [steps]."""
+        return (
+            self.ops["step"].cast(pl.Int32).unique().sort().to_numpy()
+            if "step" in self.ops.columns
+            else np.zeros(1, np.int32)
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of ranks, by the name of that size."""
+        return {"world_size": self.ops["rank"].n_unique()}
+
+    def overview(self) -> dict[str, str]:
+        """What it holds, for people: a line each, by its heading."""
+        return {
+            "Kind": "op trace (docs/op-trace.md)",
+            "Rules": ", ".join(self.rules),
+            "Axes": ", ".join(self.axes) or "none",
+            "Groups": f"{len(self.groups):,}",
+            "Ranks": f"{self.ops['rank'].n_unique():,}",
+            "Steps": f"{len(self.steps):,}",
+        }
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the op trace; replaces only another trace. Raises OutputError."""

@@ -21,8 +21,8 @@ from tracekit.base.text import printable, seconds, short, three_digits
 from tracekit.show.terminal.tables import new_table
 from tracekit.store import StoredJob
 from tracekit.store.folder import is_store_folder
-from tracekit.trace.canonical import Trace, share_of_samples
-from tracekit.trace.op import OpTrace
+from tracekit.store.window import AnyTrace
+from tracekit.trace.canonical import share_of_samples
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
@@ -32,32 +32,27 @@ _MOST_LISTED = 20
 _LONGEST = 300
 
 
-def print_trace(trace: Trace, console: Console) -> None:
-    """Print the content of a trace: identity, layout, coverage, ops per kind."""
-    coverage, layout = trace.coverage(), trace.layout
+def print_trace(trace: AnyTrace, console: Console) -> None:
+    """Print the content of a trace: its identity, sizes and metadata, and its ops per kind."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", overflow="fold", max_width=24)
     grid.add_column(overflow="fold")
     grid.add_row("Job", Text(short(trace.name)))
-    grid.add_row("Layout", ", ".join(f"{name} {size}" for name, size in layout.to_dict().items()))
-    grid.add_row("Steps", f"{len(trace.steps)}, from {trace.steps[0]} to {trace.steps[-1]}")
-    grid.add_row(
-        "Workers",
-        f"{coverage.workers_traced} of {coverage.workers_expected} traced, {coverage.worker_steps_traced} of"
-        f" {coverage.worker_steps_expected} worker-steps",
-    )
-    grid.add_row("Ops", f"{trace.ops.height:,}")
+    for name, text in {**trace.overview(), "Ops": f"{trace.ops.height:,}"}.items():
+        grid.add_row(name, Text(printable(text)))
     for name, value in trace.metadata.items():
         text = _gpus(value) if name == "gpus" else json.dumps(value)
-        grid.add_row(Text(short(name)), Text(text if len(text) < 300 else text[:300] + " ..."))
+        grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))
     console.print(grid)
+    if "kind" not in trace.ops.columns:
+        return
     console.print()
     table = new_table("Op kind", "ops", "mean", "longest")
     by_kind = trace.ops.group_by("kind").agg(
         pl.len().alias("ops"), pl.col("duration").mean().alias("mean"), pl.col("duration").max().alias("longest")
     )
     for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
-        table.add_row(kind, f"{ops:,}", seconds(mean), seconds(longest))
+        table.add_row(Text(short(str(kind))), f"{ops:,}", seconds(mean), seconds(longest))
     console.print(table)
 
 
@@ -121,24 +116,3 @@ def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
         shown = (*grid, *(f"{size:,}" for size in sizes))
         table.add_row(Text(short(job.name)), saves, *shown, f"{job.imported_at:%Y-%m-%d %H:%M}")
     console.print(table)
-
-
-def print_op_trace(trace: OpTrace, console: Console) -> None:
-    """Print the content of an op trace: its sizes, where its dependencies come from, ops per kind."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", overflow="fold", max_width=24)
-    grid.add_column(overflow="fold")
-    ops = trace.ops
-    grid.add_row("Job", Text(short(trace.name)))
-    grid.add_row("Kind", "op trace (docs/op-trace.md)")
-    grid.add_row("Rules", Text(printable(", ".join(trace.rules))))
-    grid.add_row("Axes", Text(printable(", ".join(trace.axes)) or "none"))
-    grid.add_row("Groups", f"{len(trace.groups):,}")
-    grid.add_row("Ranks", f"{ops['rank'].n_unique():,}" if "rank" in ops.columns else "none")
-    if "step" in ops.columns:
-        grid.add_row("Steps", f"{ops['step'].n_unique():,}")
-    grid.add_row("Ops", f"{ops.height:,}")
-    for name, value in trace.metadata.items():
-        text = json.dumps(value)
-        grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))
-    console.print(grid)
