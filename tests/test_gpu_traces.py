@@ -42,10 +42,10 @@ def test_the_first_lines_say_who_why_how_much_and_how_long_the_others_wait():
 
 
 def test_one_gpu_that_waits_for_its_host_has_no_peers(tmp_path):
-    """Two kernels of 5 us in 100 us: the GPU is idle for 90 % of the recording."""
+    """Two kernels of 5 us in 100 us: the GPU is idle for 90 % of the recording, and nothing recorded says why."""
     write(tmp_path / "t.json", document([kernel(GEMM, 0, 5), kernel(GEMM, 95, 5)], world=1))
     out = " ".join(run("whatif", tmp_path).out.split())
-    assert "HOST-BOUND: the GPU is idle for 90% of the recording, because its host launches nothing" in out
+    assert "IDLE: the GPU is idle for 90% of the recording: the launches of the next ops are not recorded" in out
     assert not re.search(r"peers|no rank stands out|all ranks", out)
     busy = tmp_path / "busy"
     busy.mkdir()

@@ -268,13 +268,19 @@ def _distrusted(before: Side, after: Side) -> str:
 
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:
-    """Causes that are gone, new or staying between two reports. The same cause has the same kind and place."""
-    old, new = ({(each["kind"], each["where_text"]): each for each in _real(report)} for report in (before, after))
+    """Causes that are gone, new or staying between two reports. The same cause has the same kind, place and name."""
+    old, new = ({_same(each): each for each in _real(report)} for report in (before, after))
     return CauseChange(
         gone=tuple(cause for key, cause in old.items() if key not in new),
         new=tuple(cause for key, cause in new.items() if key not in old),
         staying=tuple((cause, new[key]) for key, cause in old.items() if key in new),
     )
+
+
+def _same(cause: Report) -> tuple[str, str, str]:
+    """What two findings share that are the same; the name is that of what the time of a recording is spent on."""
+    spent = cause.get("spent")
+    return cause["kind"], cause["where_text"], spent["name"] if spent else ""
 
 
 def causes_of_parts(report: Report, before: Side, after: Side, first_after: int) -> CauseChange:

@@ -18,7 +18,8 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.finding import Figure, Finding, Place
+from tracekit.base.text import code_name
+from tracekit.report.finding import Figure, Finding, Place, Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import OpKind
 
@@ -30,7 +31,7 @@ class Candidate(Struct, frozen=True, eq=False):
     without it, None if the trace is at fault and not the job. `series`: its strength over the steps, 1 = none, [steps],
     if it has one; `time`: when it acts, by default as `series` shows. `title`, `next_check`, `suggested_fix`: override
     those of the detector if the job gives more detail. `bound`: the price is an upper bound. `every_step`: it shows in
-    nearly all steps, though its kind acts by chance.
+    nearly all steps, though its kind acts by chance. `spent`: what the time of a recording is spent on.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Candidate(Struct, frozen=True, eq=False):
     suggested_fix: str | None = None
     bound: bool = False
     every_step: bool = False
+    spent: Spent | None = None
 
 
 class Repair(Struct, frozen=True):
@@ -119,9 +121,10 @@ class Detector(ABC):
     def fixes(self, found: Finding) -> Iterator[Plan]:
         """Yield the fixes of one finding of this kind; by default, that it goes away as `repair` states."""
         if self.repair is not None:
+            of = "" if found.spent is None or not found.spent.name else f": {code_name(found.spent.name)}"
             yield Plan(
                 kind=self.repair.kind,
-                title=self.repair.title,
+                title=f"{self.repair.title}{of}",
                 where=found.where,
                 change=found.change,
                 step_times=found.without_s,

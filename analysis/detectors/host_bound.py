@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+
+import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.host_operators import LONGEST_DISPATCH_S
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.whatif.interventions import AddTime, step_times
-from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.gpu.gpu_times import GpuTimes
+from tracekit.analysis.whatif.interventions import AddTime, LessTime, Together, step_times
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
 
 #: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04
+#: Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
+_OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
+#: So many operators are named.
+_MOST_NAMES = 16
+_MOST_REASONS = 3
 
 
 class HostBound(Detector):
@@ -42,26 +57,70 @@ class HostBound(Detector):
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
+        gpu = gpu_of(evidence)
+        if gpu is not None:
+            yield from self._in_one_gpu(evidence, gpu)
+            return
         if evidence.kept is None or evidence.leading is not self.loss:
             return
         idle_s = evidence.kept.idle_s
         share = idle_s / evidence.recorded_s
-        gpus = "the GPU is idle for" if len(evidence.ranks) == 1 else "every GPU is idle for at least"
         yield Candidate(
             self.kind,
             Place(),
-            f"{gpus} {share:.0%} of the recording, because its host launches nothing",
+            f"every GPU is idle for at least {share:.0%} of the recording{_mostly(evidence)}",
             (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
             confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
             AddTime(-idle_s),
             bound=True,
-            title="The GPU is idle: its host launches nothing",
-            next_check="a timeline of the host's threads while the GPU is idle (`tracekit export`); py-spy",
+            title="The GPUs are idle",
+            next_check="the findings on one rank: `tracekit whatif` on its file alone",
             suggested_fix=(
-                "find out what the host does while the GPU is idle (py-spy, a timeline of its threads), then launch"
-                " fewer and larger kernels (torch.compile, CUDA graphs) or give the data loader more workers"
+                "let `tracekit whatif` price what one rank waits for, from its file alone; then launch fewer and larger"
+                " kernels (torch.compile, CUDA graphs) or give the data loader more workers"
             ),
         )
+
+    def _in_one_gpu(self, evidence: OpEvidence, gpu: GpuTimes) -> Iterator[Candidate]:
+        """Dispatch of operators and launches, from the recording of one rank."""
+        work = evidence.host_time
+        dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
+            IdleReason.PYTHON, where=lambda what: _OF_TORCH.match(what.name) is not None
+        )
+        dispatch &= ~evidence.in_head
+        dispatch &= work.seconds / work.pieces < LONGEST_DISPATCH_S
+        taken_s = float(work.seconds[dispatch].sum())
+        opened_s = gpu.idle_opened_by
+        if opened_s.get("synchronise", 0.0) > opened_s.get("host", 0.0):
+            return  # the host falls behind because it waited: the waits are to be removed
+        if taken_s < SMALLEST_SHARE * evidence.recorded_s:
+            return
+        named = [part for part in work.by_name(IdleReason.OPERATOR) if dispatch[part.parts].any()]
+        names = tuple(part.name for part in named[:_MOST_NAMES])
+        longest = f", longest of {code_name(names[0])} ({seconds(named[0].seconds)})" if names else ""
+        launch = gpu.launch
+        tell = None if evidence.repeats else "steps launch different work, which no CUDA graph can repeat"
+        yield candidate(
+            self.kind,
+            evidence,
+            Spent("launch-bound", names[0] if names else "launches", "", names, launch.calls, taken_s, tell),
+            f"the GPU waits for dispatch and launch{longest}: {launch.short_kernels:,} of {launch.kernels:,} kernels"
+            " are shorter than 10 us",
+            Together((work.less(dispatch), LessTime(np.zeros(len(work.called_s)), evidence.launch_latency_s))),
+            bound=tell is not None,
+            title="The GPU waits for launches",
+            next_check="torch.compile on the model: are the gaps gone?",
+            suggested_fix=(
+                "launch less: torch.compile(mode='reduce-overhead') or CUDA graphs, a fused or foreach optimizer, a"
+                " larger batch"
+            ),
+        )
+
+    def fixes(self, found: Finding) -> Iterator[Plan]:
+        """See `Detector.fixes`. Of one GPU, the price is that of a graph."""
+        for plan in super().fixes(found):
+            graph = {"assumes": "one launch for all kernels"}
+            yield plan if found.spent is None else structs.replace(plan, details=graph)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
@@ -72,3 +131,13 @@ class HostBound(Detector):
         figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
         effect = f"launch delays and host work between ops take {share:.0%} of the step"
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)
+
+
+def _mostly(evidence: OpEvidence) -> str:
+    """What the host of the rank that is idle least does meanwhile, in words."""
+    gpu = evidence.gpu
+    reasons = () if gpu is None else gpu.idle_by_reason[:_MOST_REASONS]
+    if gpu is None or not reasons:
+        return ""
+    named = [f"{one.reason} {share_of(evidence, one.seconds):.0%}" for one in reasons]
+    return f", that of rank {gpu.rank} for {', '.join(named)}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of, idle_s, share_of
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.data_waits import late_ranks
 from tracekit.analysis.evidence.evidence import Evidence
@@ -15,9 +16,10 @@ from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Scale, ScaleDelays, Together
-from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Place, Unit, confidence_from
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
 
 #: Data of a stage is late if it is in this share of the steps with late data.
 MOST_STEPS_SHARE = 0.5
@@ -47,11 +49,32 @@ class LateData(Detector):
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
+        yield from self._in_one_gpu(evidence)
         behind = evidence.behind(Part.INPUT)
         if behind is not None:
             took = spent(evidence, behind)
             effect = f"waits {seconds(took.mine_s)} for its data loader, its peers {seconds(took.usual_s)}"
             yield from rank_behind(self.kind, evidence, Part.INPUT, effect)
+
+    def _in_one_gpu(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """The loader that the GPU waits for, from the recording of one rank."""
+        gpu = gpu_of(evidence)
+        if gpu is None:
+            return
+        for part in costly(evidence, evidence.host_time.by_name(IdleReason.LOADER)):
+            waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,))
+            spent_on = Spent(IdleReason.LOADER, part.name, part.where, part.names, part.count, part.seconds)
+            single = "SingleProcess" in part.name
+            workers = "its name says that it has none: give it num_workers" if single else "more num_workers"
+            yield candidate(
+                self.kind,
+                evidence,
+                spent_on,
+                f"the GPU waits {share_of(evidence, waits_s):.0%} of the recording for {code_name(part.name)}",
+                evidence.host_time.less(part.parts),
+                title="The GPU waits for the data loader",
+                suggested_fix=f"let the loader work ahead ({workers}, prefetch_factor), with pin_memory=True",
+            )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import candidate, costly, gpu_of
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -17,8 +18,9 @@ from tracekit.analysis.gpu.part import Part
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
+from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
 
 FEWEST_PAUSES = 2
@@ -67,11 +69,24 @@ class PythonGc(Detector):
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
+        yield from self._in_one_gpu(evidence)
         behind = evidence.behind(Part.GC)
         if behind is not None:
             took = spent(evidence, behind)
             effect = f"Python collects garbage for {seconds(took.mine_s)}, on its peers for {seconds(took.usual_s)}"
             yield from rank_behind(self.kind, evidence, Part.GC, effect)
+
+    def _in_one_gpu(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """The collections in the recording of one rank; none if none were recorded."""
+        for part in costly(evidence, evidence.host_time.by_name(IdleReason.GC)) if gpu_of(evidence) else ():
+            yield candidate(
+                self.kind,
+                evidence,
+                Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
+                f"Python collects garbage for {seconds(part.seconds)} between launches",
+                evidence.host_time.less(part.parts),
+                suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
+            )
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""

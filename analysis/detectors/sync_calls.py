@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, SMALLEST_SHARE, candidate, gpu_of, plain
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
+from tracekit.analysis.evidence.host_time import HostTime
 from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.gpu.recorded import HostWhat
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.whatif.interventions import Intervention, Together
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
 
 
 class SyncCalls(Detector):
@@ -24,12 +36,64 @@ class SyncCalls(Detector):
     next_check = "which lines call .item(), .cpu() or print tensors on this rank (torch.cuda.set_sync_debug_mode)"
     suggested_fix = "remove the calls that wait for the GPU on {ranks}: .item(), .cpu(), printing of tensors"
     part = "host"
+    loss = LossKind.HOST
+    stragglers_where_few = True
     repair = Repair("remove-sync-calls", "Remove the calls that wait for the GPU", "none that its peers do not make")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
+        yield from self._in_one_gpu(evidence)
         behind = evidence.behind(Part.SYNC_CALLS)
         if behind is not None:
             took = spent(evidence, behind)
             effect = f"waits for its GPU in {took.mine:,} calls, its peers in {took.usual:,}"
             yield from rank_behind(self.kind, evidence, Part.SYNC_CALLS, effect, freed=True)
+
+    def _in_one_gpu(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """The calls that wait, by operator and line, from the recording of one rank."""
+        if gpu_of(evidence) is None:
+            return
+        found = waiting_calls(evidence, allocates=False)
+        rows, waited_s = found.rows, found.waited_s
+        if not len(rows):
+            return
+        table = found.table
+        place = numbered(table["name"], table["inner"], table["own"])
+        by_place = np.bincount(place, waited_s)
+        for one in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
+            if by_place[one] < SMALLEST_SHARE * evidence.recorded_s:
+                return
+            mine = rows[place == one]
+            call, op, line = table.row(int(np.flatnonzero(place == one)[0]))
+            calls = np.zeros(evidence.ops.height, np.bool_)
+            calls[mine] = True
+            name = op or call
+            at = f" at {code_name(line)}" if line else ""
+            names = tuple(text for text in (op, call) if text)
+            yield candidate(
+                self.kind,
+                evidence,
+                Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(mine), float(by_place[one])),
+                f"{code_name(name)}{at} waits for the GPU {len(mine):,} times, {seconds(float(by_place[one]))} in all",
+                Together((_without_dispatch(evidence.host_time, op, line), evidence.without_waits(calls))),
+                title="The host waits for the GPU",
+                next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",
+                suggested_fix=plain(
+                    f"do without {code_name(name)}{at} in the loop, if nothing branches on the value: keep it on the"
+                    " GPU, log every N steps, copy with non_blocking=True"
+                ),
+            )
+
+
+#: Operators that only read a value of the GPU, and what they are called by.
+_READS = {"aten::_local_scalar_dense": "aten::item", "aten::item": "aten::item"}
+
+
+def _without_dispatch(work: HostTime, op: str | None, line: str | None) -> Intervention:
+    """Return the job without the host work of an operator at a line, if it only reads a value; else as it is."""
+    names = {op, _READS[op]} if op in _READS else set()
+
+    def belongs(what: HostWhat) -> bool:
+        return what.where == (line or "") and what.name.rpartition(" in ")[2] in names
+
+    return work.less(work.mask(*IdleReason, where=belongs))

@@ -13,7 +13,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.diagnosis.subject import Subject
-from tracekit.base.text import cost, main_clause, of_whole, seconds, sure, three_digits, with_error
+from tracekit.base.text import code_name, cost, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
@@ -57,6 +57,8 @@ def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding]) -> str
     every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(verdict.lost_s / verdict.share)
     whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
+    if not evidence.daily:
+        return f"{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
     return (
         f"{seconds(verdict.lost_s)} of {whole}{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {evidence.gpus * 24:,} GPU-hours a day"
@@ -73,13 +75,17 @@ def _place(evidence: Subject, cause: Finding) -> str:
     """Ranks and nodes of a cause."""
     place = evidence.names.place(cause.where)
     if place is None:
-        return "all ranks" if evidence.gpus > 1 else "its only rank"
+        return evidence.everywhere
     return place.words
 
 
 def _other(evidence: Subject, cause: Finding) -> str:
-    """One more cause, with its cost."""
-    return f"{_cause(evidence, cause)} ({cost(cause.saved_s, cause.alone_s, evidence.whole)})"
+    """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
+    costs, spent = cost(cause.saved_s, cause.alone_s, evidence.whole), cause.spent
+    if spent is None:
+        return f"{_cause(evidence, cause)} ({costs})"
+    at = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
+    return f"{spent.reason}: {code_name(spent.name)}{at} {costs}"
 
 
 def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:
@@ -101,10 +107,11 @@ def _saves(evidence: Subject, cause: Finding, best: Fix) -> str:
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
+    a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if evidence.daily else ""
     return (
         f"saves {'at most ' if best.bound else ''}{saved} {of_whole(evidence.whole)}"
-        f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {best.saved_s / evidence.recorded_s:.0%}),"
-        f" {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day{assumes}"
+        f" ({seconds(evidence.recorded_s)} -> {seconds(best.new_step_s)}, {best.saved_s / evidence.recorded_s:.0%})"
+        f"{a_day}{assumes}"
     )
 
 

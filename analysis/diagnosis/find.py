@@ -168,6 +168,7 @@ def _cause(evidence: Subject, candidate: Candidate) -> Finding:
         by_chance=detector.by_chance and not candidate.every_step,
         change=candidate.change,
         whole=evidence.whole,
+        spent=candidate.spent,
     )
 
 

@@ -80,7 +80,8 @@ def best_fix(cause: Finding, fixes: Sequence[Fix]) -> Fix | None:
     A fix with only an upper bound, or without a reported saving, only if there is no other.
     """
     of_cause = [fix for fix in fixes if fix.cause == cause.kind]
-    of_cause = [fix for fix in of_cause if not fix.bound] or of_cause
+    own = [fix for fix in of_cause if fix.change is not None and fix.change is cause.change]
+    of_cause = own or [fix for fix in of_cause if not fix.bound] or of_cause
     here = [fix for fix in of_cause if fix.where == cause.where] or of_cause
     return next((fix for fix in here if fix.withheld is None), here[0] if here else None)
 

@@ -6,6 +6,7 @@ In: `OpEvidence`. Out: a `Diagnosis`, as for a pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from tracekit.analysis.gpu.late_rank import unexplained_waits
 from tracekit.base.text import main_clause, ranks_text
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
+from tracekit.report.fix import Fix
 from tracekit.report.verdict import Loss, LossKind, Verdict
 
 #: The number of rendezvous with missing members to name.
@@ -34,7 +36,18 @@ _MOST_GAPS = 3
 
 def diagnose_ops(evidence: OpEvidence) -> Diagnosis:
     """Return what the job loses, why, and what each fix would save."""
-    doubts = tuple(_doubts(evidence))
+    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors))
+
+
+def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector]) -> Diagnosis:
+    causes = causes_of(evidence, detectors)
+    doubts, of_transfers = tuple(_doubts(evidence)), _of_transfers(evidence)
+    fixes = priced(evidence, causes, withheld=doubts[0] if doubts else None)
+    if of_transfers is not None:
+        first = next((cause for cause in causes if cause.change is not None), None)
+        if not evidence.alone or first is None or _loss_of(first) is LossKind.COMMUNICATION:
+            doubts = (*doubts, of_transfers)
+        fixes = tuple(_without_promise(evidence, fix, of_transfers) for fix in fixes)
     trust = Trust(
         replay_error=evidence.replay_error,
         discrepancy=evidence.discrepancy,
@@ -42,12 +55,6 @@ def diagnose_ops(evidence: OpEvidence) -> Diagnosis:
         trustworthy=not doubts,
         reasons=doubts,
     )
-    return with_plug_ins(lambda detectors: _diagnosed(evidence, detectors, trust))
-
-
-def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector], trust: Trust) -> Diagnosis:
-    causes = causes_of(evidence, detectors)
-    fixes = priced(evidence, causes, withheld=trust.reasons[0] if trust.reasons else None)
     verdict = verdict_of_ops(evidence, causes)
     return Diagnosis(
         trust=trust,
@@ -61,6 +68,13 @@ def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector], trust: Trust
     )
 
 
+def _without_promise(evidence: OpEvidence, fix: Fix, why: str) -> Fix:
+    """The fix without a saving, if transfers are in doubt: of a rank alone, only what is about them is."""
+    if evidence.alone and fix.cause is not None and detector_of(fix.cause).loss is not LossKind.COMMUNICATION:
+        return fix
+    return replace(fix, withheld=fix.withheld or why)
+
+
 def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     """Return the verdict on a job with these causes.
 
@@ -71,12 +85,16 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     for cause in costly:
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), cause.saved_s)
     kind = loss = max(losses_s, key=lambda one: losses_s[one])
+    if evidence.alone and costly and costly[0].saved_s >= SMALLEST_HEADLINE_SHARE * whole_s:
+        kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
     if losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = LossKind.BALANCED
         if costly or evidence.culprit is not None:
             kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
     lost_s = losses_s.get(loss, 0.0)
-    leading = tuple(cause for cause in costly if _loss_of(cause) is loss)
+    leading = tuple(cause for cause in causes if (cause.change or cause.spent) and _loss_of(cause) is loss)
+    if not leading and evidence.alone and kind is not LossKind.BALANCED:
+        kind = loss = LossKind.BALANCED  # idle in pieces too small to name
     label = detector_of(leading[0].kind).label if leading and kind is LossKind.STRAGGLER else None
     return Verdict(
         kind=kind,
@@ -133,16 +151,24 @@ def _doubts(evidence: OpEvidence) -> Iterator[str]:
     yield from found.doubts
     named = None if evidence.culprit is None else evidence.culprit.rank
     yield from unexplained_waits(found.late, waits, named, evidence.recorded_s)
+
+
+def _of_transfers(evidence: OpEvidence) -> str | None:
+    """Why it is not known what transfers cost; None if it is."""
+    found = evidence.kept
+    if found is None or evidence.waits is None:
+        return None
     unseen = [rank for rank in found.left_out if rank not in found.late.accounted]
     if evidence.leading is LossKind.COMMUNICATION:
         recorded = {*evidence.ranks, *found.left_out}
         unseen += [rank for rank in range(found.world_size or 0) if rank not in recorded]
     exposed = evidence.exposed_communication_s / (evidence.recorded_s or 1.0)
-    if unseen and exposed >= SMALLEST_HEADLINE_SHARE:
-        yield (
-            f"transfers cost {exposed:.0%} of the recording, and part of that may be waiting for {ranks_text(unseen)},"
-            " of which nothing is known"
-        )
+    if not unseen or exposed < SMALLEST_HEADLINE_SHARE:
+        return None
+    return (
+        f"transfers cost {exposed:.0%} of the recording, and part of that may be waiting for {ranks_text(unseen)}, of"
+        " which nothing is known"
+    )
 
 
 def _of_replay(evidence: OpEvidence) -> Iterator[str]:

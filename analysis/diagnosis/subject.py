@@ -38,6 +38,14 @@ class Subject(Protocol):
         """The number of training steps in one of those."""
 
     @property
+    def daily(self) -> bool:
+        """Whether it shows enough of the job to say what a day of it costs."""
+
+    @property
+    def everywhere(self) -> str:
+        """The whole job as a place, in words."""
+
+    @property
     def names(self) -> Names:
         """The names of places in the job."""
 

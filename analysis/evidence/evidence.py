@@ -104,6 +104,16 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         """The number of training steps in one of those."""
         return 1
 
+    @property
+    def daily(self) -> bool:
+        """Whether it shows enough of the job to say what a day of it costs."""
+        return True
+
+    @property
+    def everywhere(self) -> str:
+        """The whole job as a place, in words."""
+        return "all ranks" if self.gpus > 1 else "its only rank"
+
     @cached_property
     def names(self) -> Names:
         """The names of places in the job."""

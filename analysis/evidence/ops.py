@@ -5,25 +5,43 @@ In: an op trace, its graph and its replay. Out: `OpEvidence`, which detectors re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, STRAGGLING_SLOWDOWN, Trust
+from tracekit.analysis.attribution.attribution import (
+    SMALLEST_HEADLINE_SHARE,
+    STRAGGLING_SLOWDOWN,
+    Trust,
+)
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
-from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
-from tracekit.analysis.whatif.interventions import Intervention, SetSomeOps, Together, step_times
-from tracekit.base.text import seconds
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.whatif.interventions import (
+    CostOverlay,
+    Intervention,
+    LessTime,
+    QueuedAhead,
+    SetSomeOps,
+    Together,
+    step_times,
+)
+from tracekit.base.text import code_name, seconds
 from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
+    from tracekit.analysis.evidence.host_time import HostTime
     from tracekit.analysis.fixes.plan import Plan
     from tracekit.analysis.gpu.behind import Behind, Culprit
+    from tracekit.analysis.gpu.gpu_times import GpuTimes
     from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.gpu.part import Part
     from tracekit.analysis.gpu.recorded import Kept, Recorded
@@ -34,6 +52,16 @@ if TYPE_CHECKING:
     from tracekit.report.finding import Finding, Place
     from tracekit.trace.model import Worker
     from tracekit.trace.op import OpTrace
+
+
+#: So many steps of one rank say what a day costs.
+FEWEST_STEPS = 3
+#: Findings on a rank alone that cost a smaller share of the recording are not reported.
+SMALLEST_COST_SHARE = 0.005
+
+
+#: A launched op that nothing else keeps waiting begins within this time, seconds.
+_LATEST_ARRIVAL_S = 100e-6
 
 
 class Times(Struct, frozen=True, eq=False):
@@ -76,6 +104,74 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         return Kept.read(self.trace.metadata) if self.recorded is None else self.recorded.kept
 
     @cached_property
+    def host_time(self) -> HostTime:
+        """What the host threads of a recording spend their time on; nothing for other op traces."""
+        from tracekit.analysis.evidence.host_time import HostTime
+
+        return HostTime.of(self.ops, self.kept) if self.kept else HostTime.nothing(self.ops.height)
+
+    @cached_property
+    def first_launches(self) -> Ints:
+        """A number for the kernel that the call at the end of each op launches first, -1 for none, [ops]."""
+        launched_by = self.host_time.launched_by
+        found, gpu = np.full(len(launched_by), -1, np.int64), np.flatnonzero(launched_by >= 0)[::-1]
+        found[launched_by[gpu]] = numbered(self.ops["name"].gather(gpu))
+        return found
+
+    @cached_property
+    def in_head(self) -> Bools:
+        """Which parts of `host_time` are before the first op of a GPU, [parts]."""
+        ops = self.graph.ops
+        on_gpu = self.ops["role"].eq("gpu").to_numpy()
+        first_s = float(ops.start[on_gpu].min(initial=np.inf))
+        return np.asarray((ops.start + ops.duration)[self.host_time.op] <= first_s)
+
+    @cached_property
+    def arrives_s(self) -> Floats:
+        """How long after its launch each op began, seconds, [ops]; nan if it was not launched, or waited for something.
+
+        Beyond `_LATEST_ARRIVAL_S`, an op waited for something else.
+        """
+        ops = self.graph.ops
+        since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[self.host_time.launched_by]
+        return np.where(since_s <= _LATEST_ARRIVAL_S, since_s, np.nan)
+
+    @cached_property
+    def launch_latency_s(self) -> Floats:
+        """How much of its launch delay each op owes to a launch of its own, seconds, [ops].
+
+        Ops of a CUDA graph have one launch for all, and follow each other as those do that were launched long before.
+        """
+        delay_s = np.maximum(CostOverlay.recorded(self.replay).delay_of_ops(), 0.0)
+        own = np.isfinite(self.arrives_s)
+        in_queue = delay_s[~own & (self.host_time.launched_by >= 0)]
+        usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
+        return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
+
+    def without_waits(self, calls: Bools) -> Intervention:
+        """Return the job in which these calls do not wait for the GPU, and take no time, [ops]."""
+        ops = self.graph.ops
+        on_gpu = self.ops["role"].eq("gpu").to_numpy()
+        less = LessTime(np.where(calls, self.pace.cost, 0.0))
+        gone = calls[ops.after] & on_gpu[ops.before]
+        ahead = QueuedAhead(self.arrives_s, self.host_time.launched_by)
+        return Together((self.pace.without_edges(gone), less, ahead)) if gone.any() else less
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether most marked steps launch the same kernels in the same order; of one step, nothing else is known."""
+        if "profiler_step" not in self.ops.columns:
+            return True
+        gpu = self.ops.filter(pl.col("role") == "gpu", pl.col("profiler_step").is_not_null())
+        steps = gpu.group_by("profiler_step", maintain_order=True).agg("name")["name"].to_list()
+        return len(steps) < 2 or 2 * max(Counter(map(tuple, steps)).values()) >= len(steps)
+
+    @cached_property
+    def gpu(self) -> GpuTimes | None:
+        """What the GPU of a recording of one rank did; of several, of the one that is idle least; None for others."""
+        return min(self.kept.gpus, key=lambda one: one.idle_s, default=None) if self.kept else None
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The recorded ranks, ascending."""
         return tuple(int(rank) for rank in self.graph.ops.mesh.ranks)
@@ -94,6 +190,18 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     def steps_in_whole(self) -> int:
         """The number of training steps in one of those."""
         return 1 if self.kept is None else max(self.kept.steps, 1)
+
+    @property
+    def daily(self) -> bool:
+        """Whether it shows enough of the job to say what a day of it costs: a few steps, not one of a single rank."""
+        return not self.alone or self.steps_in_whole >= FEWEST_STEPS
+
+    @property
+    def everywhere(self) -> str:
+        """The whole job as a place, in words."""
+        if not self.alone or self.gpus == 1:
+            return "all ranks" if self.gpus > 1 else "its only rank"
+        return f"rank {self.ranks[0]}, the only one of {self.gpus:,} that was recorded"
 
     @cached_property
     def ops(self) -> pl.DataFrame:
@@ -248,11 +356,23 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         if self.kept is None:  # S counts what stragglers cost; in a recording, S also counts uneven ranks
             straggling_s = max(straggling_s, self.noise.lost_s * self.straggling)
         idle_s = 0.0 if self.kept is None else self.kept.idle_s
+        if self.alone and self.gpu is not None:
+            return {LossKind.COMMUNICATION: max(self.exposed_communication_s, 0.0), **self._idle_by_loss(self.gpu)}
         return {
             LossKind.STRAGGLER: straggling_s,
             LossKind.HOST: idle_s,
             LossKind.COMMUNICATION: max(self.exposed_communication_s, 0.0),
         }
+
+    def _idle_by_loss(self, gpu: GpuTimes) -> dict[LossKind, float]:
+        """The time in which one GPU does nothing, before its first op too, by the kind of loss; seconds."""
+        found = dict.fromkeys((LossKind.HOST, LossKind.INPUT, LossKind.IDLE), 0.0)
+        by_reason = [*((idle.reason, idle.seconds) for idle in gpu.idle_by_reason), *gpu.before_first.by_reason.items()]
+        for reason, spent_s in by_reason:
+            unseen = LossKind.IDLE if reason in NOT_THE_HOST else LossKind.HOST
+            found[LossKind.INPUT if reason == str(IdleReason.LOADER) else unseen] += spent_s
+        found[LossKind.IDLE] += self.unseen_head_s
+        return found
 
     @property
     def leading(self) -> LossKind:
@@ -279,22 +399,44 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def discrepancy(self) -> float:
-        """The share of time that launch delays add, T(recorded) / T(original) - 1."""
-        return self.recorded_s / (float(self.times.original.mean()) or float("nan")) - 1
+        """The share of time that launch delays add, T(recorded) / T(original) - 1.
+
+        Without time in which the GPU of a rank alone idles, and its host is not late: a finding says so.
+        """
+        gpu = self.gpu if self.alone else None
+        idle = () if gpu is None else [idle.seconds for idle in gpu.idle_by_reason if idle.reason in NOT_THE_HOST]
+        said_s = min(self.unseen_head_s + sum(idle), self.recorded_s - float(self.times.original.mean()))
+        return (self.recorded_s - max(said_s, 0.0)) / (float(self.times.original.mean()) or float("nan")) - 1
+
+    @property
+    def unseen_head_s(self) -> float:
+        """How long the GPU of a rank alone did something from before the recording, seconds.
+
+        That is from when its first op had been launched to when it began.
+        """
+        head = self.gpu.before_first if self.alone and self.gpu is not None else None
+        return 0.0 if head is None or not head.by_reason else max(head.seconds - sum(head.by_reason.values()), 0.0)
 
     @property
     def smallest_cost_s(self) -> float:
-        """Findings that cost less are not reported, seconds; `behind.py` has weighed their parts already."""
-        return 0.0
+        """Findings that cost less are not reported, seconds; of several ranks, `behind.py` has weighed their parts."""
+        return SMALLEST_COST_SHARE * self.recorded_s if self.alone else 0.0
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is the recording of one rank, which is compared with nobody."""
+        return self.kept is not None and len(self.ranks) == 1
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
         """Yield a detector's fixes of one of its findings."""
         return detector.fixes(found)
 
     def seen(self, found: Finding) -> str:
-        """Return when a finding acts, or how long the others wait for it, in words that follow its place."""
+        """Return when a finding acts, where in the code, or how long others wait for it, as the end of its place."""
         if self.kept is None:
             return f", {found.when}"
+        if found.spent is not None:
+            return f", at {code_name(found.spent.where)}" if found.spent.where else ""
         return (
             f": the others wait {seconds(self.culprit.waited_s)} for it in all"
             if self.culprit and found.where.ranks
@@ -315,11 +457,11 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
             return f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
         left = self.unexplained
         longest = seconds(max(left.communication_gap_s, left.compute_gap_s))
-        figures = [
-            f"replay error {trust.replay_error:.2%}",
-            f"unexplained gaps {trust.discrepancy:.1%}, 99 % of them below {longest}",
-            f"{left.inferred:,} of {left.edges:,} dependencies inferred, {left.violations:,} contradicted",
-        ]
+        figures = [f"replay error {trust.replay_error:.2%}", f"unexplained gaps {trust.discrepancy:.1%}"]
+        if not self.alone:
+            figures[1] += f", 99 % of them below {longest}"
+            of = f"{left.edges:,} dependencies inferred, {left.violations:,} contradicted"
+            figures.append(f"{left.inferred:,} of {of}")
         if len(self.ranks) > 1:
             figures.append(f"{self.kept.matched:,} collectives matched, {self.kept.unmatched:,} kernels not")
         if without := self.kept.without_launch:

@@ -151,6 +151,7 @@ def _of_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
         _kept(recording, *kept),
         step_spans=recording.step_spans.filter(pl.col("rank").is_in(list(ranks))),
         pauses=recording.pauses.filter(pl.col("rank").is_in(list(ranks))),
+        host=recording.host.filter(pl.col("rank").is_in(list(ranks))),
         hosts={rank: host for rank, host in recording.hosts.items() if rank in ranks},
         files={rank: file for rank, file in recording.files.items() if rank in ranks},
         cut=tuple(rank for rank in recording.cut if rank in ranks),

@@ -15,6 +15,7 @@ import polars as pl
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
+from tracekit.analysis.numeric.overlap import overlaps
 from tracekit.trace.gpu_activity import Activity, CallRole
 
 #: Calls that wait for the whole device.
@@ -34,7 +35,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
     times = _times_of_calls(calls, gpu, marks)
     start = times.start
     common = calls.select(
-        "rank", "thread", "name", "phase", "operator",
+        "rank", "thread", "name", "phase", "operator", "inner", "own",
         stream=name_numbers("thread", calls["thread"]), profiler_step="step", call=pl.Series(np.arange(len(start))),
     )  # fmt: skip
     waiting = common.with_columns(
@@ -48,6 +49,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
         calls.select(
             pl.when(waits_for_stream).then(pl.lit("stream-wait")).otherwise(pl.lit("host")).alias("role"),
             "waits_stream", "waits_for_stream", "recorded_at", in_collective="collective_call",
+            call_s=pl.when(pl.col("waits")).then(0.0).otherwise("duration"),
         ),
         start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
         resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
@@ -124,38 +126,22 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
 
 
 def with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
-    """Give host work that is mostly a pause the kind of the pause: data loader or garbage collection.
-
-    `host` and `pauses` by rank and thread, in order of start.
-    """
+    """Give host work that is mostly a pause the kind of the pause: data loader or garbage collection."""
     rows = np.flatnonzero((host["kind"] == "host").to_numpy())
     if not pauses.height or not len(rows):
         return host.drop("thread")
-    thread = numbered(pl.concat([host["thread"].gather(rows), pauses["thread"]]))
-    rank = np.concatenate([host["rank"].to_numpy()[rows], pauses["rank"].to_numpy()]).astype(np.int64)
-    lane = rank * (int(thread.max()) + 1) + thread
+    lane = numbered(*(pl.concat([host[name].gather(rows), pauses[name]]) for name in ("rank", "thread")))
     start, length = host["start"].to_numpy()[rows], host["duration"].to_numpy()[rows]
-    order = np.lexsort((start, lane[: len(rows)]))
-    rows, start, end, mine = rows[order], start[order], (start + length)[order], lane[: len(rows)][order]
     begun = pauses["start"].to_numpy()
     over = begun + pauses["duration"].to_numpy()
-    first, last = np.zeros(len(begun), np.int64), np.zeros(len(begun), np.int64)
-    theirs = lane[len(rows) :]
-    for one in np.unique(theirs):
-        here, low, high = theirs == one, *np.searchsorted(mine, [one, one + 1])
-        first[here] = low + np.searchsorted(end[low:high], begun[here], side="right")
-        last[here] = low + np.searchsorted(start[low:high], over[here], side="left")
-    count = np.maximum(last - first, 0)
-    pause = np.repeat(np.arange(len(begun)), count)
-    at = np.arange(len(pause)) - np.repeat(np.cumsum(count) - count - first, count)
-    covered = np.minimum(end[at], over[pause]) - np.maximum(start[at], begun[pause])
+    pause, at, covered = overlaps(begun, over, start, start + length, lane[len(rows) :], lane[: len(rows)])
     kinds = pauses["kind"].unique(maintain_order=True)
     of_kind = [
         np.bincount(at, weights=covered * (pauses["kind"] == kind).to_numpy()[pause], minlength=len(rows))
         for kind in kinds
     ]
     most = np.argmax(of_kind, axis=0)
-    mostly = np.flatnonzero((2 * np.max(of_kind, axis=0) > end - start) & (end > start))
+    mostly = np.flatnonzero((2 * np.max(of_kind, axis=0) > length) & (length > 0))
     kind = np.full(host.height, -1)
     kind[rows[mostly]] = most[mostly]
     named = pl.concat([kinds, pl.Series([None], dtype=pl.String)])[kind]

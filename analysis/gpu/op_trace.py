@@ -22,6 +22,7 @@ import polars as pl
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.host_ops import host_ops, name_numbers, with_pauses
+from tracekit.analysis.gpu.host_work import with_work
 from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
@@ -36,18 +37,24 @@ _EARLY_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuOpTrace:
-    """`trace`: the ops; `skew_s`: how far the clock of each rank's host was ahead of its GPU's, seconds, [ranks]."""
+    """`trace`: the ops; `skew_s`: how far the clock of each rank's host was ahead of its GPU's, seconds, [ranks].
+
+    `whats`: what host ops consist of, WHAT_SCHEMA, which their column `did` numbers.
+    """
 
     trace: OpTrace
     skew_s: dict[int, float]
+    whats: pl.DataFrame
 
 
 def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets) -> GpuOpTrace:
     """Convert a recording to ops with corrected clocks, starting at 0."""
-    gpu, calls, pauses, steps, skew = _aligned(recording, clocks)
-    host = with_pauses(
-        host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in (pauses, steps)])), pauses
+    gpu, calls, pauses, steps, pieces, skew = _aligned(recording, clocks)
+    marks = [pauses, steps, *([pieces] if len(recording.ranks) == 1 else [])]  # profilers of ranks start apart
+    host, whats = with_work(
+        host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in marks])), pieces, recording.whats
     )
+    host = with_pauses(host, pauses)
     first = float(min(frame["start"].to_numpy().min() for frame in (gpu, host) if frame.height))
     window = _windows(gpu, host, first)
     gpu = gpu.with_columns(pl.col("start") - first)
@@ -84,7 +91,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         ops = ops.with_columns(pl.Series(label, places[np.searchsorted(recording.ranks, rank)]))
     columns = [name for name in COLUMNS if name in ops.columns and ops[name].null_count() < ops.height]
     trace = OpTrace(ops.select(*columns, *recording.coordinates), recording.name, recording.axes, rules=("kineto",))
-    return GpuOpTrace(trace, skew)
+    return GpuOpTrace(trace, skew, whats)
 
 
 #: Columns of the trace: those of every op trace, labels, and inputs of the rule.
@@ -92,7 +99,8 @@ COLUMNS = (
     "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
     "kind", "name", "phase", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
-    "waits_stream", "waits_for_stream", "recorded_at",
+    "waits_stream", "waits_for_stream", "recorded_at", "call_s",
+    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own",
 )  # fmt: skip
 
 
@@ -102,8 +110,8 @@ _OF_PEERS = ("shape", "collective", "elements")
 
 def _aligned(
     recording: GpuRecording, clocks: ClockOffsets
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
-    """GPU ops, calls, pauses and steps by corrected clocks; host times are converted to the GPU's clock."""
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
+    """GPU ops, calls, pauses, steps and host work by corrected clocks; host times are converted to the GPU's clock."""
     gpu, calls = recording.gpu_ops, recording.calls
     called = np.append(calls["start"].to_numpy(), np.nan)[gpu["launch"].fill_null(-1).to_numpy()]
     delay = gpu["start"].to_numpy() - called
@@ -132,8 +140,16 @@ def _aligned(
         phase=phases,
         profiler_step="step",
     )  # fmt: skip
-    pauses, steps = corrected(recording.pauses, skew), corrected(recording.step_spans, skew)
-    return ops.drop("step"), corrected(calls, skew), pauses, steps, skew
+    pauses, steps, pieces = (
+        corrected(table, skew) for table in (recording.pauses, recording.step_spans, recording.host)
+    )
+    around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs")})
+    return ops.drop("step").hstack(around), corrected(calls, skew), pauses, steps, pieces, skew
+
+
+def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:
+    """A column of calls at the call that launched each GPU op, null for none."""
+    return of_call.gather(gpu["launch"])
 
 
 def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFrame:

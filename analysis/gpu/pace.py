@@ -211,8 +211,11 @@ class PaceOfPeers:
         for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
             waits, waited_s = self._extra_waits(rank, at)
             gone |= waits & (waited_s >= least_s)
-        if not gone.any():
-            return None
+        return self.without_edges(gone) if gone.any() else None
+
+    def without_edges(self, gone: npt.NDArray[np.bool_]) -> Restructure:
+        """Return the same job in which ops do not wait for each other along these edges, [edges]."""
+        ops = self.graph.ops
         graph = fold(replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone]))
         return Restructure(GraphReplay(graph, self._durations_of(graph)))
 

@@ -16,21 +16,34 @@ from msgspec import Struct
 from tracekit.analysis.gpu.breakdown import Breakdown, breakdowns
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
 from tracekit.analysis.gpu.comparable import Comparable
+from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.late_rank import LateRanks
 from tracekit.analysis.gpu.matching import Matches
+from tracekit.analysis.gpu.times import times_of
 from tracekit.analysis.gpu.waits import Waits
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.kineto import GpuRecording
 
+#: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.
+MOST_RANKS = 16
 #: Key of the metadata of an op trace that was a recording.
 KEPT = "recording"
+
+
+class HostWhat(Struct, frozen=True):
+    """What a host thread does: its reason (`IdleReason`), the name of it, and the line of Python, "" if unknown."""
+
+    reason: str
+    name: str
+    where: str
 
 
 class Kept(Struct, frozen=True):
     """What the op trace of a recording keeps of it beside the ops, so that it can be diagnosed again.
 
     `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
-    one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`.
+    one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
+    the GPU of each rank did (of `MOST_RANKS` at most). `whats`: what host ops consist of, by their column `did`.
     """
 
     steps: int
@@ -45,9 +58,11 @@ class Kept(Struct, frozen=True):
     doubts: tuple[str, ...]
     notes: tuple[str, ...]
     late: LateRanks
+    gpus: tuple[GpuTimes, ...] = ()
+    whats: tuple[HostWhat, ...] = ()
 
     @classmethod
-    def of(cls, part: Comparable, late: LateRanks) -> Kept:
+    def of(cls, whole: GpuRecording, part: Comparable, late: LateRanks, whats: pl.DataFrame) -> Kept:
         """What to keep of a recording that is compared in this part."""
         recording, matches = part.recording, part.matches
         left_out = [f"rank {rank} is left out: {why}" for rank, why in part.left_out.items()]
@@ -66,6 +81,8 @@ class Kept(Struct, frozen=True):
             doubts=part.doubts,
             notes=(*left_out, *recording.notes, *([nothing] if alone else [])),
             late=late,
+            gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
+            whats=tuple(HostWhat(*row) for row in whats.drop("busy").iter_rows()),
         )
 
     @classmethod

@@ -82,7 +82,8 @@ class CostOverlay(Struct):
 
     `stalled_s`, `overlap_s`: seconds of each step in which the job stalls, and that it shares with the next, [steps].
     `kept`: which rows of each block keep launch delays. `op_cost`: own cost of each op of an op graph, [ops], in place
-    of `cost`; blocks look it up only as they are replayed, so that many overlays fit into memory.
+    of `cost`, and `op_delay` its launch delay; blocks look them up only as they are replayed, so that many overlays
+    fit into memory.
     """
 
     replay: GraphReplay
@@ -93,6 +94,7 @@ class CostOverlay(Struct):
     kept: list[np.ndarray]
     keeps_delays: bool = True
     op_cost: Floats | None = None
+    op_delay: Floats | None = None
 
     @classmethod
     def recorded(cls, replay: GraphReplay) -> CostOverlay:
@@ -116,12 +118,30 @@ class CostOverlay(Struct):
             kept,
         )
 
+    def cost_of_ops(self) -> Floats:
+        """The own cost of each op of an op graph, seconds, [ops]."""
+        return self.of_ops(self.replay.durations.cost) if self.op_cost is None else self.op_cost
+
+    def delay_of_ops(self) -> Floats:
+        """The launch delay of each op of an op graph, seconds, [ops]."""
+        return self.of_ops(self.replay.durations.launch_delay) if self.op_delay is None else self.op_delay
+
+    def of_ops(self, matrices: Sequence[Floats]) -> Floats:
+        """The values of matrices, one [rows, lanes] per block, by op of an op graph, [ops]."""
+        blocks = [cast("FoldedSteps", block) for block in self.replay.graph.blocks]
+        found = np.empty(sum(block.op.size for block in blocks))
+        for block, matrix in zip(blocks, matrices, strict=True):
+            found[block.op] = matrix
+        return found
+
     def costs(self, graph: LabelledGraph, durations: Durations, number: int) -> Costs:
         """The costs of a block for its replay, see `CostRule.costs`."""
         assert durations is self.replay.durations, "an overlay is of one replay"
         cost, delay, rows = self.cost[number], self.delay[number], len(self.kept[number])
         if self.op_cost is not None:
             cost = ChangedRows(self.op_cost[cast("FoldedSteps", graph.blocks[number]).op])
+        if self.op_delay is not None:
+            delay = ChangedRows(self.op_delay[cast("FoldedSteps", graph.blocks[number]).op])
         delayed = np.where(self.kept[number] & self.keeps_delays, np.arange(rows), -1)
         return Costs(cost.base, cost.source(), np.zeros(rows), delay.matrix(), delayed, cost.changed())
 
@@ -203,12 +223,53 @@ class SetSomeOps(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
-        cost = overlay.op_cost
-        if cost is None:
-            cost = np.empty(len(self.cost))
-            for block, of_block in zip(overlay.replay.graph.blocks, overlay.replay.durations.cost, strict=True):
-                cost[cast("FoldedSteps", block).op] = of_block
-        overlay.op_cost = np.where(self.chosen, self.cost, cost)
+        overlay.op_cost = np.where(self.chosen, self.cost, overlay.cost_of_ops())
+
+
+class LessTime(Struct, frozen=True, eq=False):
+    """Take time off ops of an op graph, as far as they have it. `cost_s`, `delay_s`: off their own cost and off their
+    launch delay, seconds, [ops]. Several of these may come in any order.
+    """
+
+    cost_s: Floats
+    delay_s: Floats | None = None
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        overlay.op_cost = np.maximum(overlay.cost_of_ops() - self.cost_s, 0.0)
+        if self.delay_s is not None:
+            delay = overlay.delay_of_ops()
+            overlay.op_delay = np.where(
+                self.delay_s > 0, np.maximum(delay - self.delay_s, np.minimum(delay, 0.0)), delay
+            )
+
+
+class QueuedAhead(Struct, frozen=True, eq=False):
+    """Let launch latency cost nothing where, after the changes before this one, the GPU has other work meanwhile.
+
+    A launch delay counts from the last op that an op waits for, but the latency of its launch runs from the launch on.
+    `arrives_s`: how long after the end of `launched_by` each op arrived, seconds, nan for ops without such latency;
+    [ops]. Each pass lets later ops begin later, so that fewer of their launches arrive too late.
+    """
+
+    arrives_s: Floats
+    launched_by: Ints
+
+    def make(self, overlay: CostOverlay) -> None:
+        """See `Intervention.make`."""
+        recorded = overlay.delay_of_ops()
+        own = np.isfinite(self.arrives_s) & (recorded > 0)
+        overlay.op_delay = np.where(own, 0.0, recorded)
+        for _ in range(_PASSES):
+            timelines = overlay.replay.timelines(overlay)
+            start, end = (overlay.of_ops([getattr(one, name) for one in timelines]) for name in ("start", "end"))
+            arrives = np.append(end, np.nan)[self.launched_by] + self.arrives_s
+            late = np.clip(arrives - (start - overlay.op_delay), 0.0, recorded)
+            overlay.op_delay = np.where(own, late, recorded)
+
+
+#: So many passes are enough for launches to settle.
+_PASSES = 4
 
 
 class NoDelays(Struct, frozen=True):
@@ -255,7 +316,8 @@ class Restructure(Struct, frozen=True, eq=False):
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
         recorded = CostOverlay.recorded(self.replay)
-        recorded.op_cost, recorded.stalled_s = overlay.op_cost, overlay.stalled_s
+        recorded.op_cost, recorded.op_delay = overlay.op_cost, overlay.op_delay
+        recorded.stalled_s = overlay.stalled_s
         for name in CostOverlay.__struct_fields__:
             setattr(overlay, name, getattr(recorded, name))
 

@@ -6,6 +6,7 @@ In: any string. Out: a string that cannot break a line, control a terminal or fa
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Iterable
 
@@ -36,6 +37,15 @@ def short(text: str) -> str:
     """A name to show or to click: `printable`, cut to LONGEST_NAME characters; words for a blank one."""
     shown = printable(text) if text.strip() else NO_NAME
     return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+
+
+_LINE = re.compile(r"^(?:.*/)?([^/]+\.pyx?)\((\d+)\): (.+)$")
+
+
+def code_name(name: str) -> str:
+    """A name in code for people: "step (train.py:88)" for "train.py(88): step", else the name itself, shortened."""
+    line = _LINE.match(name)
+    return f"{short(line[3])} ({line[1]}:{line[2]})" if line else f"`{short(name)}`"
 
 
 def quoted(value: object, most: int = LONGEST_QUOTE) -> str:

@@ -52,6 +52,7 @@ def explained(path: Path, wanted: Wanted = Wanted.TRACE) -> Iterator[None]:
 
 def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
     """What the file or folder is, if that is not what is wanted, and the command to type."""
+    from tracekit.collectors.importers.kineto.other_recordings import other_recording
     from tracekit.collectors.importers.registry import is_known
     from tracekit.fleet.sources import is_study
 
@@ -71,8 +72,8 @@ def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
             return None
         if path.suffix != ".parquet" and not _beginning(path, 1):
             return f"an empty file, not {wanted}; record or copy it again"
-        if wanted is Wanted.TRACE and is_known(path):
-            return None  # its importer has reported more
+        if wanted is Wanted.TRACE and (is_known(path) or other_recording(path) is not None):
+            return None  # the readers have reported more
         return _own(path, wanted) or _foreign(path, wanted)
     except OSError:
         return None
@@ -164,6 +165,7 @@ def is_store(path: Path) -> bool:
 
 def _kind_of_trace(path: Path) -> str | None:
     """Return the kind of trace of a file or folder, None if it is none."""
+    from tracekit.collectors.importers.kineto.sniff import is_sqlite
     from tracekit.collectors.importers.registry import is_known
     from tracekit.job.load import are_gpu_traces
     from tracekit.trace.canonical import read_header
@@ -174,6 +176,8 @@ def _kind_of_trace(path: Path) -> str | None:
         except TracekitError:
             return None
     if are_gpu_traces((path,)):
+        if is_sqlite(path):
+            return "an export of Nsight Systems"
         return "traces of torch.profiler" if path.is_dir() else "a trace of torch.profiler"
     return "a recording" if is_known(path) else None
 

@@ -19,7 +19,7 @@ from tracekit.base.text import encodable, short
 
 PARQUET = ".parquet"
 #: Endings of files other than Parquet that can be traces; their first bytes decide.
-_OTHERS = (".json", ".json.gz", ".log", ".txt")
+_OTHERS = (".json", ".json.gz", ".sqlite", ".log", ".txt")
 #: Layouts of published traces, next to the trace.
 _LAYOUTS = (".yaml", ".yml")
 

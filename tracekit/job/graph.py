@@ -262,7 +262,8 @@ class RecordingJob(OfGraph):
         """What an op trace keeps of the recording."""
         part, ops = self.comparable, self.ops.ops
         recorded_s = float((ops["start"] + ops["duration"]).to_numpy().max())
-        return Kept.of(part, late_ranks(self.recording, part, recorded_s))
+        late = late_ranks(self.recording, part, recorded_s)
+        return Kept.of(self.recording, part, late, self.op_trace.whats)
 
     def recorded(self) -> Recorded:
         """See `OfGraph.recorded`."""

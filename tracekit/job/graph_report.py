@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.base.text import printable, seconds, short
+from tracekit.base.text import of_whole, printable, seconds, short
+from tracekit.report.gpu import gpu_tables, in_report
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _FEWEST_RANKS, _MOST_RANKS = 8, 16
 _MOST_WAITS = 8
 _MOST_KERNELS = 5
+_MOST_REASONS = 4
 #: The number of unclassified kernels in JSON.
 _MOST_UNKNOWN = 20
 _WIDEST_KERNEL = 40
@@ -110,25 +113,31 @@ class GraphReport(Report):
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
         """See `Report.remarks_of_source`."""
         kept = self.evidence.kept
+        gpu = self.evidence.gpu
+        if self.evidence.alone and gpu is not None:
+            yield "GPU", _gpu_in_words(gpu)
         notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`."""
-        found = self.recorded
+        found, gpu = self.recorded, self.evidence.gpu if self.evidence.alone else None
         if full and len(self.evidence.ranks) > 1:
             yield self._method()
-        if found is not None:
+        if full and gpu is not None:
+            yield from gpu_tables(gpu)
+        if found is not None and gpu is None:
             yield self._ranks(found, full=full)
             if full:
                 yield _waits(found)
-                yield _kernels(found)
+        if found is not None and full:
+            yield _kernels(found)
         if full or found is None:
             yield self._critical_path()
         for group in self.labels_asked:
             if full and group.labels == ("rank",) and found is not None:
                 continue
-            if full or ",".join(group.labels) in self.asked:
+            if (full and gpu is None) or ",".join(group.labels) in self.asked:
                 yield by_label_table(group)
 
     def _method(self) -> Table:
@@ -165,7 +174,7 @@ class GraphReport(Report):
             *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
-        return Table("Critical path", ("On the critical path", f"of a {self.whole}", "share"), rows)
+        return Table("Critical path", ("On the critical path", of_whole(self.whole), "share"), rows)
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""
@@ -204,6 +213,7 @@ class GraphReport(Report):
 
     def _of_kept(self, kept: Kept, verdict: dict[str, Any]) -> dict[str, Any]:
         left = self.evidence.unexplained
+        gpus = [in_report(times, self.findings) for times in kept.gpus]
         return {
             "job": {
                 "source": "recording",
@@ -223,6 +233,7 @@ class GraphReport(Report):
             },
             "verdict": verdict | {"exposed_communication_s": self.evidence.exposed_communication_s},
             "recording_time_s": self.times_s,
+            **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
         }
 
     def _of_recording(self, found: Recorded) -> dict[str, Any]:
@@ -272,6 +283,15 @@ class GraphReport(Report):
         ]
         host = self.evidence.hosts.get(found.rank)
         return shapes.shaped(shapes.RankToBlame, found, host=host, causes=causes)
+
+
+def _gpu_in_words(gpu: GpuTimes) -> str:
+    """What the GPU did: how long it was busy, and idle for which reasons, as shares of the recording."""
+    whole_s = gpu.recording_s or 1.0
+    before = f", {gpu.before_first.seconds / whole_s:.0%} before its first op" if gpu.before_first.seconds else ""
+    reasons = [f"{idle.reason} {idle.seconds / whole_s:.0%}" for idle in gpu.idle_by_reason]
+    why = f": {', '.join(reasons[:_MOST_REASONS])}" if reasons else ""
+    return f"busy {gpu.busy_s / whole_s:.0%}{before}, idle {gpu.idle_s / whole_s:.0%}{why}"
 
 
 def by_label_table(group: ByLabel, most: int = 20) -> Table:

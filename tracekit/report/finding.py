@@ -116,6 +116,23 @@ class Figure(Struct, frozen=True):
                 return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
+class Spent(Struct, frozen=True):
+    """What a GPU, or the host that launches its work, spends time on: the object of a finding in a recording.
+
+    `reason`: an `IdleReason`, or transfer, kernel, launch-bound. `name`: its operator, call, function or kernel, the
+    longest of `names`; `where`: the innermost line of Python outside of torch, "" if unknown. `count`: how often;
+    `seconds`: in all. `cannot_tell`: why its price is not known for sure and what to record next, None if it is.
+    """
+
+    reason: str
+    name: str
+    where: str
+    names: tuple[str, ...]
+    count: int
+    seconds: float
+    cannot_tell: str | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Finding:
     """One cause of a job's slowness.
@@ -127,7 +144,8 @@ class Finding:
     them. `change`: the job without the cause, None if the trace is at fault
     and not the job; `without_s`: its step times, seconds, [steps]. `bound`: `saved_s` is an
     upper bound. `every_step`: it shows in nearly all steps, though its kind acts by chance; `by_chance`: no step is
-    certain to have it. `whole`: what seconds are of, "step" or "recording".
+    certain to have it. `whole`: what seconds are of, "step" or "recording". `spent`: what the time of a recording is
+    spent on.
     """
 
     kind: str
@@ -150,6 +168,7 @@ class Finding:
     change: Any = field(default=None, repr=False, compare=False)
     without_s: Floats | None = field(default=None, repr=False, compare=False)
     whole: str = "step"
+    spent: Spent | None = None
 
     @property
     def hidden(self) -> bool:

@@ -22,7 +22,8 @@ from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.method import Method
 from tracekit.report.answer import Answer
 from tracekit.report.clocks import ClockReport
-from tracekit.report.finding import Place, Unit
+from tracekit.report.finding import Place, Spent, Unit
+from tracekit.report.gpu import GpuInReport
 from tracekit.report.question import Question
 from tracekit.report.report import REPORT_VERSION, Report
 from tracekit.report.section import Table
@@ -196,6 +197,7 @@ class Finding(Struct, frozen=True):
     refuted_by: str
     next_check: str
     suggested_fix: str
+    spent: Spent | None
 
 
 class Fix(Struct):
@@ -416,6 +418,8 @@ class Content(Struct, frozen=True, kw_only=True):
     wait_for: Maybe[list[WaitFor]] = UNSET
     kernel_classes: Maybe[list[Kernels]] = UNSET
     unknown_kernels: Maybe[list[Kernels]] = UNSET
+    gpu: Maybe[GpuInReport] = UNSET
+    gpus: Maybe[list[GpuInReport]] = UNSET
 
 
 def json_schema() -> dict[str, Any]:

@@ -21,6 +21,8 @@ class LossKind(StrEnum):
     INPUT = "input-bound"
     HOST = "host-bound"
     COMMUNICATION = "communication-bound"
+    COMPUTE = "compute-bound"
+    IDLE = "idle"
     STALLS = "stalls"
     EVALUATION = "evaluation"
     MINOR = "minor"

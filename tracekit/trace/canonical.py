@@ -78,7 +78,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Trace:
-    """One job as recorded. Frames are never changed.
+    """One job as recorded, a pipeline (`kind`). Frames are never changed.
 
     `ops`: a polars frame with a row per op and the canonical columns (step, rank, dp_rank, pp_rank, kind, seq,
     microbatch, chunk, start, duration; times in seconds, from the start of the step). `layout`: the parallel sizes.

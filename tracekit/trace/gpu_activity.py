@@ -28,6 +28,26 @@ class Activity(StrEnum):
     MEMSET = "memset"
 
 
+class IdleReason(StrEnum):
+    """Why a GPU is idle: what the thread that launches its next op does meanwhile; each moment has one reason."""
+
+    LOADER = "loader"  #: it fetches the next batch from a data loader
+    GC = "gc"  #: Python collects garbage
+    SYNCHRONISE = "synchronise"  #: it waits for the GPU
+    ALLOCATION = "allocation"  #: it allocates or frees memory of the GPU
+    RUNTIME_CALL = "runtime-call"  #: another call of the runtime
+    OPERATOR = "operator"  #: the framework prepares the launch
+    PYTHON = "python"  #: Python outside of any operator, or nothing that was recorded
+    LAUNCH_CALL = "launch-call"  #: the call that launches
+    LAUNCH_LATENCY = "launch-latency"  #: launched, and not yet arrived
+    QUEUED = "queued"  #: the op was launched long before, and waits for something else
+    UNKNOWN = "unknown"  #: its launch was not recorded
+
+
+#: Reasons for which the host is not to blame, as far as the recording shows.
+NOT_THE_HOST = (IdleReason.LAUNCH_LATENCY, IdleReason.QUEUED, IdleReason.UNKNOWN)
+
+
 class CallRole(StrEnum):
     """The purpose of a GPU runtime call."""
 

@@ -16,7 +16,8 @@ from tracekit.trace.model import ProcessGroup, numbered_hosts
 
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
-#: its grid and blocks. `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
+#: its grid and blocks; `bytes`: of a copy, if recorded.
+#: `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
 #: is one. `group`: name of a process group, null if unknown.
 GPU_OP_SCHEMA = pl.Schema(
     {
@@ -29,6 +30,7 @@ GPU_OP_SCHEMA = pl.Schema(
         "activity": pl.String,
         "kernel_class": pl.String,
         "shape": pl.String,
+        "bytes": pl.Int64,
         "launch": pl.Int64,
         "step": pl.Int32,
         "stated": pl.Boolean,
@@ -43,8 +45,10 @@ GPU_OP_SCHEMA = pl.Schema(
     }
 )
 #: One row per call of the runtime that launches, synchronises or orders, by rank and start. `busy_since`: when the
-#: thread began what it was doing at the start of the call. `operator`: the framework's operator around it. `phase`:
-#: forward, backward, optimizer or data. `collective_call`: whether the framework called it for a collective.
+#: thread began what it was doing at the start of the call. `operator`: the framework's outermost operator around it;
+#: `inner`: the innermost, and its `inputs`, sizes and types as JSON; `module`: the innermost nn.Module; `own`: the
+#: innermost line of Python outside of torch, such as "train.py(88): step". `waits`: whether it waits for the GPU.
+#: `phase`: forward, backward, optimizer or data. `collective_call`: whether the framework called it for a collective.
 #: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
 CALL_SCHEMA = pl.Schema(
     {
@@ -56,6 +60,11 @@ CALL_SCHEMA = pl.Schema(
         "role": pl.String,
         "busy_since": pl.Float64,
         "operator": pl.String,
+        "inner": pl.String,
+        "inputs": pl.String,
+        "module": pl.String,
+        "own": pl.String,
+        "waits": pl.Boolean,
         "phase": pl.String,
         "collective_call": pl.Boolean,
         "step": pl.Int32,
@@ -68,6 +77,15 @@ CALL_SCHEMA = pl.Schema(
 PAUSE_SCHEMA = pl.Schema(
     {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Float64, "duration": pl.Float64, "kind": pl.String}
 )
+#: What a host thread did, by rank, thread and start; times with no recorded event have no row. `what`: row of
+#: WHAT_SCHEMA.
+HOST_SCHEMA = pl.Schema(
+    {"rank": pl.Int32, "thread": pl.Int32, "start": pl.Float64, "duration": pl.Float64, "what": pl.Int32}
+)
+#: What threads did. `reason`: that of a GPU which is idle meanwhile (`IdleReason`). `name`: its operator, "call in
+#: operator", Python function or annotation. `where`: the innermost line of Python outside of torch, "" if unknown.
+#: `busy`: whether it is inside an operator or a call.
+WHAT_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean})
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 
@@ -76,7 +94,8 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `notes`: what was lost or guessed while reading, one sentence each.
+    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA. `spans`: the first start and
+    the last end of all events of a rank, seconds. `notes`: what was lost or guessed while reading, one sentence each.
     `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: the ranks
     whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
     the share of its GPU ops and launches whose other half is missing; `left_out`, why a rank with a file is not in the
@@ -89,6 +108,9 @@ class GpuRecording:
     calls: pl.DataFrame
     step_spans: pl.DataFrame
     pauses: pl.DataFrame
+    host: pl.DataFrame
+    whats: pl.DataFrame
+    spans: Mapping[int, tuple[float, float]]
     hosts: Mapping[int, str]
     files: Mapping[int, str]
     groups: tuple[ProcessGroup, ...]
@@ -103,10 +125,11 @@ class GpuRecording:
     axes: tuple[str, ...] = ()
 
     def redacted(self) -> GpuRecording:
-        """The recording without names: hosts are numbered in order of their ranks, and files go by the rank in them.
+        """The recording without names: hosts and Python functions are numbered, and files go by the rank in them.
 
         Names of kernels, operators and process groups stay.
         """
+        python = pl.col("reason").is_in(["python", "loader"])
         notes = list(self.notes)
         for rank, file in self.files.items():
             notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
@@ -115,6 +138,11 @@ class GpuRecording:
             name="job",
             hosts=numbered_hosts(self.hosts),
             files={rank: f"rank {rank}" for rank in self.files},
+            whats=self.whats.with_columns(
+                name=pl.when(python).then(pl.format("{} {}", "reason", pl.col("name").rank("dense"))).otherwise("name"),
+                where=pl.lit(""),
+            ),
+            calls=self.calls.with_columns(own=pl.lit(None, pl.String), module=pl.lit(None, pl.String)),
             notes=tuple(notes),
         )
 

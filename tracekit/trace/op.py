@@ -25,13 +25,14 @@ from tracekit.trace.model import ProcessGroup, TraceKind
 
 @dataclass(frozen=True, slots=True)
 class OpTrace:
-    """One job: its ops, the names of its ranks' coordinates, and its process groups.
+    """One job of any shape (`kind`): its ops, the names of its ranks' coordinates, and its process groups.
 
     `ops`: a column each for `rank`, `start` and `duration` (seconds); optional: `step`, `kind`, `name`, `peer`,
     `stream`, `rendezvous`, `group`, `waits_for` (lists of row numbers), `why` (lists of as many words) and labels.
     `axes`: labels that are coordinates of ranks, such as dp_rank. `rules`: where dependencies come from, `explicit`
     (the column `waits_for`) and `streams` (ops of one stream of a rank run in order of start). `groups`: process
-    groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data.
+    groups, which the column `group` names. `name`: of the job. `metadata`: plain JSON data. `step_starts`: none,
+    because times count from the start of each step.
     """
 
     kind: ClassVar[Literal[TraceKind.OPS]] = TraceKind.OPS

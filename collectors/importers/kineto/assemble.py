@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import numpy as np
 import polars as pl
@@ -17,10 +17,19 @@ from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_names import PAUSES, PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
+from tracekit.collectors.importers.kineto.other_recordings import other_accelerator
 from tracekit.collectors.importers.kineto.placement import Groups, groups_of, place, rank_of
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.gpu_activity import Activity
-from tracekit.trace.kineto import CALL_SCHEMA, GPU_OP_SCHEMA, PAUSE_SCHEMA, STEP_SCHEMA, GpuRecording
+from tracekit.trace.kineto import (
+    CALL_SCHEMA,
+    GPU_OP_SCHEMA,
+    HOST_SCHEMA,
+    PAUSE_SCHEMA,
+    STEP_SCHEMA,
+    WHAT_SCHEMA,
+    GpuRecording,
+)
 
 #: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
 _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
@@ -36,6 +45,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     origins = _origins_ns(files)
     first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
     gpu, calls, spans, pauses, calls_before = [], [], [], [], 0
+    work, whats, whats_before, whole = [], [], 0, {}
     order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
     for number in order:
         one, rank = files[number], placement.ranks[number]
@@ -45,6 +55,11 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         spans.append(_on_axis(pl.DataFrame(dict(one.step_spans)), rank, late_us, STEP_SCHEMA))
         pauses.append(_pauses(one, rank, late_us))
         calls_before += len(one.calls["start"])
+        pieces = {**one.work.pieces, "what": one.work.pieces["what"] + whats_before}
+        work.append(_on_axis(pl.DataFrame(pieces), rank, late_us, HOST_SCHEMA))
+        whats.append(pl.DataFrame(one.work.whats, WHAT_SCHEMA, orient="row"))
+        whats_before += len(one.work.whats)
+        whole[rank] = _whole(one, late_us)
     mesh = mesh_of(files, placement.ranks)
     hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
     by_rank = {placement.ranks[number]: files[number] for number in order}
@@ -54,6 +69,9 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         calls=pl.concat(calls),
         step_spans=pl.concat(spans),
         pauses=pl.concat(pauses),
+        host=pl.concat(work),
+        whats=pl.concat(whats),
+        spans=whole,
         hosts=hosts,
         files={rank: one.file for rank, one in by_rank.items()},
         groups=groups.groups,
@@ -86,6 +104,8 @@ def _why_empty(one: RankColumns) -> str:
         return f"{one.notes[0].partition(';')[0]} before its first GPU op; copy or record it again"
     if one.notes:
         return f"{one.notes[0]}, and no GPU op is left; copy or record it again"
+    if (accelerator := other_accelerator(Path(one.file))) is not None:
+        return f"{one.file}: holds no GPU ops, but events of {accelerator}, an accelerator that tracekit does not know"
     if one.host_events or len(one.calls["start"]):
         return (
             f"{one.file}: holds no GPU ops ({one.host_events:,} host events): it was recorded on the CPU only;"
@@ -125,6 +145,13 @@ def _origins_ns(files: Sequence[RankColumns]) -> list[int]:
 
 def _first_us(one: RankColumns) -> float:
     return float(min(table["start"].min() for table in (one.gpu, one.calls) if len(table["start"])))
+
+
+def _whole(one: RankColumns, late_us: float) -> tuple[float, float]:
+    """The first start and the last end of all events of a rank, seconds."""
+    starts, ends = one.gpu["start"], one.gpu["start"] + one.gpu["duration"]
+    first, last = np.nanmin([starts.min(), one.work.first]), np.nanmax([ends.max(), one.work.last])
+    return (float(first) + late_us) * 1e-6, (float(last) + late_us) * 1e-6
 
 
 def _on_axis(frame: pl.DataFrame, rank: int, late_us: float, schema: pl.Schema) -> pl.DataFrame:
@@ -185,6 +212,7 @@ def _gpu_ops(
             "activity": _texts([str(kind) for kind in Activity], one.gpu["activity"]),
             "kernel_class": pl.Series(kernel_class, dtype=pl.String)[one.gpu["name"]],
             "shape": _texts(one.strings, one.gpu["shape"]),
+            "bytes": _or_null(one.gpu["size"]),
             "launch": _or_null(np.where(launch >= 0, launch.astype(np.int64) + calls_before, -1)),
             "step": _or_null(one.gpu["step"]),
         }
@@ -202,6 +230,8 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
             "name": _texts(one.strings, one.calls["name"]),
             "role": _texts([str(role) for role in ROLES], one.calls["role"]),
             "operator": _texts(one.strings, one.calls["operator"]),
+            **{name: _texts(one.strings, one.calls[name]) for name in _AROUND},
+            "waits": one.calls["waits"],
             "phase": _texts(PHASES, one.calls["phase"]),
             "step": _or_null(one.calls["step"]),
             **{name: _or_null(one.calls[name]) for name in _STREAMS if name in one.calls},
@@ -212,6 +242,7 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
     return _on_axis(frame, rank, late_us, CALL_SCHEMA)
 
 
+_AROUND = ("inner", "inputs", "module", "own")
 _STREAMS = ("waits_stream", "waits_for_stream")
 
 

@@ -1,8 +1,7 @@
 """The events of a file as columns.
 
 In: batches of events. Out: `FileColumns`, with only the data that the analysis needs. Events that came as rows of
-numbers stay columns all the way. Only the outermost of nested operators are kept, batch by batch, because a file has
-many times as many.
+numbers stay columns all the way.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tracekit.collectors.importers.kineto.event_tables import (
     Table,
     rows_of,
 )
-from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR, says_more
+from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR
 from tracekit.collectors.importers.kineto.json_events import Args, Batch, Column, Event, decoded
 from tracekit.trace.gpu_activity import CallRole
 from tracekit.trace.model import LARGEST_SIZE
@@ -74,7 +73,7 @@ class ColumnBuilder:
     def __init__(self) -> None:
         self._strings: dict[str, int] = {}
         self._code_of_hash: dict[int, int] = {}
-        self._threads: dict[int | str | None, int] = {}
+        self._threads: dict[tuple[int | str, ...], int] = {}
         self._collectives: dict[CollectiveArgs, int] = {}
         self._parts: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
             table: {name: [] for name in schema} for table, schema in SCHEMAS.items()
@@ -82,14 +81,13 @@ class ColumnBuilder:
         self._base_us: int | None = None
         self._negative = self._absurd = self._nameless = self._host_events = 0
         self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs and of hosts
-        self._says_more: list[bool] = []
         self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
-            "syncs": self._syncs,
+            "python": self._host, "syncs": self._syncs,
         }  # fmt: skip
         self._columns_by: dict[str, Callable[[bytes, Rows], dict[str, Any]]] = {
             "gpu": self._gpu_rows, "calls": self._call_rows, "operators": self._operator_rows,
-            "annotations": self._host_rows,
+            "annotations": self._host_rows, "python": self._host_rows,
         }  # fmt: skip
 
     def add(self, batch: Batch) -> None:
@@ -157,22 +155,8 @@ class ColumnBuilder:
         found = {name: np.asarray(values, SCHEMAS[table][name]) for name, values in (when | columns).items()}
         if table in {"operators", "annotations"}:
             self._host_events += len(start)
-        if table == "operators":
-            kept = self._outer_operators(found)
-            found = {name: values[kept] for name, values in found.items()}
         for name, values in found.items():
             self._parts[table][name].append(values)
-
-    def _outer_operators(self, found: Table) -> Ints:
-        """Return the positions of operators that are outermost on their thread, or whose name matters anyway."""
-        strings = list(self._strings)
-        self._says_more += [says_more(name) for name in strings[len(self._says_more) :]]
-        kept = np.array(self._says_more, np.bool_)[found["name"]]
-        lane = found["part"].astype(np.int64) << 32 | found["thread"]
-        for one in np.unique(lane):
-            here = np.flatnonzero(lane == one)
-            kept[here[outermost(found["ts"][here], found["dur"][here])]] = True
-        return np.flatnonzero(kept)
 
     def columns(self) -> FileColumns:
         """Return all collected columns."""
@@ -185,8 +169,6 @@ class ColumnBuilder:
                 for name, kind in schema.items()
             }
         self._drop_impossible(tables)
-        calls = tables["calls"]
-        tables["calls"] = rows_of(calls, np.flatnonzero((calls["role"] >= 0) | (calls["correlation"] != NO_ID)))
         return FileColumns(
             base_us=self._base_us or 0,
             host_events=self._host_events,
@@ -201,7 +183,7 @@ class ColumnBuilder:
 
     def _drop_impossible(self, tables: dict[str, Table]) -> None:
         """Drop the few events that begin far away from all others, or last longer than a recording can."""
-        starts = np.concatenate([tables[table]["ts"] for table in ("gpu", "calls")])
+        starts = np.concatenate([tables[table]["ts"] for table in ("gpu", "calls", "operators", "python")])
         if not len(starts):
             return
         begin, end = np.quantile(starts, (0.01, 0.99))
@@ -225,6 +207,7 @@ class ColumnBuilder:
             "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
             "correlation": rows[Column.CORRELATION],
             "shape": self._text_codes(text, rows, Column.SHAPE, _shape_of),
+            "size": rows[Column.SIZE],
             "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
 
@@ -232,15 +215,22 @@ class ColumnBuilder:
         host = self._host_rows(text, rows)
         codes, inverse = np.unique(host["name"], return_inverse=True)
         names = list(self._strings)
-        roles = np.array([_role(names[code]) for code in codes.tolist()], np.int64)
+        roles = np.array([role_of(names[code]) for code in codes.tolist()], np.int64)
         return host | {"correlation": rows[Column.CORRELATION], "role": roles[inverse]}
 
     def _operator_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
-        return self._host_rows(text, rows) | {"collective": np.full(rows.shape[1], NO_ID, np.int64)}
+        return self._host_rows(text, rows) | {
+            "shape": self._text_codes(text, rows, Column.SHAPE, _inputs_of),
+            "collective": np.full(rows.shape[1], NO_ID, np.int64),
+        }
 
     def _host_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
-        tids, inverse = np.unique(rows[Column.TID], return_inverse=True)
-        threads = [self._threads.setdefault(tid, len(self._threads)) for tid in tids.tolist()]
+        # Threads of several processes may have the same number.
+        pids, pid = np.unique(rows[Column.PID], return_inverse=True)
+        tids, tid = np.unique(rows[Column.TID], return_inverse=True)
+        pairs, inverse = np.unique(pid * len(tids) + tid, return_inverse=True)
+        named = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
+        threads = [self._threads.setdefault(one, len(self._threads)) for one in named]
         return {
             "thread": np.array(threads, np.int64)[inverse],
             "name": self._text_codes(text, rows, Column.NAME, _name_of),
@@ -263,12 +253,13 @@ class ColumnBuilder:
             "stream": _integers([one.stream for one in args], [event.tid for event in events]),
             "correlation": _integers([one.correlation for one in args]),
             "shape": self._codes([_shape(one) for one in args]),
+            "size": _integers([one.size if type(one.size) is int else None for one in args]),
             "collective": [self._collective(one) for one in args],
         }
 
     def _calls(self, events: list[Event]) -> dict[str, Any]:
         names = [event.name or "" for event in events]
-        roles = {name: _role(name) for name in set(names)}
+        roles = {name: role_of(name) for name in set(names)}
         return self._host(events) | {
             "correlation": _integers([(event.args or _NO_ARGS).correlation for event in events]),
             "role": [roles[name] for name in names],
@@ -276,10 +267,11 @@ class ColumnBuilder:
 
     def _operators(self, events: list[Event]) -> dict[str, Any]:
         return self._host(events) | {
+            "shape": self._codes([_inputs(event.args or _NO_ARGS) for event in events]),
             "collective": [
                 self._collective(event.args or _NO_ARGS) if event.name == COLLECTIVE_OPERATOR else NO_ID
                 for event in events
-            ]
+            ],
         }
 
     def _syncs(self, events: list[Event]) -> dict[str, Any]:
@@ -294,10 +286,9 @@ class ColumnBuilder:
     def _host(self, events: list[Event]) -> dict[str, Any]:
         """Return the thread and the name of events of the host."""
         threads = self._threads
-        tids = [event.tid for event in events]
-        for tid in set(tids) - threads.keys():
-            threads[tid] = len(threads)
-        return {"thread": [threads[tid] for tid in tids], "name": self._codes([event.name or "" for event in events])}
+        pairs = [tuple(NO_ID if one is None else one for one in (event.pid, event.tid)) for event in events]
+        found = [threads.setdefault(pair, len(threads)) for pair in pairs]
+        return {"thread": found, "name": self._codes([event.name or "" for event in events])}
 
     def _codes(self, texts: list[str]) -> list[int]:
         """Return a code for each text."""
@@ -358,11 +349,21 @@ def _name_of(text: bytes, row: list[int]) -> str:
 
 
 def _shape_of(text: bytes, row: list[int]) -> str:
-    grid, block = (
-        _list_at(text, row[begin], row[end])
-        for begin, end in ((Column.GRID_BEGIN, Column.GRID_END), (Column.BLOCK_BEGIN, Column.BLOCK_END))
-    )
+    grid, block = _two_lists(text, row)
     return _shape(Args(grid=grid, block=block))
+
+
+def _inputs_of(text: bytes, row: list[int]) -> str:
+    dims, types = _two_lists(text, row)
+    return _inputs(Args(dims=dims, types=types))
+
+
+def _two_lists(text: bytes, row: list[int]) -> tuple[Any, Any]:
+    """Return the two arguments of an event whose text matters, None for those it lacks."""
+    return (
+        _list_at(text, row[Column.FIRST_BEGIN], row[Column.FIRST_END]),
+        _list_at(text, row[Column.SECOND_BEGIN], row[Column.SECOND_END]),
+    )
 
 
 def _list_at(text: bytes, begin: int, end: int) -> Any:
@@ -383,7 +384,15 @@ def _shape(args: Args) -> str:
     )
 
 
-def _role(name: str) -> int:
+def _inputs(args: Args) -> str:
+    """The sizes and types of an operator's inputs as JSON; empty if they were not recorded."""
+    if not isinstance(args.dims, list):
+        return ""
+    return msgspec.json.encode([args.dims, args.types if isinstance(args.types, list) else []]).decode()
+
+
+def role_of(name: str) -> int:
+    """Return the number of what a call of the runtime does: its position in ROLES, RECORD_EVENT, or -1."""
     if _SYNCHRONISES.search(name):
         return ROLES.index(CallRole.SYNCHRONISE)
     if _STREAM_WAITS.search(name):

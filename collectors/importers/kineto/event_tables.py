@@ -33,6 +33,7 @@ _CALL_CATEGORIES = (
 )
 _OPERATOR_CATEGORIES = ("cpu_op", "operator", "cpu_instant_event")
 _ANNOTATION_CATEGORIES = ("user_annotation", "python_gc")
+_PYTHON_CATEGORIES = ("python_function",)
 
 #: A table of events: arrays by name, all of one length.
 Table = dict[str, npt.NDArray[Any]]
@@ -40,11 +41,11 @@ Table = dict[str, npt.NDArray[Any]]
 _TIMES = {"part": np.int32, "ts": np.float64, "dur": np.float64}
 _GPU_TYPES = _TIMES | {
     "name": np.int32, "activity": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
-    "shape": np.int32, "collective": np.int32,
+    "shape": np.int32, "size": np.int64, "collective": np.int32,
 }  # fmt: skip
 _HOST_TYPES = _TIMES | {"thread": np.int32, "name": np.int32}
 _CALL_TYPES = _HOST_TYPES | {"correlation": np.int64, "role": np.int8}
-_OPERATOR_TYPES = _HOST_TYPES | {"collective": np.int32}
+_OPERATOR_TYPES = _HOST_TYPES | {"shape": np.int32, "collective": np.int32}
 _SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream", "waits_for_record"), np.int64)
 
 
@@ -71,8 +72,8 @@ class CollectiveArgs:
 class FileColumns:
     """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
 
-    `collective`: positions in `collectives`, -1 for none. `part`: the rank in a fused file, else 0. `operators`: the
-    outermost of their thread, and nested ones whose name matters. `host_events`: of operators and annotations, all.
+    `collective`: positions in `collectives`, -1 for none. `size`: bytes of a copy, -1 if unknown. `part`: the rank in a
+    fused file, else 0. `python`: functions, where stacks were recorded. `host_events`: operators and annotations.
     `negative`: durations below 0 (taken as 0). Left out: `absurd`, events of more than a day or without times, or a day
     away from the others; `nameless`, without a name. `damaged`: the share of all of these among the events of GPUs or
     hosts, whichever is larger.
@@ -83,6 +84,7 @@ class FileColumns:
     calls: Table
     operators: Table
     annotations: Table
+    python: Table
     syncs: Table
     host_events: int
     strings: tuple[str, ...]
@@ -103,6 +105,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "calls": _CALL_TYPES,
     "operators": _OPERATOR_TYPES,
     "annotations": _HOST_TYPES,
+    "python": _HOST_TYPES,
     "syncs": _SYNC_TYPES,
 }
 #: Category of events -> table that they go into.
@@ -111,6 +114,7 @@ TABLES = {
     **dict.fromkeys(_CALL_CATEGORIES, "calls"),
     **dict.fromkeys(_OPERATOR_CATEGORIES, "operators"),
     **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
+    **dict.fromkeys(_PYTHON_CATEGORIES, "python"),
     "cuda_sync": "syncs",
 }
 CATEGORIES = tuple(TABLES)

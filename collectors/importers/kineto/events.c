@@ -1,12 +1,13 @@
 /* Scans the events of a Chrome-format JSON text into rows of numbers, without creating an object for each event. */
 #include "arguments.h"
 
+#include <math.h>
 #include <string.h>
 
 /* The columns of a row. A text is stored as its hash and its position; a missing number is NONE. */
 enum {
     CATEGORY, ODD, PID, TID, NAME, NAME_BEGIN, NAME_END, CORRELATION, DEVICE, STREAM,
-    SHAPE, GRID_BEGIN, GRID_END, BLOCK_BEGIN, BLOCK_END, BEGIN, END, COLUMNS
+    SHAPE, FIRST_BEGIN, FIRST_END, SECOND_BEGIN, SECOND_END, SIZE, BEGIN, END, COLUMNS
 };
 enum { TS, DUR, TIMES };
 /* Why the scan stopped. */
@@ -242,8 +243,15 @@ static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row
         case 'c': if (is(&key, "correlation")) take_whole(&value, row, CORRELATION); break;
         case 'd': if (is(&key, "device")) take_whole(&value, row, DEVICE); break;
         case 's': if (is(&key, "stream")) take_whole(&value, row, STREAM); break;
-        case 'g': if (is(&key, "grid")) take_span(scan, &value, row, GRID_BEGIN, GRID_END); break;
-        case 'b': if (is(&key, "block")) take_span(scan, &value, row, BLOCK_BEGIN, BLOCK_END); break;
+        case 'g': if (is(&key, "grid")) take_span(scan, &value, row, FIRST_BEGIN, FIRST_END); break;
+        case 'b':
+            if (is(&key, "block")) take_span(scan, &value, row, SECOND_BEGIN, SECOND_END);
+            else if (is(&key, "bytes")) whole(&value, &row[SIZE]);
+            break;
+        case 'I':
+            if (is(&key, "Input Dims") || is(&key, "Input dims")) take_span(scan, &value, row, FIRST_BEGIN, FIRST_END);
+            else if (is(&key, "Input type")) take_span(scan, &value, row, SECOND_BEGIN, SECOND_END);
+            break;
         case 'C': if (is(&key, "Collective name")) row[ODD] = 1; break;
         case 'P': if (is(&key, "Process Group Name")) row[ODD] = 1; break;
         default: break;
@@ -336,7 +344,158 @@ static KERNEL(scan_events) {
     LEAVE(Py_BuildValue("LLi", (long long)filled, (long long)(stopped - scan.text), why));
 }
 
+/* What a span is, and what the innermost spans around it are: positions of texts, NONE for none. */
+enum { CALL = 1, OPERATOR = 2, PYTHON = 4, NOTE = 8, COLLECTS = 16, LOADER = 32, MODULE = 64, OWN = 128 };
+/* Of what a thread does. `reason`: numbers of IdleReason, as far as threads cause them. */
+enum { REASON_LOADER, REASON_GC, REASON_OPERATOR = 5, REASON_PYTHON };
+typedef struct {
+    int32_t reason, name, called, own, busy;
+} What;
+typedef struct {
+    int64_t span;
+    int32_t operator_name, inputs, python, note, loader, module, own, number;
+    int collects, in_call;
+} Open;
+typedef struct {
+    What *found;
+    int32_t *slots; /* positions in `found`, NONE where free */
+    int64_t count, size; /* size: of the slots, a power of two; there is room for half as many */
+} Whats;
+
+/* The number of what a thread does, a new one if nothing did it before. Returns NONE if there is no memory. */
+static int32_t number_of(Whats *whats, const What *what) {
+    if (2 * whats->count >= whats->size) {
+        const int64_t size = whats->size ? 2 * whats->size : 1024;
+        What *found = PyMem_Realloc(whats->found, sizeof *found * (size_t)size / 2);
+        if (!found) return NONE;
+        whats->found = found;
+        int32_t *slots = PyMem_Realloc(whats->slots, sizeof *slots * (size_t)size);
+        if (!slots) return NONE;
+        whats->slots = slots;
+        whats->size = size;
+        memset(slots, 0xFF, sizeof *slots * (size_t)size);
+        for (int64_t i = 0; i < whats->count; i++) {
+            uint64_t at = (uint64_t)hash((const uint8_t *)&found[i], (const uint8_t *)(&found[i] + 1));
+            while (slots[at & (uint64_t)(size - 1)] != NONE) at++;
+            slots[at & (uint64_t)(size - 1)] = (int32_t)i;
+        }
+    }
+    uint64_t at = (uint64_t)hash((const uint8_t *)what, (const uint8_t *)(what + 1));
+    for (;; at++) {
+        int32_t *slot = &whats->slots[at & (uint64_t)(whats->size - 1)];
+        if (*slot == NONE) {
+            whats->found[whats->count] = *what;
+            *slot = (int32_t)whats->count++;
+            return *slot;
+        }
+        if (memcmp(&whats->found[*slot], what, sizeof *what) == 0) return *slot;
+    }
+}
+
+/* What a thread does while the last of the open spans is its innermost one. */
+static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_of_call) {
+    What what = {REASON_PYTHON, open->note, NONE, open->own, open->operator_name != NONE || open->in_call};
+    if (open->python != NONE) what.name = open->python;
+    if (open->operator_name != NONE) what.name = open->operator_name;
+    if (open->operator_name != NONE) what.reason = REASON_OPERATOR;
+    if (is_call) {
+        what.reason = reason_of_call;
+        what.name = open->operator_name;
+        what.called = name;
+    }
+    if (open->collects) what = (What){REASON_GC, NONE, NONE, open->own, what.busy};
+    if (open->loader != NONE) what = (What){REASON_LOADER, open->loader, NONE, open->own, what.busy};
+    return what;
+}
+
+/*
+ * nest_spans(lane, begin, end, name, inputs, flags, reason_of_call, begun, ended, what, where, around) -> (pieces, whats)
+ *
+ * Spans of lanes, which lie inside each other; in order of lane, begin, and end, the latest first. The pieces are when
+ * lanes did one thing, at most two a span; `where`: their lanes; `whats`: the distinct things, five int32 each. around[:, c]: of the call
+ * number c the innermost operator, its inputs, module, own line. Spans that overlap otherwise: the outer ones last
+ * until the inner one ends, unless that is a matter of rounding.
+ */
+#define ROUNDING 2.0
+static KERNEL(nest_spans) {
+    ENTER("nest_spans", "id*diiBB*d*d*i*i*i", 12);
+    const int64_t spans = AXIS(a[0], 0), calls = AXIS(a[11], 1);
+    const int32_t *lane = INT32S(a[0]), *name = INT32S(a[3]), *inputs = INT32S(a[4]);
+    const uint8_t *flags = BYTES(a[5]), *reason_of_call = BYTES(a[6]);
+    const double *begin = REALS(a[1]);
+    double *end = REALS(a[2]), *begun = REALS(a[7]), *ended = REALS(a[8]), at = 0.0;
+    int32_t *what = INT32S(a[9]), *where = INT32S(a[10]), *around = INT32S(a[11]);
+    int64_t pieces = 0, depth = 0, room = 256, call = 0;
+    Whats whats = {NULL, NULL, 0, 0};
+    Open *open = PyMem_Malloc(sizeof *open * (size_t)room);
+    PyObject *result = NULL;
+    if (!open) goto done;
+    for (int64_t i = 0; i <= spans; i++) {
+        const int new_lane = i == spans || (i && lane[i] != lane[i - 1]);
+        /* Until span i begins, or until the last one of the lane before has ended. */
+        for (;;) {
+            const double limit = i < spans && !new_lane ? begin[i] : INFINITY;
+            if (!depth) break;
+            const Open *inner = &open[depth - 1];
+            const double until = end[inner->span] < limit ? end[inner->span] : limit;
+            if (until > at) {
+                const int32_t here = lane[inner->span];
+                if (pieces && what[pieces - 1] == inner->number && ended[pieces - 1] == at && where[pieces - 1] == here) {
+                    ended[pieces - 1] = until;
+                } else {
+                    begun[pieces] = at;
+                    ended[pieces] = until;
+                    where[pieces] = here;
+                    what[pieces++] = inner->number;
+                }
+                at = until;
+            }
+            if (end[inner->span] > limit) break;
+            depth--;
+        }
+        if (i == spans) break;
+        at = begin[i];
+        if (depth + 1 >= room) {
+            Open *more = PyMem_Realloc(open, sizeof *open * (size_t)(room *= 2));
+            if (!more) goto done;
+            open = more;
+        }
+        Open *one = &open[depth];
+        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0};
+        one->span = i;
+        if (depth) {
+            const int64_t parent = open[depth - 1].span;
+            if (end[i] > end[parent] && end[i] <= end[parent] + ROUNDING) end[i] = end[parent];
+            for (int64_t k = depth - 1; k >= 0 && end[open[k].span] < end[i]; k--) end[open[k].span] = end[i];
+        }
+        if (flags[i] & OPERATOR) one->operator_name = name[i], one->inputs = inputs[i];
+        if (flags[i] & PYTHON) one->python = name[i];
+        if (flags[i] & NOTE) one->note = name[i];
+        if (flags[i] & LOADER) one->loader = name[i];
+        if (flags[i] & MODULE) one->module = name[i];
+        if (flags[i] & OWN) one->own = name[i];
+        if (flags[i] & COLLECTS) one->collects = 1;
+        if (flags[i] & CALL) {
+            one->in_call = 1;
+            const int32_t texts[] = {one->operator_name, one->inputs, one->module, one->own};
+            for (int64_t k = 0; k < 4 && call < calls; k++) around[k * calls + call] = texts[k];
+            call++;
+        }
+        const What now = what_in(one, flags[i] & CALL, name[i], reason_of_call[i]);
+        if ((one->number = number_of(&whats, &now)) == NONE) goto done;
+        depth++;
+    }
+    result = Py_BuildValue("Ly#", (long long)pieces, (const char *)whats.found, (Py_ssize_t)(sizeof(What) * (size_t)whats.count));
+done:
+    if (!result && !PyErr_Occurred()) PyErr_NoMemory();
+    PyMem_Free(whats.found);
+    PyMem_Free(whats.slots);
+    PyMem_Free(open);
+    LEAVE(result);
+}
+
 static PyMethodDef methods[] = {
+    {"nest_spans", (PyCFunction)(void (*)(void))nest_spans, METH_FASTCALL, NULL},
     {"scan_events", (PyCFunction)(void (*)(void))scan_events, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -25,12 +25,11 @@ _PAUSE_PATTERNS = (
 PAUSES = tuple(kind for kind, _ in _PAUSE_PATTERNS)
 #: Calls that make the GPU do something.
 LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
+#: Calls that wait for the GPU whatever they were given.
+SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
+#: Copies of which one side is the host: neither within a GPU nor between two.
+HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
-
-
-def says_more(name: str) -> bool:
-    """True if an operator matters although it lies within another one."""
-    return name == COLLECTIVE_OPERATOR or any(pattern.search(name) for _, pattern in _PHASE_PATTERNS)
 
 
 def codes_of_phases(names: Sequence[str]) -> list[list[int]]:

@@ -50,8 +50,11 @@ class Args(msgspec.Struct, gc=False):
     correlation: int | str | None = None
     device: int | str | None = None
     stream: int | str | None = None
+    size: Any = msgspec.field(default=None, name="bytes")
     grid: Any = None
     block: Any = None
+    dims: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
     collective: str | None = msgspec.field(default=None, name="Collective name")
     elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
     elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
@@ -99,12 +102,13 @@ class Column(IntEnum):
     DEVICE = 8
     STREAM = 9
     SHAPE = 10
-    GRID_BEGIN = 11
-    GRID_END = 12
-    BLOCK_BEGIN = 13
-    BLOCK_END = 14
-    BEGIN = 15
-    END = 16
+    FIRST_BEGIN = 11  #: of a kernel, its grid; of an operator, the sizes of its inputs
+    FIRST_END = 12
+    SECOND_BEGIN = 13  #: of a kernel, its block; of an operator, the types of its inputs
+    SECOND_END = 14
+    SIZE = 15  #: bytes of a copy
+    BEGIN = 16
+    END = 17
 
 
 class _Stop(IntEnum):

@@ -1,4 +1,4 @@
-"""Recognise other recordings of torch that are mistaken for a trace.
+"""Recognise other recordings, of torch and of GPUs, that are mistaken for a trace.
 
 In: a path, or the first bytes of a file. Out: what it is and what to do instead, None for anything else.
 """
@@ -6,10 +6,12 @@ In: a path, or the first bytes of a file. Out: what it is and what to do instead
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tracekit.collectors.importers.kineto.sniff import first_bytes
+from tracekit.base.command_line import quoted
+from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes
 
 _PICKLE = b"\x80"
 #: Keys of a memory snapshot, at its beginning.
@@ -22,6 +24,20 @@ _GRAPH_IS = (
     "an execution trace of torch.profiler.ExecutionTraceObserver, which has no GPU times; give the trace that"
     " export_chrome_trace writes"
 )
+_EXPORT = "nsys export --type sqlite"
+_SQLITE_IS = f"a SQLite file, but not an export of Nsight Systems, or a packed one; give what `{_EXPORT} REPORT` wrote"
+_ASKS_FOR_JSON = "which is not read; record with torch.profiler and give the JSON that its export_chrome_trace writes"
+#: Endings of files that their first bytes do not tell -> what they are.
+_ENDINGS = {
+    ".nsys-rep": f"a report of Nsight Systems; convert it: `{_EXPORT} {{}}`",
+    ".qdrep": f"a report of Nsight Systems; convert it: `{_EXPORT} {{}}`",
+    ".sqlite": f"not a SQLite file, which an export of Nsight Systems is; copy it again, or `{_EXPORT} REPORT`",
+    ".xplane.pb": f"a trace of XLA's profiler, {_ASKS_FOR_JSON}",
+    ".et": f"an execution trace of Chakra, {_ASKS_FOR_JSON}",
+}
+#: Categories of events of accelerators that are no GPUs, looked for in so many bytes.
+_ACCELERATOR = re.compile(rb'"cat"\s*:\s*"(mtia|hpu|privateuse1)_', re.IGNORECASE)
+_LOOKED_AT = 64 << 20
 #: Most files of a folder to inspect.
 _MOST_FILES = 1000
 
@@ -29,7 +45,8 @@ _MOST_FILES = 1000
 def other_recording(path: Path) -> str | None:
     """Return what a file, or a file in a folder, is instead of a trace; None if unknown or unreadable."""
     try:
-        found = ((file, what_it_is(first_bytes(file))) for file in (_files(path) if path.is_dir() else [path]))
+        files = _files(path) if path.is_dir() else [path]
+        found = ((file, what_it_is(first_bytes(file)) or _by_name(file)) for file in files)
         return next((what if file == path else f"{file.name} is {what}" for file, what in found if what), None)
     except OSError:
         return None
@@ -42,9 +59,21 @@ def what_it_is(head: bytes) -> str | None:
         return _SNAPSHOT_IS
     if start.startswith(b"{") and any(b'"' + key + b'"' in start for key in _SNAPSHOT):
         return _SNAPSHOT_IS
+    if head.startswith(SQLITE):
+        return _SQLITE_IS
     if start.startswith(b"{") and b'"schema"' in start and b'"nodes"' in start:
         return _GRAPH_IS
     return None
+
+
+def other_accelerator(file: Path) -> str | None:
+    """Return the accelerator whose events a trace without GPU ops holds, such as "MTIA"; None for none."""
+    found = _ACCELERATOR.search(first_bytes(file, _LOOKED_AT))
+    return None if found is None else found[1].decode().upper()
+
+
+def _by_name(file: Path) -> str | None:
+    return next((what.format(quoted(file)) for end, what in _ENDINGS.items() if file.name.endswith(end)), None)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -8,7 +8,7 @@ a library of data frames would add a fifth of the time, and a third of the memor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -19,12 +19,16 @@ from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, out
 from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, FileColumns, Table, rows_of
 from tracekit.collectors.importers.kineto.host_names import (
     COLLECTIVE_OPERATOR,
+    HOST_COPY,
     LAUNCHES,
     NCCL_ANNOTATION,
     STEP,
+    SYNCHRONISES,
     codes_of_phases,
     pause_of,
 )
+from tracekit.collectors.importers.kineto.host_work import HostWork, host_work
+from tracekit.trace.gpu_activity import Activity
 
 #: Clocks of host and GPU do not move apart by this much within a recording, microseconds.
 _EARLY_US = 1000.0
@@ -39,11 +43,12 @@ class RankColumns:
     """One rank of one file; its number is `part` if several are `fused`. Times: microseconds from `base_us`.
 
     Names are positions in `strings`, -1 for none. `gpu`: start, duration, name, activity (position in Activity),
-    device, stream, shape, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in
+    device, stream, shape, size, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
     (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream, waits_for_stream
     (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `pauses`: thread, start,
-    duration, kind (position in PAUSES). `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches
+    duration, kind (position in PAUSES). `work`: what the threads did; `calls` has what is around each: inner, inputs,
+    module, own, and whether it waits. `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches
     whose other half is missing. `cut`: the end of the file is missing; `damaged`: the share of its events that were
     left out or repaired.
     """
@@ -58,6 +63,7 @@ class RankColumns:
     calls: Mapping[str, np.ndarray]
     step_spans: Mapping[str, np.ndarray]
     pauses: Mapping[str, np.ndarray]
+    work: HostWork
     collectives: tuple[CollectiveArgs, ...]
     ranks_in_groups: tuple[CollectiveArgs, ...]
     host_events: int
@@ -71,7 +77,9 @@ def ranks_of(
     columns: FileColumns, file: str, header: Mapping[str, Any], notes: tuple[str, ...]
 ) -> Iterator[RankColumns]:
     """Yield each rank of the file; one without events if it has none."""
-    tables = (columns.gpu, columns.calls, columns.operators, columns.annotations, columns.syncs)
+    tables = (
+        columns.gpu, columns.calls, columns.operators, columns.annotations, columns.python, columns.syncs
+    )  # fmt: skip
     parts = sorted({part for table in tables for part in np.unique(table["part"]).tolist()}) or [0]
     for part in parts:
         yield _rank(columns, part, file, header, notes, fused=parts != [0])
@@ -88,7 +96,10 @@ def _rank(
     names = columns.strings
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
     all_calls = of(columns.calls)
-    calls = _kept_calls(all_calls, gpu)
+    kept_calls, role = _kept_calls(all_calls, gpu)
+    calls = {**rows_of(all_calls, kept_calls), "role": role}
+    waits = _waits(all_calls, gpu, names)
+    work = host_work(all_calls, waits, operators, of(columns.python), annotations, names)
     steps = _steps(annotations, names)
     threads = _Threads(calls, operators, annotations, names)
     collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))
@@ -113,7 +124,7 @@ def _rank(
         header=header,
         strings=names,
         gpu={
-            **{name: gpu[name] for name in ("name", "activity", "device", "stream", "shape")},
+            **{name: gpu[name] for name in ("name", "activity", "device", "stream", "shape", "size")},
             "start": gpu["ts"], "duration": gpu["dur"], "launch": launch.astype(np.int32),
             "step": np.append(step, -1)[launch], "collective": collective.astype(np.int32), "stated": own >= 0,
         },
@@ -121,10 +132,12 @@ def _rank(
             **{name: calls[name] for name in ("thread", "name", "role")},
             "start": calls["ts"], "duration": calls["dur"], "busy_since": threads.busy_since(),
             "operator": threads.operators(), "phase": threads.phases(), "collective_call": inside >= 0, "step": step,
+            "waits": waits[kept_calls], **{name: values[kept_calls] for name, values in work.around.items()},
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
         step_spans=steps,
         pauses=_pauses(annotations, names),
+        work=replace(work, around={}),
         collectives=all_args,
         ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
         host_events=columns.host_events,
@@ -178,11 +191,26 @@ def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
     return np.asarray(table["name"] == code)
 
 
-def _kept_calls(calls: Table, gpu: Table) -> Table:
-    """Return the calls that launched a recorded op, synchronise or order streams; `role` distinguishes them."""
+def _kept_calls(calls: Table, gpu: Table) -> tuple[Ints, npt.NDArray[np.int8]]:
+    """Return the rows of calls that launched a recorded op, synchronise or order streams, and which they do."""
     launches = np.isin(calls["correlation"], np.unique(gpu["correlation"])) & (calls["correlation"] != NO_ID)
     kept = np.flatnonzero(launches | ((calls["role"] >= 0) & (calls["role"] < RECORD_EVENT)))
-    return {**rows_of(calls, kept), "role": np.where(launches, 0, calls["role"])[kept].astype(np.int8)}
+    return kept, np.where(launches, 0, calls["role"])[kept].astype(np.int8)
+
+
+def _waits(calls: Table, gpu: Table, names: Sequence[str]) -> Bools:
+    """Return which calls wait for the GPU: by name, or by returning after the end of the copy that they launched.
+
+    Copies within a GPU or between GPUs do not count; a short one may end before its call returns.
+    """
+    found = np.array([SYNCHRONISES.search(name) is not None for name in (*names, "")])[calls["name"]]
+    host_copy = np.array([HOST_COPY.search(name) is not None for name in (*names, "")])[gpu["name"]]
+    host_copy &= (gpu["activity"] == list(Activity).index(Activity.MEMCPY)) & (gpu["correlation"] != NO_ID)
+    copies = np.flatnonzero(host_copy)
+    call = _looked_up(gpu["correlation"][copies], calls["correlation"])
+    returned = np.append(calls["ts"] + calls["dur"], -np.inf)[call]
+    found[call[returned >= gpu["ts"][copies] + gpu["dur"][copies]]] = True
+    return np.asarray(found)
 
 
 def _looked_up(wanted: Ints, keys: Ints) -> Ints:

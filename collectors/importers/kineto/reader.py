@@ -1,4 +1,4 @@
-"""Reads traces of torch.profiler: a folder, or files.
+"""Reads traces of torch.profiler, and exports of Nsight Systems: a folder, or files.
 
 In: paths. Out: a `GpuRecording`. Files are read in separate processes, several at a time; nothing is written.
 """

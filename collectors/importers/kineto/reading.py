@@ -8,43 +8,60 @@ from __future__ import annotations
 import gc
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.event_columns import ColumnBuilder
-from tracekit.collectors.importers.kineto.event_tables import CATEGORIES
+from tracekit.collectors.importers.kineto.event_tables import CATEGORIES, FileColumns
 from tracekit.collectors.importers.kineto.json_events import EventStream
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, ranks_of
+from tracekit.collectors.importers.kineto.sniff import is_sqlite
 
 
 def read_file(path: Path) -> list[RankColumns]:
     """Read the ranks of one file; empty if it has no events of torch.profiler. Raises FormatError."""
-    stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
     with _no_garbage_collection():
+        if is_sqlite(path):
+            from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
+
+            columns, header, said = read_nsys(path)
+            return _ranks(path, columns, header, said)
+        stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
         for batch in stream:
             builder.add(batch)
-        columns = builder.columns()
-        notes = []
-        if stream.cut is not None:
-            notes.append(
-                f"{path.name}: {stream.cut}; the part before was read, and only what all ranks have is compared: copy"
-                " or record it again for the rest"
-            )
-        if lost := stream.lost + columns.nameless:
-            notes.append(f"{path.name}: {lost} damaged events were left out")
-        if columns.absurd:
-            notes.append(f"{path.name}: {columns.absurd} events with impossible times were left out")
-        if columns.negative:
-            notes.append(f"{path.name}: {columns.negative} negative durations were set to 0")
-        found = ranks_of(columns, str(path), stream.header(), tuple(notes))
-        lost = max(stream.lost - (stream.cut is not None), 0)  # the event in which a file is cut off is not damaged
-        damaged = min(
-            columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0
-        )  # the lost events may be GPU ops
-        return [replace(one, cut=stream.cut is not None, damaged=damaged) for one in found]
+        note = (
+            f"{path.name}: {stream.cut}; the part before was read, and only what all ranks have is compared: copy or"
+            " record it again for the rest"
+        )
+        cut = stream.cut is not None
+        return _ranks(path, builder.columns(), stream.header(), (note,) if cut else (), cut=cut, lost=stream.lost)
+
+
+def _ranks(
+    path: Path,
+    columns: FileColumns,
+    header: Mapping[str, Any],
+    notes: tuple[str, ...],
+    *,
+    cut: bool = False,
+    lost: int = 0,
+) -> list[RankColumns]:
+    """The ranks of a file of which `lost` events could not be read; they may be GPU ops."""
+    for count, what in (
+        (lost + columns.nameless, "damaged events were left out"),
+        (columns.absurd, "events with impossible times were left out"),
+        (columns.negative, "negative durations were set to 0"),
+    ):
+        if count:
+            notes = (*notes, f"{path.name}: {count} {what}")
+    found = ranks_of(columns, str(path), header, notes)
+    lost = max(lost - cut, 0)  # the event in which a file is cut off is not damaged
+    damaged = min(columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0)
+    return [replace(one, cut=cut, damaged=damaged) for one in found]
 
 
 def send_file() -> None:

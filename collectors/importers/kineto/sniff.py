@@ -1,4 +1,4 @@
-"""Recognise traces of torch.profiler by their first bytes.
+"""Recognise traces of torch.profiler, and exports of Nsight Systems, by their first bytes.
 
 In: a path. Out: whether it is or contains such a trace. Imports almost nothing, because every input passes here.
 """
@@ -8,15 +8,21 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from contextlib import closing
 from pathlib import Path
 
-SUFFIXES = (".json", ".json.gz")
+SUFFIXES = (".json", ".json.gz", ".sqlite")
+#: First bytes of a SQLite file, such as an export of Nsight Systems.
+SQLITE = b"SQLite format 3\0"
 _SNIFFED_BYTES = 1 << 16
 _MARKS = (b'"traceEvents"', b'"distributedInfo"', b'"deviceProperties"', b'"baseTimeNanoseconds"')
 
 
 def looks_like_kineto(path: Path) -> bool:
-    """True if a file, or a file in a folder, looks like a Chrome trace; False if it cannot be read."""
+    """True if a file, or one in a folder, looks like a Chrome trace or an export of Nsight Systems.
+
+    False if it cannot be read.
+    """
     try:
         return bool(traces_in(path)) if path.is_dir() else _is_trace(path)
     except OSError:
@@ -38,11 +44,34 @@ def _is_trace(path: Path) -> bool:
         head = first_bytes(path)
     except OSError:
         return False
+    if head.startswith(SQLITE):
+        return _is_export(path)
     if not any(mark in head for mark in _MARKS):
         return False
     from tracekit.trace.chrome import MARK  # imports polars, which reading processes avoid
 
     return MARK.encode() not in head
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is a SQLite file; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE)) == SQLITE
+    except OSError:
+        return False
+
+
+def _is_export(path: Path) -> bool:
+    """Whether a SQLite file has tables of Nsight Systems; True if it is damaged, so that reading reports why."""
+    import sqlite3  # most files are no SQLite
+
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            return any(name == "StringIds" or name.startswith("CUPTI_") for (name,) in tables)
+    except sqlite3.Error:
+        return True
 
 
 def first_bytes(path: Path, most: int = _SNIFFED_BYTES) -> bytes:

@@ -61,7 +61,7 @@ def test_rows_hold_what_the_json_says(stated, indent):
         assert row[Column.PID] == event.get("pid", -1)
         assert [row[Column.CORRELATION], row[Column.STREAM]] == [said.get("correlation", -1), said.get("stream", -1)]
         if "grid" in said:
-            assert json.loads(text[row[Column.GRID_BEGIN] : row[Column.GRID_END]]) == said["grid"]
+            assert json.loads(text[row[Column.FIRST_BEGIN] : row[Column.FIRST_END]]) == said["grid"]
 
 
 @examples(40)

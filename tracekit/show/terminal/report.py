@@ -25,8 +25,8 @@ _VERDICT_STYLE = {
     LossKind.MINOR: "bold black on yellow",
     LossKind.CONTRADICTION: "bold black on yellow",
 }
-#: Lines of the first screen; lines that the steps take, including an empty one before.
-_SCREEN, _STEPS_LINES = 24, 2
+#: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
+_SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
 #: A map with fewer rows is not informative, unless the job has no more.
 _FEWEST_ROWS = 2
 
@@ -47,15 +47,15 @@ def print_report(
     """
     losses = bool(report.diagnosis.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
-    lines = _SCREEN - len(commands) - 1
+    tables = [] if full else [section_table(table) for table in report.sections()]
+    lines = (_SCREEN if tables or report.pipeline is not None else _PLAIN_SCREEN) - len(commands) - 1
     answers = (_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1))
     answer = next((each for each in answers if len(console.render_lines(each)) <= lines), None)
     answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
     console.print(answer)
     pictures = list(_pictures(report, lines - len(console.render_lines(answer)))) if losses and not full else []
     lanes = report.pipeline
-    tables = [] if full else [section_table(table) for table in report.sections()]
-    if full or pictures or tables or explain or report.questions_asked or report.labels_asked:
+    if full or pictures or tables or explain or report.questions_asked or (lanes is not None and report.labels_asked):
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))

@@ -1,0 +1,61 @@
+"""Calls that allocate or free memory of the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.waiting import waiting_calls
+from tracekit.analysis.whatif.interventions import Together
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
+
+
+class GpuAllocation(Detector):
+    """The host allocates or frees memory of the GPU, which torch's caching allocator avoids once it is warm.
+
+    Paper: not seen, because host calls are not traced. tracekit replays the recording without the calls, which neither
+    take time nor wait for the GPU then. What only the first of them takes longer is warm-up.
+    """
+
+    kind = "gpu-allocation"
+    title = "The host allocates memory of the GPU"
+    signature = "calls such as cudaMalloc and cudaFree between launches"
+    refuted_by = "the calls go after a few steps of warm-up"
+    next_check = "torch.cuda.memory_stats(): num_alloc_retries, segments allocated and freed in steady state"
+    suggested_fix = (
+        "keep memory in torch's cache: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fixed shapes, the largest ones"
+        " first, no torch.cuda.empty_cache() in the loop"
+    )
+    loss = LossKind.HOST
+    repair = Repair("no-allocation", "Allocate memory once, before the loop")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        if gpu_of(evidence) is None:
+            return
+        found = waiting_calls(evidence, allocates=True)
+        work = evidence.host_time
+        parts = np.flatnonzero(work.mask(IdleReason.ALLOCATION))
+        excess_s = float(work.first_excess_s[parts].sum())
+        taken_s = max(float(found.waited_s.sum()), float(work.seconds[parts].sum()))
+        named = list(work.by_name(IdleReason.ALLOCATION))
+        names = tuple(dict.fromkeys(name for part in named for name in part.names)) or tuple(found.names)
+        if not names or taken_s - excess_s < SMALLEST_SHARE * evidence.recorded_s:
+            return
+        where = named[0].where if named else ""
+        change = Together((evidence.without_waits(found.calls), work.less(parts)))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield candidate(
+            self.kind,
+            evidence,
+            Spent(IdleReason.ALLOCATION, names[0], where, names, max(len(found.rows), len(parts)), taken_s),
+            f"{code_name(names[0])}{more} takes {seconds(taken_s)}: memory of the GPU is allocated in the loop",
+            change,
+        )

@@ -1,0 +1,57 @@
+"""Operators that compute on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
+
+#: An operator that takes longer than this each time does more than dispatch, seconds.
+LONGEST_DISPATCH_S = 1e-3
+
+
+class HostOperators(Detector):
+    """An operator takes long on the host each time: it computes there, compiles, or searches for an algorithm.
+
+    Paper: not seen. tracekit replays the recording without its own time.
+    """
+
+    kind = "host-operator"
+    title = "An operator works on the host while the GPU waits"
+    signature = "an operator that takes a millisecond or more of the host each time"
+    refuted_by = "it is faster in later steps: then it was warm-up"
+    next_check = "where its tensors live, and whether it compiles or searches for algorithms (cudnn.benchmark)"
+    suggested_fix = "run it on the GPU, in the data loader's workers, or once before the loop"
+    loss = LossKind.HOST
+    repair = Repair("no-host-operator", "Take the operator off the launching thread")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        if gpu_of(evidence) is None:
+            return
+        work = evidence.host_time
+        for part in costly(evidence, work.by_name(IdleReason.OPERATOR, among=~evidence.in_head)):
+            each_s = (work.seconds[part.parts] - work.first_excess_s[part.parts]) / work.pieces[part.parts]
+            long = part.parts[each_s >= LONGEST_DISPATCH_S]
+            taken_s = float(work.seconds[long].sum())
+            if taken_s < SMALLEST_SHARE * evidence.recorded_s:
+                continue
+            yield candidate(
+                self.kind,
+                evidence,
+                Spent(IdleReason.OPERATOR, part.name, part.where, part.names, int(work.pieces[long].sum()), taken_s),
+                f"{code_name(part.name)} works {seconds(taken_s)} on the host, up to"
+                f" {seconds(float(np.max(work.seconds[long] / work.pieces[long])))} at a time",
+                work.less(long),
+                suggested_fix=plain(
+                    f"run {code_name(part.name)} on the GPU, in the loader's workers, or once before the loop"
+                ),
+            )

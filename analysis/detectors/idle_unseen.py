@@ -1,0 +1,90 @@
+"""Idle time of which the recording does not show the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.of_one_gpu import candidate, gpu_of, share_of
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
+
+#: Idle time that the recording does not explain is worth a sentence from this share of it on.
+_SMALLEST_SHARE = 0.05
+
+
+class IdleUnseen(Detector):
+    """The GPU idles although work was launched, or what launched it is not in the recording.
+
+    Paper: not seen. It has no price: nothing shows what to take away.
+    """
+
+    kind = "idle-unseen"
+    title = "The GPU is idle, and the recording does not show why"
+    signature = "gaps before GPU ops that were launched long before, arrive late, or have no recorded launch"
+    refuted_by = "a longer recording shows the launch, or what the op waited for"
+    next_check = "a recording that begins one step earlier, with the waits of streams"
+    suggested_fix = "record one step earlier, and all processes that use the GPU"
+    loss = LossKind.IDLE
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        gpu = gpu_of(evidence)
+        yield from self._head(evidence)
+        for idle in () if gpu is None else gpu.idle_by_reason:
+            if idle.reason not in _SENTENCES or share_of(evidence, idle.seconds) < _SMALLEST_SHARE:
+                continue
+            why, then = _SENTENCES[IdleReason(idle.reason)]
+            names = tuple(row.name for row in idle.names if row.name)
+            before = f" before {code_name(names[0])}" if names else ""
+            yield candidate(
+                self.kind,
+                evidence,
+                Spent(idle.reason, names[0] if names else "", "", names, idle.gaps, idle.seconds, f"{why}: {then}"),
+                f"the GPU is idle for {share_of(evidence, idle.seconds):.0%} of the recording{before}: {why}",
+                None,
+                next_check=then,
+                suggested_fix=then,
+            )
+
+    def _head(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """The time from the launch of the first op to its start, in which the GPU did something that is not seen."""
+        unseen_s = evidence.unseen_head_s
+        if gpu_of(evidence) is None or share_of(evidence, unseen_s) < _SMALLEST_SHARE:
+            return
+        then = _NEXT[IdleReason.LAUNCH_LATENCY]
+        why = "what the GPU did before the recording is not seen"
+        yield candidate(
+            self.kind,
+            evidence,
+            Spent(IdleReason.LAUNCH_LATENCY, "before the first op", "", (), 1, unseen_s, f"{why}: {then}"),
+            f"the GPU began its first op {seconds(unseen_s)} after the launch: {why}",
+            None,
+            next_check=then,
+            suggested_fix=then,
+        )
+
+
+_NEXT = {
+    IdleReason.QUEUED: (
+        "record the waits of streams (torch.profiler's experimental_config, enable_cuda_sync_events=True), and all"
+        " processes that use the GPU"
+    ),
+    IdleReason.LAUNCH_LATENCY: (
+        "record one step earlier, to see what the GPU still did; compare the clocks of host and GPU"
+    ),
+    IdleReason.UNKNOWN: "record with activities=[CPU, CUDA] from one step earlier, and the process that launches",
+}
+#: Why nothing can be told, and what to record next.
+_SENTENCES = {
+    IdleReason.QUEUED: (
+        "the work was launched long before, and what it waited for is not recorded", _NEXT[IdleReason.QUEUED],
+    ),
+    IdleReason.LAUNCH_LATENCY: (
+        "the host had launched the work, and the GPU began it late", _NEXT[IdleReason.LAUNCH_LATENCY],
+    ),
+    IdleReason.UNKNOWN: ("the launches of the next ops are not recorded", _NEXT[IdleReason.UNKNOWN]),
+}  # fmt: skip

@@ -1,0 +1,80 @@
+"""What the detectors share that find why one GPU idles.
+
+In: the evidence on a recording. Out: candidates for host work that takes time, each priced by taking it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from tracekit.analysis.detectors.detector import Candidate
+from tracekit.analysis.evidence.host_time import Part
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
+from tracekit.analysis.whatif.interventions import Intervention
+from tracekit.report.finding import Figure, Place, Spent, Unit, confidence_from
+
+#: Name what takes at least this share of the recording.
+SMALLEST_SHARE = 0.01
+#: At most so many findings of one kind.
+MOST_OF_A_KIND = 3
+
+
+def gpu_of(evidence: OpEvidence) -> GpuTimes | None:
+    """Return the times of the GPU to explain: of a recording of one rank."""
+    return evidence.gpu if evidence.kept is not None and len(evidence.ranks) == 1 else None
+
+
+def plain(text: str) -> str:
+    """A text to put into a remedy, whose own braces are for names of places."""
+    return text.replace("{", "{{").replace("}", "}}") if "{" in text else text
+
+
+def idle_s(gpu: GpuTimes, names: Iterable[str], reasons: Sequence[str]) -> float:
+    """How long the GPU waits for what these names say, before its first op too, seconds."""
+    wanted = set(names)
+    rows: list[NamedTime] = [row for idle in gpu.idle_by_reason if idle.reason in reasons for row in idle.names]
+    if any(reason in gpu.before_first.by_reason for reason in reasons):
+        rows += gpu.before_first.names
+    return sum(row.seconds for row in rows if row.name in wanted)
+
+
+def share_of(evidence: OpEvidence, seconds: float) -> float:
+    """The share of the recording."""
+    return seconds / (evidence.recorded_s or float("inf"))
+
+
+def costly(evidence: OpEvidence, parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the few parts of host work that take a share of the recording worth naming, longest first."""
+    least_s = SMALLEST_SHARE * evidence.recorded_s
+    return islice((part for part in parts if part.seconds >= least_s), MOST_OF_A_KIND)
+
+
+def candidate(
+    kind: str,
+    evidence: OpEvidence,
+    spent: Spent,
+    effect: str,
+    change: Intervention | None,
+    *,
+    suggested_fix: str | None = None,
+    title: str | None = None,
+    next_check: str | None = None,
+    bound: bool = False,
+) -> Candidate:
+    """Return the candidate of something that takes time of a recording."""
+    figure = Figure("over the recording", share_of(evidence, spent.seconds), SMALLEST_SHARE, Unit.SHARE)
+    return Candidate(
+        kind,
+        Place(),
+        effect,
+        (figure,),
+        confidence_from((figure,)),
+        change,
+        title=title,
+        next_check=next_check,
+        suggested_fix=suggested_fix,
+        bound=bound,
+        spent=spent,
+    )

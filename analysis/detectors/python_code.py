@@ -1,0 +1,109 @@
+"""Python between launches, outside of any operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.gpu_times import GpuTimes
+from tracekit.analysis.gpu.recorded import HostWhat
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason
+
+#: Time of Python without a name is worth a sentence from this share of the recording on.
+_SMALLEST_UNNAMED_SHARE = 0.05
+#: So many functions before the first op are counted and, of these, told.
+_MOST_NAMES, _MOST_TOLD = 8, 3
+
+
+def _function(what: HostWhat) -> str:
+    """The own function that work is inside, or what it is where no stack was recorded."""
+    return what.where or what.name
+
+
+class PythonCode(Detector):
+    """A function of Python takes time in which the GPU has nothing to do.
+
+    Paper: not seen. tracekit replays the recording with its own time gone; callees that are operators keep theirs.
+    """
+
+    kind = "python-code"
+    title = "The GPU waits for Python"
+    signature = "time of a Python function, outside of operators and calls of the runtime, while the GPU is idle"
+    refuted_by = "the function takes as long, and the GPU idles no longer, without the profiler's with_stack"
+    next_check = "py-spy record on the process, without the profiler: recording stacks makes Python slower"
+    suggested_fix = "move it out of the loop, to the data loader's workers, or to the GPU; or cache what it returns"
+    loss = LossKind.HOST
+    repair = Repair("no-python-between", "Take the function out of the way of launches")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        gpu = gpu_of(evidence)
+        if gpu is None:
+            return
+        yield from self._before_first(evidence)
+        work = evidence.host_time
+        parts = work.by_name(IdleReason.PYTHON, key=_function)
+        later = (part for part in parts if not evidence.in_head[part.parts].all())
+        for part in costly(evidence, later):
+            name = part.where or part.name
+            inside = f", in {code_name(part.name)}" if part.name not in {"", name} else ""
+            yield candidate(
+                self.kind,
+                evidence,
+                Spent(IdleReason.PYTHON, part.name or name, part.where, part.names, part.count, part.seconds),
+                f"{code_name(name)} takes {seconds(part.seconds)} between launches{inside}",
+                work.less(part.parts),
+                suggested_fix=plain(f"move {code_name(name)} out of the loop, to the loader's workers, or to the GPU"),
+            )
+        yield from self._unnamed(evidence, gpu)
+
+    def _before_first(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """What the host does only before the first op of the GPU, but for waits and calls of the runtime."""
+        work, reasons = evidence.host_time, (IdleReason.PYTHON, IdleReason.OPERATOR)
+        only = (part for part in work.by_name(*reasons, key=_function) if evidence.in_head[part.parts].all())
+        parts = [*islice(only, _MOST_NAMES)]
+        taken_s = sum(part.seconds for part in parts)
+        if not parts or taken_s < SMALLEST_SHARE * evidence.recorded_s:
+            return
+        told = ", ".join(f"{code_name(part.where or part.name)} {seconds(part.seconds)}" for part in parts[:_MOST_TOLD])
+        first, rows = parts[0], np.concatenate([part.parts for part in parts])
+        names = tuple(dict.fromkeys(name for part in parts for name in (part.where, *part.names) if name))
+        reason = work.whats[work.what[first.parts[0]]].reason
+        yield candidate(
+            self.kind,
+            evidence,
+            Spent(reason, first.name or first.where, first.where, names, sum(part.count for part in parts), taken_s),
+            f"before its first op, the GPU waits {seconds(taken_s)} for {told}",
+            work.less(rows),
+            title="The GPU waits for its first op",
+            suggested_fix=plain(
+                f"move {code_name(first.where or first.name)} to the loader's workers or to the GPU, or do it while"
+                " the GPU still works on the batch before"
+            ),
+        )
+
+    def _unnamed(self, evidence: OpEvidence, gpu: GpuTimes) -> Iterator[Candidate]:
+        """Python of which nothing is known."""
+        work = evidence.host_time
+        parts = np.flatnonzero(work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where))
+        taken_s = float(work.seconds[parts].sum())
+        if gpu.stacks or taken_s < _SMALLEST_UNNAMED_SHARE * evidence.recorded_s:
+            return
+        tell = "no stack was recorded: record with_stack=True to see which functions it is"
+        yield candidate(
+            self.kind,
+            evidence,
+            Spent(IdleReason.PYTHON, "Python without a name", "", (), len(parts), taken_s, tell),
+            f"Python outside of any operator takes {seconds(taken_s)}; which function cannot be told without stacks",
+            work.less(parts),
+            suggested_fix="record with_stack=True (torch.profiler) to see which functions take the time",
+            bound=True,
+        )

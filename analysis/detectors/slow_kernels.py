@@ -1,0 +1,227 @@
+"""Kernels that take longer than their card needs for what they compute and move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, gpu_of, plain, share_of
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.roofline import Card, element_count, roofline_s, work_of
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.whatif.interventions import LessTime
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import KernelClass
+
+#: What good kernels reach of the peak.
+REACHABLE = 0.7
+#: Name an operator that takes this share of the recording, and twice what it need.
+_SMALLEST_SHARE, _SLOW = 0.05, 2.0
+#: Without sizes of inputs or a known card, only what takes this share of the recording is told.
+_LARGE_SHARE = 0.2
+#: So many elementwise kernels in a row are a chain.
+_SHORTEST_CHAIN = 3
+#: Kernels of float32 that use no tensor cores.
+_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s", re.IGNORECASE)
+
+
+class SlowKernels(Detector):
+    """An operator's kernels take longer than the card needs at 70 % of its peaks, or than one fused kernel would.
+
+    Paper: not seen. tracekit replays the recording with these kernels as fast as that, an upper bound.
+    """
+
+    kind = "slow-kernels"
+    title = "Kernels are slower than the card"
+    signature = "the operator takes twice as long as 70 % of the card's peak for its sizes and type"
+    refuted_by = "a library's best kernel takes as long on this card for these sizes"
+    next_check = "ncu on the kernel; its type, layout and sizes (multiples of 8 or 64)"
+    suggested_fix = "use a faster kernel: 16-bit types, tensor cores, fused operators, sizes that are multiples of 64"
+    loss = LossKind.COMPUTE
+    repair = Repair("faster-kernels", "Bring the kernels to 70 % of the card's peak", "that speed")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        ops = evidence.ops
+        if gpu_of(evidence) is None or "inner" not in ops.columns:
+            return
+        gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION)) & ops["inner"].is_not_null()
+        rows = np.flatnonzero(gpu.fill_null(value=False).to_numpy())
+        table = ops[rows].select("name", "inner", "kind", "stream", "duration", "start", inputs=_inputs(ops))
+        attention, between = _unfused_attention(table)
+        if share_of(evidence, float(table["duration"].to_numpy()[between].sum())) >= _SMALLEST_SHARE:
+            yield self._attention(evidence, rows[between], table[between])
+            left = np.setdiff1d(np.arange(len(rows)), attention)
+            rows, table = rows[left], table[left]
+        yield from self._below_peak(evidence, rows, table)
+        yield from self._chains(evidence, rows, table)
+
+    def _below_peak(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
+        """The operators whose kernels could be faster, the longest first."""
+        assert evidence.kept is not None, "a recording"
+        card = Card.named(evidence.kept.gpu)
+        longest = table.group_by("inner").agg(pl.col("duration").sum()).sort("duration", "inner", descending=True)
+        for op, taken_s in longest.head(MOST_OF_A_KIND).iter_rows():
+            if share_of(evidence, taken_s) < _SMALLEST_SHARE:
+                return
+            mine = table["inner"].eq(op).to_numpy()
+            took = table["duration"].to_numpy()[mine]
+            need = np.array([_needed_s(op, kind, inputs, card)
+                             for kind, inputs in table.filter(mine).select("kind", "inputs").iter_rows()])  # fmt: skip
+            names = _names(table.filter(mine), op)
+            if np.isnan(need).all():
+                if share_of(evidence, taken_s) >= _LARGE_SHARE:
+                    yield self._unknown(evidence, rows[mine], op, names, taken_s, known=card is not None)
+                continue
+            less_s = np.nan_to_num(np.maximum(took - need / REACHABLE, 0.0))
+            if less_s.sum() < (1 - 1 / _SLOW) * taken_s:
+                continue
+            slow = any(_NO_TENSOR_CORES.search(name) for name in names[1:])
+            how = " in float32 without tensor cores" if slow else ""
+            yield self._faster(
+                evidence, rows[mine], less_s, op, names, taken_s,
+                f"{code_name(op)}{how} takes {share_of(evidence, taken_s):.0%} of the recording, at"
+                f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak",
+                "allow TF32 (torch.set_float32_matmul_precision('high')), or compute in bfloat16 (torch.autocast)"
+                if slow else plain(f"use faster kernels for {code_name(op)}: 16-bit types, other layouts, sizes that"
+                                   " are multiples of 64, fused operators (torch.compile)"),
+            )  # fmt: skip
+
+    def _unknown(
+        self, evidence: OpEvidence, rows: np.ndarray, op: str, names: tuple[str, ...], taken_s: float, *, known: bool
+    ) -> Candidate:
+        """An operator that takes long; what it need take is not known, and so it has no price."""
+        lacks = "the sizes of its inputs are not recorded" if known else "the peaks of this card are not known"
+        more = "record with record_shapes=True" if known else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
+        less = np.zeros(evidence.ops.height)
+        less[rows] = evidence.ops["duration"].gather(rows).to_numpy() / 2
+        half_s = evidence.unchanged_s - float(evidence.step_times((LessTime(less),)).mean())
+        return candidate(
+            self.kind,
+            evidence,
+            Spent("kernel", op, "", names, len(rows), taken_s, f"{lacks}: {more}"),
+            f"{code_name(op)} takes {share_of(evidence, taken_s):.0%} of the recording; twice as fast would save"
+            f" {seconds(half_s)}; {lacks}",
+            None,
+            suggested_fix=plain(f"see whether {code_name(op)} can be faster: {more}"),
+        )
+
+    def _attention(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Candidate:
+        """Attention as separate products with a softmax in between, whose scores go through memory."""
+        inner, less_s = table["inner"].to_list(), table["duration"].to_numpy()
+        softmax = next(name for name in inner if "softmax" in name)
+        share = share_of(evidence, float(less_s.sum()))
+        return self._faster(
+            evidence, rows, less_s, softmax, tuple(dict.fromkeys([softmax, *inner])), float(less_s.sum()),
+            f"attention runs as products and {code_name(softmax)}, whose scores go through memory: {share:.0%} of the"
+            " recording",
+            "use torch.nn.functional.scaled_dot_product_attention, or flash attention",
+        )  # fmt: skip
+
+    def _chains(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
+        """Elementwise kernels of one size in a row, which one kernel could do."""
+        taken = table["duration"].to_numpy()
+        element_wise = table["kind"].eq(str(KernelClass.ELEMENT_WISE)).to_numpy()
+        size = np.array([_elements(inputs) for inputs in table["inputs"].to_list()])
+        order = np.lexsort((table["start"].to_numpy(), table["stream"].cast(pl.String).rank("dense").to_numpy()))
+        goes_on = np.zeros(len(order), np.bool_)
+        goes_on[1:] = (
+            element_wise[order][1:] & element_wise[order][:-1] & (size[order][1:] == size[order][:-1])
+            & (size[order][1:] > 0)
+        )  # fmt: skip
+        chain = np.cumsum(~goes_on) - 1
+        length = np.bincount(chain, minlength=1)
+        longest = np.zeros(len(length))
+        np.maximum.at(longest, chain, taken[order])
+        first = ~goes_on
+        less = np.where(length[chain] >= _SHORTEST_CHAIN, taken[order], 0.0)
+        less[first] -= np.where(length >= _SHORTEST_CHAIN, longest, 0.0)[: int(first.sum())]
+        total_s = float(taken[order][length[chain] >= _SHORTEST_CHAIN].sum())
+        if share_of(evidence, float(less.sum())) < _SMALLEST_SHARE:
+            return
+        in_chain = order[length[chain] >= _SHORTEST_CHAIN]
+        named = (
+            table[np.sort(in_chain)].group_by("inner").agg(pl.col("duration").sum()).sort("duration", descending=True)
+        )
+        names = tuple(named["inner"].head(_MOST_NAMES).to_list())
+        less_s = np.zeros(len(order))
+        less_s[order] = less
+        yield self._faster(
+            evidence, rows, less_s, names[0], names, total_s,
+            f"{int((length >= _SHORTEST_CHAIN).sum()):,} chains of elementwise kernels such as {code_name(names[0])}"
+            f" take {share_of(evidence, total_s):.0%} of the recording, which fused ones read and write once",
+            "fuse them with torch.compile, or use fused operators (fused optimizer, fused norms and activations)",
+        )  # fmt: skip
+
+    def _faster(
+        self,
+        evidence: OpEvidence,
+        rows: np.ndarray,
+        less_s: Floats,
+        op: str,
+        names: tuple[str, ...],
+        taken_s: float,
+        effect: str,
+        action: str,
+    ) -> Candidate:
+        """The candidate of GPU ops `rows` that take `less_s` less."""
+        less = np.zeros(evidence.ops.height)
+        less[rows] = less_s
+        spent = Spent("kernel", op, "", names, len(rows), taken_s)
+        return candidate(self.kind, evidence, spent, effect, LessTime(less), suggested_fix=action, bound=True)
+
+
+#: So many ops lie between the two products of attention at most: scale, mask, softmax, dropout, casts.
+_LONGEST_ATTENTION = 8
+_MOST_NAMES = 6
+
+
+def _inputs(ops: pl.DataFrame) -> pl.Expr:
+    return pl.col("inputs") if "inputs" in ops.columns else pl.lit(None, pl.String)
+
+
+def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
+    """The operator, then the kernels that it launches, longest first."""
+    kernels = mine.group_by("name").agg(pl.col("duration").sum()).sort("duration", "name", descending=[True, False])
+    return (op, *kernels["name"].head(_MOST_NAMES).to_list())
+
+
+def _unfused_attention(table: pl.DataFrame) -> tuple[list[int], list[int]]:
+    """The rows of attention with separate products, and those of them that are between two products."""
+    inner, kinds = table["inner"].to_list(), table["kind"].to_list()
+    products = [at for at, kind in enumerate(kinds) if kind == str(KernelClass.MATRIX_PRODUCT)]
+    every: list[int] = []
+    between: list[int] = []
+    for first, second in pairwise(products):
+        if second - first <= _LONGEST_ATTENTION and any("softmax" in inner[at] for at in range(first + 1, second)):
+            between += range(first + 1, second)
+            every += range(first, second + 1)
+    return every, between
+
+
+@cache
+def _needed_s(op: str, kind: str, inputs: str | None, card: Card | None) -> float:
+    """How long the card needs at its peak, seconds; nan if unknown: products by what they compute, others by bytes."""
+    if card is None or not inputs:
+        return float("nan")
+    dims, types = msgspec.json.decode(inputs)
+    flops, moved = work_of(op, dims, types)
+    if moved is None or (flops is None and kind != str(KernelClass.ELEMENT_WISE)):
+        return float("nan")
+    dtype = next((str(one) for one in types if str(one)), "")
+    return roofline_s(flops or 0.0, moved, dtype, card)
+
+
+@cache
+def _elements(inputs: str | None) -> int:
+    """The elements of an operator's largest input; 0 if unknown."""
+    return element_count(msgspec.json.decode(inputs)[0]) if inputs else 0

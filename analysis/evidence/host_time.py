@@ -1,0 +1,196 @@
+"""What the host threads of a recording spend their time on, and what taking some of it away would change.
+
+In: the op trace of a recording of GPUs. Out: `HostTime`, which detectors read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.analysis.whatif.interventions import LessTime
+from tracekit.trace.gpu_activity import IdleReason
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.recorded import HostWhat, Kept
+
+
+_CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
+#: A call that takes this many times as long as usual ones does something that they do not.
+_MUCH = 10
+#: Work that may take longer the first time; that of Python is imports, or the profiler's.
+_WARMS = (*_CALLS, IdleReason.OPERATOR)
+
+
+class Part(Struct, frozen=True, eq=False):
+    """Host work of one name. `parts`: positions in the arrays of `HostTime`; `seconds`, `count`: of them all."""
+
+    name: str
+    where: str
+    names: tuple[str, ...]
+    parts: Ints
+    seconds: float
+    count: int
+
+
+class HostTime(Struct, frozen=True, eq=False, dict=True):
+    """The parts of host ops: their op, what it is (position in `whats`), seconds, in how many pieces; [parts], by op.
+
+    `called_s`: how long the call at the end of each op lasted, seconds, [ops]; 0 for none, or if it waits for the GPU.
+    `launched_by`: the op whose call launched each op, -1 for none, [ops]. `lane`: the thread or stream of each op,
+    [ops]. `launching`: names of the calls that launch.
+    """
+
+    whats: Sequence[HostWhat]
+    op: Ints
+    what: Ints
+    seconds: Floats
+    called_s: Floats
+    launched_by: Ints
+    pieces: Ints
+    lane: Ints
+    launching: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, ops: pl.DataFrame, kept: Kept) -> HostTime:
+        """Read the columns of an op trace; of one without them, nothing is known."""
+        count = ops.height
+        if not {"did", "did_s", "did_n", "call_s", "stream"} <= set(ops.columns):
+            return cls.nothing(count)
+        parts = ops.select("did", "did_s", "did_n").with_row_index("op").drop_nulls().explode("did", "did_s", "did_n")
+        launched = ops["launched_by"] if "launched_by" in ops.columns else pl.Series([-1] * count)
+        return cls(
+            kept.whats,
+            parts["op"].to_numpy().astype(np.int64),
+            parts["did"].to_numpy().astype(np.int64),
+            parts["did_s"].to_numpy(),
+            ops["call_s"].fill_null(0.0).to_numpy(),
+            launched.fill_null(-1).to_numpy().astype(np.int64),
+            parts["did_n"].to_numpy().astype(np.int64),
+            numbered(ops["rank"], ops["stream"].fill_null("")),
+            frozenset(ops["name"].gather(launched.drop_nulls().cast(pl.Int64)).unique().to_list()),
+        )
+
+    @classmethod
+    def nothing(cls, ops: int) -> HostTime:
+        """Nothing is known of so many ops."""
+        none = np.zeros(0, np.int64)
+        return cls((), none, none, np.zeros(0), np.zeros(ops), np.full(ops, -1), none, np.zeros(ops, np.int64))
+
+    @cached_property
+    def reason(self) -> tuple[str, ...]:
+        """The reason of each of `whats`."""
+        return tuple(what.reason for what in self.whats)
+
+    def mask(self, *reasons: IdleReason, where: Callable[[HostWhat], bool] | None = None) -> Bools:
+        """Return which parts are of these reasons, and of what `where` accepts, [parts]."""
+        wanted = np.array([what.reason in reasons and (where is None or where(what)) for what in self.whats], np.bool_)
+        return wanted[self.what] if len(wanted) else np.zeros(0, np.bool_)
+
+    def by_name(
+        self,
+        *reasons: IdleReason,
+        key: Callable[[HostWhat], str] = lambda what: what.name,
+        among: Bools | None = None,
+    ) -> Iterable[Part]:
+        """Yield the host work of these reasons by `key`, what takes longest first; without what has no key.
+
+        `among`: only of these parts, [parts].
+        """
+        keys = [key(what) if what.reason in reasons else "" for what in self.whats]
+        distinct = sorted(set(keys) - {""})
+        numbers = {one: number for number, one in enumerate(distinct)}
+        number = np.array([numbers.get(one, -1) for one in keys], np.int64)
+        of_part = number[self.what] if len(number) else np.zeros(0, np.int64)
+        if among is not None:
+            of_part = np.where(among, of_part, -1)
+        totals = np.bincount(of_part[of_part >= 0], self.seconds[of_part >= 0], len(distinct))
+        by_what = np.bincount(self.what[of_part >= 0], self.seconds[of_part >= 0], len(self.whats))
+        for at in np.argsort(-totals, kind="stable").tolist():
+            if not totals[at]:
+                return
+            mine = sorted(np.flatnonzero(number == at).tolist(), key=lambda what: -by_what[what])
+            named = dict.fromkeys(self.whats[what].name for what in mine if self.whats[what].name)
+            lines = [self.whats[what].where for what in mine if self.whats[what].where]
+            yield Part(
+                next(iter(named), distinct[at]), lines[0] if lines else "", tuple(named),
+                np.flatnonzero(of_part == at), float(totals[at]), int(self.pieces[of_part == at].sum()),
+            )  # fmt: skip
+
+    def happens_once(self, name: str) -> bool:
+        """Return whether only one part of host work has this name."""
+        named = [at for at, what in enumerate(self.whats) if what.name == name]
+        return int(np.isin(self.what, named).sum()) == 1
+
+    @cached_property
+    def first_excess_s(self) -> Floats:
+        """How much longer the first of a kind takes than the median of the others, seconds, [parts].
+
+        Calls that launch count as `first_call_excess_s`. Other calls of the runtime are of one kind by name, operators
+        by all that is known of them. The first counts only if it is the longest; a call without others, if it takes
+        `_MUCH` times as long as usual calls.
+        """
+        called = np.array([what.reason in _CALLS for what in self.whats], np.bool_)
+        named = np.array(
+            [what.name.partition(" in ")[0] not in self.launching and what.name != "" and what.reason in _WARMS
+             for what in self.whats], np.bool_
+        )  # fmt: skip
+        keys = [what.name.partition(" in ")[0] if what.reason in _CALLS else at for at, what in enumerate(self.whats)]
+        distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        found = np.zeros(len(self.op))
+        if not len(found):
+            return found
+        usual = float(np.median(self.seconds[called[self.what]])) if called[self.what].any() else np.inf
+        kind = np.array([distinct[key] for key in keys], np.int64)[self.what]
+        order = np.argsort(kind, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
+            first, others = mine[0], self.seconds[mine[1:]]
+            excess = self.seconds[first] - (np.median(others) if len(others) else usual)
+            longest = excess > 0 and self.seconds[first] > others.max(initial=0.0)
+            if (
+                named[self.what[first]]
+                and longest
+                and (len(others) or (called[self.what[first]] and excess > _MUCH * usual))
+            ):
+                found[first] = excess
+        return found
+
+    def first_call_excess_s(self, launched: Ints) -> Floats:
+        """As `first_excess_s`, for the call that ends each op, [ops]; `launched`: the number of its kernel."""
+        rows = np.flatnonzero(launched >= 0)
+        found = np.zeros(len(self.called_s))
+        if len(rows):
+            usual = float(np.median(self.called_s[rows]))
+            _, first = np.unique(launched[rows], return_index=True)
+            excess = self.called_s[rows[first]] - usual
+            found[rows[first]] = np.where(excess > _MUCH * usual, excess, 0.0)
+        return found
+
+    def faster_calls(self, excess_s: Floats) -> LessTime:
+        """Return the job in which the call that ends each op takes so much less, seconds, [ops].
+
+        What it launched begins earlier, and so does the next op of its thread, which begins with the call.
+        """
+        less = np.zeros(len(excess_s))
+        for row in np.flatnonzero(excess_s).tolist():
+            after = np.flatnonzero(self.lane[row + 1 :] == self.lane[row])
+            if len(after):
+                less[row + 1 + after[0]] += excess_s[row]
+        return LessTime(less, np.append(excess_s, 0.0)[self.launched_by])
+
+    def less_s(self, seconds: Floats) -> LessTime:
+        """Return the job in which each part of host work takes so much less, seconds, [parts]."""
+        return LessTime(np.bincount(self.op, seconds, len(self.called_s)).astype(np.float64))
+
+    def less(self, parts: Ints | Bools, share: Floats | float = 1.0) -> LessTime:
+        """Return the job without these parts of host work, or without a share of each."""
+        gone = np.zeros(len(self.op))
+        gone[parts] = share
+        return self.less_s(gone * self.seconds)

@@ -1,0 +1,136 @@
+"""What operators compute and move, and how long that takes at the peak of a card.
+
+In: an operator's name and the sizes and types of its inputs. Out: `ShapeTime`. The peaks are in `cards.csv`, with their
+source; a file of the user's own, named by TRACEKIT_CARDS, adds to them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tracekit.analysis.gpu.gpu_times import ShapeTime
+from tracekit.base.errors import FormatError
+
+#: Bytes of an element by the name of its type in traces.
+_BYTES = {
+    "float": 4, "double": 8, "c10::half": 2, "c10::bfloat16": 2, "int": 4, "long int": 8, "long": 8, "bool": 1,
+    "unsigned char": 1, "signed char": 1, "short": 2, "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
+    "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1,
+}  # fmt: skip
+_HALF = {"c10::half", "c10::bfloat16"}
+_QUARTER = {name for name, wide in _BYTES.items() if wide == 1}
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"}
+
+
+class Card(Struct, frozen=True):
+    """A GPU. `half`, `single`: peak operations a second of dense matrix products in 16 bits, and in float32 without
+    tensor cores; `tensor`: in float32 with them (TF32, XF32). `bytes_s`: of its memory. `link_s`: bytes a second from
+    pinned memory of the host. `processors`: its multiprocessors.
+    """
+
+    name: str
+    half: float
+    tensor: float
+    single: float
+    bytes_s: float
+    link_s: float
+    processors: int
+
+    @staticmethod
+    def named(device: str | None) -> Card | None:
+        """The card whose name is part of that of the device, the longest if several are; None if it is unknown."""
+        found = [card for card in cards() if device and card.name.lower() in device.lower()]
+        return max(found, key=lambda card: len(card.name), default=None)
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """Return every known card, those of the user first. Raises FormatError if TRACEKIT_CARDS cannot be read."""
+    own = os.environ.get("TRACEKIT_CARDS")
+    table = files("tracekit.analysis.gpu").joinpath("cards.csv").read_text()
+    if not own:
+        return tuple(_cards(table.splitlines()))
+    try:
+        return (*_cards(Path(own).read_text().splitlines()), *_cards(table.splitlines()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected the columns of {Card.__struct_fields__}") from None
+
+
+def _cards(lines: Sequence[str]) -> Iterator[Card]:
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        half, tensor, single = (float(row[f"{name}_tflops"]) * 1e12 for name in ("half", "tensor", "single"))
+        memory, link = (float(row[f"{name}_gb_s"]) * 1e9 for name in ("memory", "link"))
+        yield Card(row["name"], half, tensor, single, memory, link, int(row["processors"]))
+
+
+def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> ShapeTime:
+    """The time of an operator with inputs of one shape. `row`: the inputs as JSON, how many times, seconds."""
+    inputs, count, seconds = row
+    dims, types = msgspec.json.decode(inputs)
+    flops, moved = work_of(op, dims, types)
+    dtype = next((str(one) for one in types if str(one).lower() in _BYTES), "")
+    return ShapeTime(
+        dims=str([one for one in dims if one]),
+        dtype=dtype,
+        count=count,
+        seconds=seconds,
+        flops_s=None if flops is None else flops * count / (seconds or math.nan),
+        bytes_s=None if moved is None else moved * count / (seconds or math.nan),
+        roofline_s=None if card is None or moved is None else count * roofline_s(flops or 0.0, moved, dtype, card),
+    )
+
+
+def roofline_s(flops: float, moved: float, dtype: str, card: Card) -> float:
+    """How long that takes at the peaks of a card, seconds."""
+    kind = dtype.lower()
+    peak = (
+        card.half
+        if kind in _HALF
+        else 2 * card.half
+        if kind in _QUARTER
+        else card.tensor
+        if kind == "float"
+        else card.single
+    )
+    return max(flops / peak, moved / card.bytes_s)
+
+
+def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float | None, float | None]:
+    """Return what an operator computes (floating-point operations) and moves (bytes, inputs and output, each once).
+
+    None where that is unknown: operations of anything but products and convolutions, bytes of unknown types.
+    """
+    tensors = [
+        (tuple(size), _BYTES[str(kind).lower()])
+        for size, kind in zip(dims, types, strict=False)
+        if str(kind).lower() in _BYTES and _is_size(size)
+    ]
+    if not tensors:
+        return None, None
+    moved = float(sum(math.prod(size) * wide for size, wide in tensors))
+    wide = tensors[0][1]
+    sizes = [size for size, _ in tensors if len(size) >= 2]
+    if op in _PRODUCTS and len(sizes) >= 2:
+        left, right = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
+        out = right[0] if op == "aten::linear" else right[-1]
+        return 2.0 * math.prod(left) * out, moved + math.prod(left[:-1]) * out * wide
+    return None, moved + max(math.prod(size) for size, _ in tensors) * wide
+
+
+def element_count(dims: Sequence[Any]) -> int:
+    """Return the elements of the largest of these tensors; 0 if there is none."""
+    return max((math.prod(size) for size in dims if _is_size(size)), default=0)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, list) and bool(size) and all(type(one) is int and one >= 0 for one in size)

@@ -1,0 +1,154 @@
+"""What each host thread of a rank did at any time: its innermost operator, call or Python function.
+
+In: the host events of a rank. Out: `HostWork`: pieces of time, each with what the thread did, and the operator, module
+and line around each call. Arrays only, as everything that runs in the process that reads a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+from tracekit.collectors.importers.kineto._events import nest_spans
+from tracekit.collectors.importers.kineto.event_tables import Table
+from tracekit.trace.gpu_activity import IdleReason
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_LOADER = re.compile(r"enumerate\(DataLoader\)|dataloader\.py\(\d+\): __next__|data_loader\.py\(\d+\): __(next|iter)__")
+_COLLECTS = re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)
+_ALLOCATES = re.compile(
+    r"^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemUnmap|MemRelease|MemSetAccess"
+    r"|MemAddressReserve)"
+)
+#: A line of the user's own: a Python function outside of torch and of what is installed beside it or with Python.
+_PYTHON_LINE = re.compile(r"\.pyx?\(\d+\): ")
+_NOT_OWN = re.compile(
+    r"(^|/)(torch|site-packages|dist-packages|lib/python3[^/]*)/|^<|^(threading|contextlib|functools)\.py"
+)
+_MODULE = "nn.Module: "
+
+
+class _Flag(IntFlag):
+    """What a span is, as `nest_spans` knows it."""
+
+    CALL = 1
+    OPERATOR = 2
+    PYTHON = 4
+    NOTE = 8
+    COLLECTS = 16
+    LOADER = 32
+    MODULE = 64
+    OWN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """`pieces`: thread, start, duration (microseconds), what (position in `whats`), by thread and start.
+
+    `whats`: reason, name, own line ("" if unknown), and whether it is inside an operator or a call. `around`: for each
+    call, positions of texts, -1 for none: `inner`, its innermost operator; `inputs` of that; `module`; `own`, its line.
+    `first`, `last`: the first start and the last end of all events; nan if there are none.
+    """
+
+    pieces: Mapping[str, np.ndarray]
+    whats: tuple[tuple[str, str, str, bool], ...]
+    around: Mapping[str, np.ndarray]
+    first: float
+    last: float
+
+
+def host_work(
+    calls: Table, waits: Bools, operators: Table, python: Table, annotations: Table, names: Sequence[str]
+) -> HostWork:
+    """Find out what the threads did. `waits`: which calls wait for the GPU, [calls]."""
+    # Of spans with the same times, those first in this order are the outer ones.
+    tables = (annotations, python, operators, calls)
+    count = [len(table["ts"]) for table in tables]
+    if not sum(count):
+        none = dict.fromkeys(("thread", "start", "duration"), np.zeros(0)) | {"what": np.zeros(0, np.int32)}
+        return HostWork(none, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan)
+    begin, length = (np.concatenate([table[column] for table in tables]) for column in ("ts", "dur"))
+    thread, name = (np.concatenate([table[column] for table in tables]) for column in ("thread", "name"))
+    of_name = _flags_of(names)
+    flags = np.repeat(np.array([_Flag.NOTE, _Flag.PYTHON, _Flag.OPERATOR, _Flag.CALL], np.uint8), count)
+    flags |= of_name[name] & np.repeat(np.array([_OF_CODE, _OF_CODE, _Flag.COLLECTS, _Flag.COLLECTS], np.uint8), count)
+    order = np.lexsort((-length, begin, thread)).astype(np.int32)
+    before_calls = len(name) - count[3]
+    thread, begin, name, flags = thread[order], begin[order], name[order], flags[order]
+    end = begin + length[order]
+    first, last = float(begin.min()), float(end.max())
+    inputs, reason = np.full(len(name), -1, np.int32), np.zeros(len(name), np.uint8)
+    inputs[before_calls - count[2] : before_calls] = operators["shape"]
+    reason[before_calls:] = _reasons_of_calls(calls, waits, names)
+    around = np.empty((len(_AROUND), count[3]), np.int32)
+    (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
+    pieces, found = nest_spans(
+        thread, begin, end, name, inputs[order], flags, reason[order], begun, ended, what, where, around
+    )
+    call = order[order >= before_calls] - before_calls
+    in_order = np.empty_like(around)
+    in_order[:, call] = around
+    return HostWork(
+        pieces={
+            "thread": where[:pieces].copy(), "start": begun[:pieces].copy(),
+            "duration": ended[:pieces] - begun[:pieces], "what": what[:pieces].copy(),
+        },
+        whats=tuple(_whats(np.frombuffer(found, np.int32).reshape(-1, 5), names)),
+        around=dict(zip(_AROUND, in_order, strict=True)),
+        first=first,
+        last=last,
+    )  # fmt: skip
+
+
+_AROUND = ("inner", "inputs", "module", "own")
+#: Flags that only names of Python functions and annotations have.
+_OF_CODE = _Flag.COLLECTS | _Flag.LOADER | _Flag.MODULE | _Flag.OWN
+
+
+def _flags_of(names: Sequence[str]) -> npt.NDArray[np.uint8]:
+    """What the name of a span says about it, [names]."""
+    found = np.zeros(len(names) + 1, np.uint8)
+    for code, name in enumerate(names):
+        if _LOADER.search(name):
+            found[code] |= _Flag.LOADER
+        if _COLLECTS.search(name):
+            found[code] |= _Flag.COLLECTS
+        if name.startswith(_MODULE):
+            found[code] |= _Flag.MODULE
+        if _PYTHON_LINE.search(name) and not _NOT_OWN.search(name):
+            found[code] |= _Flag.OWN
+    return found
+
+
+def _reasons_of_calls(calls: Table, waits: Bools, names: Sequence[str]) -> npt.NDArray[np.uint8]:
+    """The number of the reason of a GPU that is idle during each call, [calls]."""
+    used = np.unique(calls["name"])
+    allocates = np.zeros(len(names) + 1, np.bool_)
+    allocates[[code for code in used.tolist() if _ALLOCATES.match(names[code])]] = True
+    other = np.where(allocates[calls["name"]], _NUMBER[IdleReason.ALLOCATION], _NUMBER[IdleReason.RUNTIME_CALL])
+    return np.where(waits, _NUMBER[IdleReason.SYNCHRONISE], other).astype(np.uint8)
+
+
+def _whats(found: npt.NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield what threads did, in words. `found`: reason, name, call, own line and whether it is busy, [whats, 5]."""
+    for number, text, called, own, busy in found.tolist():
+        reason = _REASONS[number]
+        name = "garbage collection" if reason is IdleReason.GC else _text(names, text)
+        if called >= 0:
+            name = f"{names[called]} in {name}" if name else names[called]
+        yield str(reason), name, _text(names, own), bool(busy)
+
+
+def _text(names: Sequence[str], code: int) -> str:
+    return names[code] if code >= 0 else ""
+
+
+_REASONS = tuple(IdleReason)
+_NUMBER = {reason: number for number, reason in enumerate(_REASONS)}

@@ -1,0 +1,318 @@
+"""Reads an export of Nsight Systems as the events of torch.profiler.
+
+In: the path of a SQLite file of `nsys export`. Out: `FileColumns`, with a part for each GPU that a process used, and
+what the head of a file of torch.profiler would say. GPU ops and calls get the names that torch.profiler gives them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, role_of
+from tracekit.collectors.importers.kineto.event_tables import (
+    NO_ID,
+    SCHEMAS,
+    CollectiveArgs,
+    FileColumns,
+    Ints,
+    Table,
+    rows_of,
+)
+from tracekit.collectors.importers.kineto.host_names import COLLECTIVE_OPERATOR, STEP
+from tracekit.collectors.importers.kineto.nsys_file import Export, columns, opened
+from tracekit.collectors.importers.kineto.nsys_nccl import collectives, communicators, nccl_calls
+from tracekit.collectors.importers.kineto.nsys_ranks import Ranks, User, matched, ranks_of_events
+from tracekit.trace.gpu_activity import Activity
+
+_CUPTI = "CUPTI_ACTIVITY_KIND_"
+#: Our columns of GPU ops, and theirs.
+_OF_GPU = {
+    "start": "start", "end": "end", "process": "globalPid", "device": "deviceId", "stream": "streamId",
+    "correlation": "correlationId", "size": "bytes",
+}  # fmt: skip
+_GRID = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+_COPIES = (
+    "Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD",
+)  # fmt: skip
+_MEMORIES = ("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static", "Unknown")
+#: The version of CUDA that a call has its form from.
+_VERSION = re.compile(r"_v\d{4,}$")
+#: Types of ranges: push/pop, and those from any start to any end, each also of programs that write them as text.
+_NESTED, _FREE = (59, 70), (60, 71)
+#: Makes a number of a thread from that of another: free ranges do not nest in what their thread does.
+_APART = 1 << 23
+#: What torch.autograd.profiler.emit_nvtx adds to the name of an operator.
+_ADDED = re.compile(r", (?:seq|op_id|sizes) = ")
+_SEQUENCE, _SIZES = ", seq = ", re.compile(r", sizes = (\[.*?\])(?:, input_op_ids|$)")
+#: Operators; without a sequence number, a range without a namespace is the user's own.
+_OPERATOR, _FUNCTION = re.compile(rf"(\w+::)+\w+(: \w+)?|{COLLECTIVE_OPERATOR}"), re.compile(r"\w+")
+_NUMBERED_STEP = re.compile(r"(.*?(?:step|(?<![a-z])iter(?:ation)?))[ _:#=-]*(\d{1,9})", re.I)
+_UNNAMED = "(unnamed)"
+#: The type of a synchronisation in which a stream waits for an event.
+_STREAM_WAIT = 2
+_DAY_NS = round(LONGEST_US * 1e3)
+
+
+class _Names(dict[str, int]):
+    """The strings of a file, each with its code."""
+
+    def code(self, text: str) -> int:
+        return self.setdefault(text, len(self))
+
+    def codes(self, texts: Iterable[str]) -> Ints:
+        return np.array([self.code(text) for text in texts], np.int64)
+
+
+def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]:
+    """Return the events of an export, the head of a file of torch.profiler that would say the same, and notes.
+
+    Raises FormatError if it is damaged, or holds no GPU ops.
+    """
+    names = _Names()
+    with opened(path) as export:
+        read = {"gpu": _gpu_ops(export, names), "calls": _calls(export, names), "ranges": _ranges(export, names)}
+        nccl, said = nccl_calls(export)
+        syncs, head, gpus = _syncs(export), _head(export), _gpus(export)
+        graphs = any(export.rows(f"{_CUPTI}GRAPH_TRACE", ("start",)))
+    if not len(read["gpu"]["start"]):
+        raise FormatError(
+            f"{path}: an export of Nsight Systems without GPU activity: no kernel, copy or memset; record with"
+            " `nsys profile --trace=cuda,nvtx`"
+        )
+    usual = int(np.median(read["gpu"]["start"]))
+    kept = {name: _plausible(table, usual) for name, table in read.items()}
+    gpu, calls, ranges = (table for table, _, _ in kept.values())
+    _tell_processes(gpu, calls, ranges, syncs, nccl)
+    ranks = ranks_of_events(gpu, calls, ranges, nccl, gpus)
+    gpu["part"] = ranks.of_op
+    gpu["collective"], args = _collectives(gpu, calls, nccl, ranks, names, said)
+    _name_steps(ranges, names)
+    calls["part"] = np.full(len(calls["start"]), NO_ID)  # of those that launched a GPU op
+    calls["part"][ranks.launch[ranks.launch >= 0]] = ranks.of_op[ranks.launch >= 0]
+    call = matched(syncs["process"], syncs["correlation"], calls["process"], calls["correlation"])
+    syncs["thread"] = np.append(calls["thread"], NO_ID)[call]
+    tables = {
+        "gpu": gpu,
+        "calls": _of_ranks(calls, ranks),
+        "operators": _of_ranks(rows_of(ranges, np.flatnonzero(ranges["operator"] == 1)), ranks),
+        "annotations": _of_ranks(rows_of(ranges, np.flatnonzero(ranges["operator"] == 0)), ranks),
+        "python": _of_ranks(rows_of(ranges, np.zeros(0, np.int64)), ranks),
+        "syncs": _of_ranks(syncs, ranks),
+    }
+    numbers = np.unique(ranks.of_op).tolist()
+    if ranks.world_size is not None:
+        rank = {"rank": numbers[0]} if len(numbers) == 1 else {}
+        head["distributedInfo"] = {"world_size": ranks.world_size, **rank}
+    base_us = int(min(table["start"].min() for table in (gpu, calls, ranges) if len(table["start"]))) // 1000
+    events = FileColumns(
+        base_us=base_us,
+        **{kind: _like_torch(kind, table, base_us, alone=len(numbers) == 1) for kind, table in tables.items()},
+        host_events=len(ranges["start"]),
+        strings=tuple(names),
+        collectives=args,
+        negative=sum(negative for _, _, negative in kept.values()),
+        absurd=sum(absurd for _, absurd, _ in kept.values()),
+        nameless=0,
+        damaged=max(sum(bad) / max(len(read[name]["start"]), 1) for name, (_, *bad) in kept.items()),
+    )
+    note = f"{path.name}: CUDA graphs were recorded without their kernels; record with --cuda-graph-trace=node"
+    return events, head, (note,) if graphs else ()
+
+
+def _gpu_ops(export: Export, names: _Names) -> Table:
+    """Return kernels, graphs recorded as a whole, copies and memsets."""
+    column, texts = next(
+        ((one, texts) for one in ("demangledName", "shortName") if (texts := export.strings(f"{_CUPTI}KERNEL", one))),
+        ("", {}),
+    )
+    found = []
+    kinds: Sequence[tuple[str, Activity, tuple[str, ...], Callable[..., tuple[str, str]]]] = (
+        ("KERNEL", Activity.KERNEL, (column, *_GRID), lambda name, *grid: (texts.get(name, _UNNAMED), _shape(grid))),
+        ("GRAPH_TRACE", Activity.KERNEL, ("graphId",), lambda graph: (f"CUDA graph {graph}", "")),
+        ("MEMCPY", Activity.MEMCPY, ("copyKind", "srcKind", "dstKind"), lambda *kind: (_copy(*kind), "")),
+        ("MEMSET", Activity.MEMSET, ("memKind",), lambda kind: (f"Memset ({_memory(kind, 'Device')})", "")),
+    )
+    for table, activity, more, describe in kinds:
+        alike: dict[tuple[int, ...], int] = {}
+        ours = len(_OF_GPU)
+        rows = export.rows(f"{_CUPTI}{table}", (*_OF_GPU.values(), *more))
+        ops = columns(((*row[:ours], alike.setdefault(row[ours:], len(alike))) for row in rows), (*_OF_GPU, "kind"))
+        kind = ops.pop("kind")
+        described = [describe(*one) for one in alike]
+        ops["name"], ops["shape"] = (names.codes(text[place] for text in described)[kind] for place in (0, 1))
+        found.append({**ops, "activity": np.full(len(kind), list(Activity).index(activity))})
+    return {name: np.concatenate([ops[name] for ops in found]) for name in found[0]}
+
+
+def _shape(grid: Sequence[int]) -> str:
+    return "" if NO_ID in grid else "/".join("x".join(map(str, sizes)) for sizes in (grid[:3], grid[3:]))
+
+
+def _copy(kind: int, source: int, destination: int) -> str:
+    direction = _COPIES[kind] if 0 <= kind < len(_COPIES) else _COPIES[0]
+    return f"Memcpy {direction} ({_memory(source)} -> {_memory(destination)})"
+
+
+def _memory(kind: int, otherwise: str = _MEMORIES[-1]) -> str:
+    return _MEMORIES[kind] if 0 <= kind < len(_MEMORIES) else otherwise
+
+
+def _calls(export: Export, names: _Names) -> Table:
+    table = f"{_CUPTI}RUNTIME"
+    texts = export.strings(table, "nameId")
+    found = columns(
+        export.rows(table, ("start", "end", "globalTid", "correlationId", "nameId")),
+        ("start", "end", "thread", "correlation", "name"),
+    )
+    numbers, which = np.unique(found["name"], return_inverse=True)
+    said = [_VERSION.sub("", texts.get(number, _UNNAMED)) for number in numbers.tolist()]
+    roles = np.array([role_of(text) for text in said], np.int64)
+    return {**found, "name": names.codes(said)[which], "role": roles[which]}
+
+
+def _ranges(export: Export, names: _Names) -> Table:
+    """Return the ranges of NVTX: start, end, thread, name, operator (whether it is one), shape (of its inputs)."""
+    kinds: dict[tuple[str, bool, bool], tuple[int, bool]] = {}
+    wanted = [f"eventType IN {_NESTED + _FREE}"] if export.has("NVTX_EVENTS", "eventType") else []
+    wanted += ['"end" IS NOT NULL'] if export.has("NVTX_EVENTS", "end") else ["0"]
+    rows = export.rows(
+        "NVTX_EVENTS", ("start", "end", "globalTid", "eventType"), [("text", "textId")], " AND ".join(wanted)
+    )
+
+    def described() -> Iterator[tuple[int, ...]]:
+        no_inputs = names.code("")
+        for start, end, one, kind, text in rows:
+            if text:
+                thread = one | _APART if kind in _FREE else one
+                added = _ADDED.search(text)
+                name = text[: added.start()] if added else text
+                key = (name, added is not None, text.startswith(_SEQUENCE, len(name)))
+                if key not in kinds:
+                    operator = key[1] and (_OPERATOR.fullmatch(name) or (key[2] and _FUNCTION.fullmatch(name)))
+                    kinds[key] = (names.code(name), bool(operator))
+                sizes = _SIZES.search(text) if added else None
+                yield start, end, thread, *kinds[key], names.code(f"[{sizes[1]},[]]") if sizes else no_inputs
+
+    found = columns(described(), ("start", "end", "thread", "name", "operator", "shape"))
+    return {**found, "collective": np.full(len(found["start"]), NO_ID)}
+
+
+def _syncs(export: Export) -> Table:
+    """Return the waits of a stream for an event, with the stream and the call that recorded the event."""
+    ours = ("start", "end", "process", "stream", "correlation")
+    waits = columns(
+        export.rows(
+            f"{_CUPTI}SYNCHRONIZATION",
+            ("start", "end", "globalPid", "streamId", "correlationId", "eventSyncId", "syncType"),
+        ),
+        (*ours, "event", "type"),
+    )
+    events = columns(
+        export.rows(f"{_CUPTI}CUDA_EVENT", ("globalPid", "eventSyncId", "streamId", "correlationId")),
+        ("process", "event", "stream", "correlation"),
+    )
+    at = matched(waits["process"], waits["event"], events["process"], events["event"])
+    kept = np.flatnonzero((waits["type"] == _STREAM_WAIT) & (at >= 0))
+    recorded = rows_of(events, at[kept])
+    found = rows_of({name: waits[name] for name in ours}, kept)
+    return {**found, "waits_for_stream": recorded["stream"], "waits_for_record": recorded["correlation"]}
+
+
+def _head(export: Export) -> dict[str, Any]:
+    """Return when the recording began, and its GPUs."""
+    began = next(export.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)), (NO_ID,))[0]
+    listed = export.rows("TARGET_INFO_GPU", ("id",), [("name", "")])
+    return {"baseTimeNanoseconds": began, "deviceProperties": [{"id": gpu, "name": name} for gpu, name in listed]}
+
+
+def _gpus(export: Export) -> dict[User, int]:
+    """Return the GPU behind each number that a process has for one: it may see only some."""
+    rows = export.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+    return {(pid, device): gpu for pid, device, gpu in rows}
+
+
+def _plausible(table: Table, usual: int) -> tuple[Table, int, int]:
+    """Return the events at possible times, how many were left out, and of how many a negative duration became 0."""
+    start, end = table["start"], table["end"]
+    possible = (np.abs(start - usual) <= _DAY_NS) & (end - start <= _DAY_NS) & ((start != 0) | (end != 0))
+    kept = table if possible.all() else rows_of(table, np.flatnonzero(possible))
+    negative = int((kept["end"] < kept["start"]).sum())
+    np.maximum(kept["end"], kept["start"], out=kept["end"])
+    return kept, len(start) - len(kept["start"]), negative
+
+
+def _tell_processes(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl: Table) -> None:
+    """Replace ids by the process in them. Where some are not recorded, all are of one process."""
+    known = (gpu["process"] >= 0).all() and (calls["thread"] >= 0).all()
+    for table in (gpu, syncs):
+        table["process"] = table["process"] >> 24 if known else np.full_like(table["process"], NO_ID)
+    for table in (calls, ranges, nccl):
+        table["process"] = table["thread"] >> 24 if known else np.full_like(table["thread"], NO_ID)
+
+
+def _collectives(
+    gpu: Table, calls: Table, nccl: Table, ranks: Ranks, names: _Names, said: Sequence[str]
+) -> tuple[Ints, tuple[CollectiveArgs, ...]]:
+    """Return which collective each GPU op is, -1 for none, and their arguments."""
+    kernels = [code for name, code in names.items() if "nccl" in name.lower()]
+    graphs = [code for name, code in names.items() if "Graph" in name]  # NCCL was called when the graph was captured
+    ops = np.flatnonzero(np.isin(gpu["name"], kernels) & (ranks.launch >= 0))
+    ops = ops[~np.isin(calls["name"][ranks.launch[ops]], graphs)]
+    launched = {**rows_of(calls, ranks.launch[ops]), "rank": ranks.of_op[ops]}
+    found = np.full(len(gpu["start"]), NO_ID)
+    found[ops], args = collectives(launched, nccl, said, communicators(nccl, ranks.of_nccl))
+    return found, args
+
+
+def _name_steps(ranges: Table, names: _Names) -> None:
+    """Name the steps of each process as torch.profiler does: the longest ranges of a thread that count up by one."""
+    found = [None if STEP.match(name) else _NUMBERED_STEP.fullmatch(name) for name in names]
+    family = {name: number for number, name in enumerate(sorted({one[1] for one in found if one}))}
+    of_name = np.array([family[one[1]] if one else NO_ID for one in found])
+    number = np.array([int(one[2]) if one else NO_ID for one in found])[ranges["name"]]
+    marked = np.flatnonzero(np.isin(ranges["name"], [code for name, code in names.items() if STEP.match(name)]))
+    best: dict[int, tuple[int, Ints]] = dict.fromkeys(ranges["process"][marked].tolist(), (_DAY_NS, marked[:0]))
+    rows = np.flatnonzero((of_name[ranges["name"]] >= 0) & (ranges["operator"] == 0))
+    keys = np.stack([ranges["thread"], of_name[ranges["name"]]])[:, rows]
+    _, which = np.unique(keys, axis=1, return_inverse=True)
+    for one in range(int(which.max(initial=-1)) + 1):
+        mine = rows[which == one]
+        mine = mine[np.argsort(ranges["start"][mine], kind="stable")]
+        start, end = ranges["start"][mine], ranges["end"][mine]
+        if len(mine) < 2 or (np.diff(number[mine]) != 1).any() or (start[1:] < end[:-1]).any():
+            continue
+        process, length = int(ranges["process"][mine[0]]), int((end - start).sum())
+        if length > best.get(process, (0, mine))[0]:
+            best[process] = (length, mine)
+    for _, mine in best.values():
+        ranges["name"][mine] = names.codes(f"ProfilerStep#{step}" for step in number[mine].tolist())
+
+
+def _of_ranks(table: Table, ranks: Ranks) -> Table:
+    """Return the events of the threads of each rank, which numbers them; a launch of a GPU op only for its rank."""
+    launched = table.get("part", np.full(len(table["start"]), NO_ID))
+    found = []
+    for number in np.unique(ranks.of_op).tolist():
+        threads = np.array(sorted(thread for thread, some in ranks.of_thread.items() if number in some), np.int64)
+        mine = np.isin(table["thread"], threads) & ((launched == number) | (launched == NO_ID))
+        events = rows_of(table, np.flatnonzero(mine))
+        thread = np.searchsorted(threads, events["thread"])
+        found.append({**events, "thread": thread, "part": np.full(len(thread), number)})
+    return {name: np.concatenate([events[name] for events in found]) for name in found[0]}
+
+
+def _like_torch(kind: str, table: Table, base_us: int, *, alone: bool) -> Table:
+    """Return a table of `FileColumns`. A rank that is alone in its file is no part of it."""
+    found = {
+        **table,
+        "ts": (table["start"] - base_us * 1000) / 1e3,
+        "dur": (table["end"] - table["start"]) / 1e3,
+        "part": table["part"] * (not alone),
+    }
+    return {name: np.asarray(found[name], one) for name, one in SCHEMAS[kind].items()}

@@ -1,0 +1,491 @@
+"""Why one GPU idles: by hand, against an oracle that looks at every microsecond, and what each finding saves."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.handmade import run
+from tests.kineto_files import GEMM, document, event, kernel, launch, write
+from tracekit import load
+from tracekit.analysis.gpu.roofline import Card, cards, roofline_s
+from tracekit.analysis.gpu.times import times_of
+from tracekit.base.errors import FormatError
+from tracekit.job.graph import RecordingJob
+
+Event = dict[str, Any]
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+OWN = "train.py(10): step"
+US = pytest.approx
+
+
+def recording(folder: Path, events: Iterable[Event]) -> RecordingJob:
+    write(folder / "trace.json", document(events, world=1))
+    job = load(folder)
+    assert isinstance(job, RecordingJob)
+    return job
+
+
+def gpu(folder: Path, events: Iterable[Event]) -> dict[str, Any]:
+    """The GPU in the report, with times in microseconds."""
+    return in_us(recording(folder, events).whatif().to_dict()["gpu"])
+
+
+def in_us(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: value * 1e6 if _is_time(key, value) else in_us(value) for key, value in found.items()}
+    return [in_us(one) for one in found] if isinstance(found, list) else found
+
+
+def _is_time(key: str, value: object) -> bool:
+    return isinstance(value, float) and (key.endswith("_s") or key == "seconds" or key in REASONS)
+
+
+REASONS = (
+    "loader",
+    "gc",
+    "synchronise",
+    "allocation",
+    "runtime-call",
+    "operator",
+    "python",
+    "host",
+    "queued",
+    "unknown",
+)
+
+
+def two_kernels(*between: Event, called: float = 280, ends: float = 100) -> list[Event]:
+    """One kernel until `ends`, the next from 300 to 400, which a call from `called` on launches."""
+    return [
+        launch(0, 1), kernel(GEMM, 10, ends - 10, correlation=1), *between,
+        launch(called, 2), kernel(GEMM, 300, 100, correlation=2),
+    ]  # fmt: skip
+
+
+def call(name: str, ts: float, dur: float, **more: Any) -> Event:
+    return event("cuda_runtime", name, ts, dur, **more)
+
+
+OPERATOR = event("cpu_op", "aten::mm", 6, 300)
+FUNCTION = event("python_function", OWN, 6, 300)
+#: What the thread does, and what the gap from 100 to 300 consists of, microseconds.
+GAPS: dict[str, tuple[list[Event], dict[str, float]]] = {
+    "an operator": (two_kernels(OPERATOR), {"operator": 180, "launch-call": 5, "launch-latency": 15}),
+    "a function": (two_kernels(FUNCTION), {"python": 180, "launch-call": 5, "launch-latency": 15}),
+    "nothing": (two_kernels(), {"python": 180, "launch-call": 5, "launch-latency": 15}),
+    "a loader in a function": (
+        two_kernels(FUNCTION, event("user_annotation", LOADER, 120, 140), event("cpu_op", "aten::stack", 130, 50)),
+        {"loader": 140, "python": 40, "launch-call": 5, "launch-latency": 15},
+    ),
+    "garbage collection in an operator": (
+        two_kernels(OPERATOR, event("python_gc", "Python GC", 150, 60)),
+        {"gc": 60, "operator": 120, "launch-call": 5, "launch-latency": 15},
+    ),
+    "a wait until after the kernel": (
+        two_kernels(OPERATOR, call("cudaStreamSynchronize", 20, 100)),
+        {"synchronise": 20, "operator": 160, "launch-call": 5, "launch-latency": 15},
+    ),
+    "allocation": (
+        two_kernels(OPERATOR, call("cudaMalloc", 150, 70)),
+        {"allocation": 70, "operator": 110, "launch-call": 5, "launch-latency": 15},
+    ),
+    "another call": (
+        two_kernels(OPERATOR, call("cudaFuncGetAttributes", 150, 70)),
+        {"runtime-call": 70, "operator": 110, "launch-call": 5, "launch-latency": 15},
+    ),
+    "an operator of another thread in the middle of the time": (
+        two_kernels(event("cpu_op", "MulBackward0", 90, 110, tid=200)),
+        {"operator": 180, "launch-call": 5, "launch-latency": 15},
+    ),
+    "an operator of another process with the same thread number": (
+        two_kernels(event("cpu_op", "aten::mm", 6, 300, pid=77)),
+        {"operator": 180, "launch-call": 5, "launch-latency": 15},
+    ),
+    "launched long before": (two_kernels(called=20), {"queued": 200}),
+    "launched just before": (two_kernels(called=95), {"launch-latency": 200}),
+    "launched nowhere": (two_kernels()[:-2] + two_kernels()[-1:], {"unknown": 200}),
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_gap_is_what_the_launching_thread_does(name: str, tmp_path: Path) -> None:
+    events, expected = GAPS[name]
+    found = gpu(tmp_path, events)
+    assert {row["reason"]: row["seconds"] for row in found["idle_by_reason"]} == US(expected)
+    assert (found["idle_s"], found["busy_s"], found["span_s"]) == US((200, 190, 390))
+    assert {row["gaps"] for row in found["idle_by_reason"]} == {1}
+
+
+def test_names_say_operator_call_and_line(tmp_path: Path) -> None:
+    found = gpu(tmp_path, two_kernels(FUNCTION, OPERATOR, call("cudaMalloc", 150, 70)))
+    rows = {row["reason"]: row["names"][0] for row in found["idle_by_reason"]}
+    assert (rows["operator"]["name"], rows["allocation"]["name"]) == ("aten::mm", "cudaMalloc in aten::mm")
+    assert rows["operator"]["where"] == rows["allocation"]["where"] == OWN
+
+
+def test_the_time_before_the_first_op(tmp_path: Path) -> None:
+    """The recording begins at 0, the first launch at 1,000, its kernel at 1,020."""
+    events = [
+        event("python_function", "data.py(5): read", 0, 800), event("cpu_op", "aten::stack", 200, 100),
+        launch(1000, 1), kernel(GEMM, 1020, 480, correlation=1),
+    ]  # fmt: skip
+    found = gpu(tmp_path, events)
+    assert found["before_first"]["seconds"] == US(1020)
+    assert found["before_first"]["by_reason"] == US({"python": 900, "operator": 100})
+    (finding,) = found["findings"]
+    assert (finding["reason"], finding["where"], finding["saves_s"]) == ("python", "data.py(5): read", US(800, abs=1))
+
+
+def test_how_gaps_begin(tmp_path: Path) -> None:
+    waits = two_kernels(OPERATOR, call("cudaStreamSynchronize", 20, 100))
+    assert gpu(tmp_path / "a", waits)["idle_opened_by"] == US({"synchronise": 200})
+    assert gpu(tmp_path / "b", two_kernels(OPERATOR))["idle_opened_by"] == US({"host": 200})
+    (row,) = gpu(tmp_path / "a", waits)["synchronisations"]
+    assert (row["call"], row["op"], row["count"]) == ("cudaStreamSynchronize", "aten::mm", 1)
+    assert (row["blocked_s"], row["idle_after_s"]) == US((100, 200))
+
+
+def test_copies_by_kind_and_what_they_expose(tmp_path: Path) -> None:
+    """A copy of 100 us of which a kernel hides 40, and one within the GPU."""
+    name = "Memcpy HtoD (Pageable -> Device)"
+    events = [
+        launch(0, 1), kernel(GEMM, 10, 90, correlation=1),
+        event("gpu_memcpy", name, 60, 100, pid=0, tid=9, device=0, stream=9, correlation=-1, bytes=3_000_000),
+        event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 200, 10, pid=0, tid=9, device=0, stream=9, bytes=8),
+    ]  # fmt: skip
+    rows = {row["kind"]: row for row in gpu(tmp_path, events)["transfers"]}
+    assert (rows["HtoD"]["pageable"], rows["HtoD"]["bytes"], rows["HtoD"]["exposed_s"]) == (True, 3_000_000, US(60))
+    assert (rows["DtoD"]["pageable"], rows["DtoD"]["seconds"], rows["DtoD"]["exposed_s"]) == (False, US(10), US(10))
+
+
+def test_operators_with_the_sizes_of_their_inputs(tmp_path: Path) -> None:
+    """A product of 1024 x 512 by 512 x 256 in float32: 268 MFLOP, and 3.6 MB read and written."""
+    args = {"Input Dims": [[1024, 512], [512, 256]], "Input type": ["float", "float"]}
+    events = [event("cpu_op", "aten::mm", 0, 20, **args), launch(5, 1), kernel(GEMM, 20, 100, correlation=1)]
+    (op,) = gpu(tmp_path, events)["ops"]
+    (shape,) = op["shapes"]
+    assert (op["name"], op["gpu_ops"], shape["dims"]) == ("aten::mm", 1, "[[1024, 512], [512, 256]]")
+    assert shape["flops_s"] / 1e6 == US(2 * 1024 * 512 * 256 / 100e-6)
+    assert shape["bytes_s"] / 1e6 == US(4 * (1024 * 512 + 512 * 256 + 1024 * 256) / 100e-6)
+
+
+# ---- against an oracle
+
+
+def oracle(events: list[Event]) -> Counter[str]:
+    """Microseconds of each reason, instant by instant, by the definitions of docs/kineto.md; times are even numbers."""
+    gpu_ops = sorted((e for e in events if e["cat"] == "kernel"), key=lambda e: e["ts"])
+    launches = {
+        e["args"]["correlation"]: e for e in events if "correlation" in e["args"] and e["cat"] == "cuda_runtime"
+    }
+    found: Counter[str] = Counter()
+    reached = gpu_ops[0]["ts"]
+    for op in gpu_ops:
+        if op["ts"] > reached:
+            found += one_gap(events, launches.get(op["args"]["correlation"]), reached, op["ts"])
+        reached = max(reached, op["ts"] + op["dur"])
+    return found
+
+
+def one_gap(events: list[Event], called: Event | None, begin: int, end: int) -> Counter[str]:
+    if called is None:
+        return Counter(unknown=end - begin)
+    start, done = called["ts"], called["ts"] + called["dur"]
+    if start < begin:
+        return Counter({"queued" if start + 10 <= begin else "launch-latency": end - begin})
+    found: Counter[str] = Counter()
+    for instant in range(begin, end):
+        if instant >= start:
+            found["launch-call" if instant < done else "launch-latency"] += 1
+            continue
+        found[reason_of(around(events, instant))] += 1
+    return found
+
+
+def around(events: list[Event], instant: int) -> list[Event]:
+    """The spans around an instant, the innermost last."""
+    here = [e for e in events if e["cat"] != "kernel" and e["ts"] <= instant < e["ts"] + e["dur"]]
+    return sorted(here, key=lambda e: (e["ts"], -e["dur"]))
+
+
+def reason_of(spans: list[Event]) -> str:
+    if any("DataLoader" in e["name"] for e in spans):
+        return "loader"
+    if any(e["cat"] == "python_gc" for e in spans):
+        return "gc"
+    if spans and spans[-1]["cat"] == "cuda_runtime":
+        name = spans[-1]["name"]
+        return "synchronise" if "Sync" in name else "allocation" if "Malloc" in name else "runtime-call"
+    return "operator" if any(e["cat"] == "cpu_op" for e in spans) else "python"
+
+
+KINDS = (
+    ("cpu_op", "aten::add"), ("cpu_op", "aten::mul"), ("python_function", OWN), ("user_annotation", LOADER),
+    ("python_gc", "Python GC"), ("cuda_runtime", "cudaMalloc"), ("cuda_runtime", "cudaDeviceSynchronize"),
+    ("cuda_runtime", "cudaFuncGetAttributes"), ("user_annotation", "forward"),
+)  # fmt: skip
+
+
+def drawn(draw: random.Random) -> list[Event]:
+    """Nested spans of a thread, and kernels, some with no recorded launch."""
+    events: list[Event] = []
+
+    def spans(begin: int, end: int, depth: int) -> None:
+        at = begin + draw.randrange(0, 12)
+        while at + 8 < end:
+            length = draw.randrange(8, max(9, (end - at)))
+            category, name = draw.choice(KINDS)
+            events.append(event(category, name, at, length))
+            if depth and category != "cuda_runtime":
+                spans(at + 1, at + length - 1, depth - 1)
+            at += length + draw.randrange(1, 20)
+
+    spans(0, 600, 3)
+    stream_end = 0
+    for number in range(1, 13):
+        called = draw.randrange(stream_end, stream_end + 60)
+        start = max(stream_end, called + draw.randrange(6, 25))
+        stream_end = start + draw.randrange(5, 40)
+        events.append(kernel(GEMM, start, stream_end - start, correlation=number))
+        if fits(events, called) and draw.random() < 0.9:
+            events.append(launch(called, number))
+    return events
+
+
+def fits(events: list[Event], called: int) -> bool:
+    """Whether a call of 5 us lies inside or outside of each span, and in no other call."""
+    for span in (e for e in events if e["cat"] != "kernel"):
+        begin, end = span["ts"], span["ts"] + span["dur"]
+        inside = begin <= called and called + 5 <= end and span["cat"] != "cuda_runtime"
+        if not inside and begin <= called + 5 and called <= end:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reasons_are_those_of_an_oracle_and_sum_to_the_idle_time(seed: int, tmp_path: Path) -> None:
+    events = drawn(random.Random(seed))
+    times = times_of(recording(tmp_path, events).recording, 0)
+    found = {row.reason: row.seconds * 1e6 for row in times.idle_by_reason}
+    assert found == US(dict(oracle(events)), abs=1e-6)
+    assert sum(found.values()) == US(times.idle_s * 1e6, abs=1e-6)
+
+
+# ---- what findings save
+
+
+def steps(count: int, *, loader_us: float = 0, item: bool = False, kernel_us: float = 400) -> list[Event]:
+    """Steps of ten kernels; the host launches one every 20 us, after the loader."""
+    events: list[Event] = []
+    at, stream_end, number = 0.0, 0.0, 0
+    for step in range(count):
+        begin = at
+        if loader_us:
+            events.append(event("user_annotation", LOADER, at, loader_us))
+            at += loader_us
+        for _ in range(10):
+            number += 1
+            events += [event("cpu_op", "aten::mm", at, 18), launch(at + 10, number)]
+            start = max(stream_end, at + 20)
+            stream_end = start + kernel_us
+            events.append(kernel(GEMM, start, kernel_us, correlation=number))
+            at += 20
+        if item:
+            events += [event("python_function", "train.py(88): log", at, stream_end + 10 - at),
+                       event("cpu_op", "aten::item", at, stream_end + 10 - at),
+                       call("cudaStreamSynchronize", at + 2, stream_end + 6 - at)]  # fmt: skip
+            at = stream_end + 10
+        events.append(event("user_annotation", f"ProfilerStep#{step}", begin, at - begin))
+    return events
+
+
+def first(folder: Path, events: list[Event]) -> dict[str, Any]:
+    return dict(gpu(folder, events)["findings"][0])
+
+
+def test_a_loader_costs_what_the_queue_does_not_hide(tmp_path: Path) -> None:
+    """5 steps of 4,000 us of kernels, launched in 200 us. A loader of 6,000 us leaves the GPU idle for 2,200 us of each
+
+    step but the first, which it delays as a whole; one of 3,000 us delays only the first step.
+    """
+    long, short = first(tmp_path / "a", steps(5, loader_us=6000)), first(tmp_path / "b", steps(5, loader_us=3000))
+    assert (long["reason"], long["name"], long["seconds"]) == ("loader", LOADER, US(5 * 6000))
+    assert long["saves_s"] == US(6000 + 4 * 2200, rel=0.02)
+    assert (short["reason"], short["saves_s"]) == ("loader", US(3000, rel=0.02))
+    assert "_SingleProcess" in long["name"] and "num_workers" in long["action"]  # noqa: PT018
+
+
+def test_an_item_in_every_step_costs_the_gaps_and_not_the_waits(tmp_path: Path) -> None:
+    """Each of 5 calls waits 3.8 ms; after it, the GPU idles for 30 us until the next launch arrives."""
+    found = gpu(tmp_path, steps(5, item=True))
+    finding = next(one for one in found["findings"] if one["reason"] == "synchronise")
+    assert (finding["name"], finding["where"], finding["count"]) == ("aten::item", "train.py(88): log", 5)
+    assert finding["seconds"] > 15_000
+    assert 4 * 25 < finding["saves_s"] < 5 * 45
+    assert "train.py:88" in finding["action"]
+
+
+def test_kernels_shorter_than_their_launch_are_launch_bound(tmp_path: Path) -> None:
+    """50 kernels of 2 us, one launched every 20 us: as a graph, 50 x 2 us and one launch are left."""
+    found = gpu(tmp_path, steps(5, kernel_us=2))
+    finding = found["findings"][0]
+    assert (finding["reason"], finding["name"]) == ("launch-bound", "aten::mm")
+    assert found["launch"]["short_kernels"] == 50
+    assert finding["saves_s"] == US(1000 - 100 - 20, rel=0.1)
+
+
+def test_a_job_that_keeps_its_gpu_busy_has_no_finding(tmp_path: Path) -> None:
+    found = gpu(tmp_path, steps(5))
+    assert [one["saves_s"] for one in found["findings"]] == [None]  # of a kernel whose sizes are not recorded
+    assert "BALANCED" in run("whatif", tmp_path).out
+
+
+def test_a_first_call_that_takes_long_is_warm_up(tmp_path: Path) -> None:
+    """The first launch loads a module for 50 ms, the others take 5 us."""
+    events = [event("cpu_op", "aten::mm", 0, 50_020), call("cudaLaunchKernel", 10, 50_000, correlation=1),
+              kernel(GEMM, 50_015, 100, correlation=1)]  # fmt: skip
+    for number in range(2, 30):
+        at = 50_000 + number * 100
+        events += [
+            event("cpu_op", "aten::mm", at, 30),
+            launch(at + 10, number),
+            kernel(GEMM, at + 20, 60, correlation=number),
+        ]
+    finding = first(tmp_path, events)
+    assert (finding["reason"], finding["saves_s"]) == ("launch-call", US(50_000, rel=0.02))
+    assert "schedule" in finding["action"]
+
+
+def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> None:
+    """A product of 8192^3 in float32 takes 100 ms without tensor cores; an A100 does 156 TFLOP/s of TF32.
+
+    2 x 8192^3 FLOP take 7.05 ms at the peak, 10.07 ms at 70 % of it.
+    """
+    args = {"Input Dims": [[8192, 8192], [8192, 8192]], "Input type": ["float", "float"]}
+    events = []
+    for number in range(1, 6):
+        at, start = number * 100, 200 + (number - 1) * 100_000
+        events += [event("cpu_op", "aten::mm", at, 20, **args), launch(at + 5, number),
+                   kernel("ampere_sgemm_128x128_nn", start, 100_000, correlation=number)]  # fmt: skip
+    write(tmp_path / "trace.json", document(events, world=1, deviceProperties=[{"name": "NVIDIA A100-SXM4-80GB"}]))
+    (finding,) = load(tmp_path).whatif().to_dict()["gpu"]["findings"]
+    assert (finding["reason"], finding["name"]) == ("kernel", "aten::mm")
+    assert finding["saves_s"] == pytest.approx(5 * (0.1 - 2 * 8192**3 / 156e12 / 0.7), rel=0.01)
+    assert "tensor cores" in run("whatif", tmp_path).out
+
+
+def test_nobody_is_blamed_for_what_is_not_recorded(tmp_path: Path) -> None:
+    """GPU activity alone: nothing shows what the GPU waits for."""
+    finding = first(tmp_path, [kernel(GEMM, at, 10) for at in (0, 500, 1000)])
+    assert (finding["reason"], finding["saves_s"]) == ("unknown", None)
+    assert "activities=[CPU, CUDA]" in finding["cannot_tell"]
+    assert "launches nothing" not in run("whatif", tmp_path).out
+
+
+def test_one_step_says_nothing_of_a_day(tmp_path: Path) -> None:
+    assert "a day" not in run("whatif", recording_in(tmp_path / "a", steps(1, kernel_us=2))).out
+    assert "a day" in run("whatif", recording_in(tmp_path / "b", steps(5, kernel_us=2))).out
+
+
+def recording_in(folder: Path, events: list[Event]) -> Path:
+    write(folder / "trace.json", document(events, world=1))
+    return folder
+
+
+def test_the_first_screen_has_20_lines(tmp_path: Path) -> None:
+    ran = run("whatif", recording_in(tmp_path, steps(5, loader_us=6000, item=True)), env={"COLUMNS": "80"})
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) <= 20
+    assert max(len(line) for line in ran.out.splitlines() if not line.startswith("Next")) <= 80
+
+
+def test_a_store_and_an_op_trace_give_the_same_findings(tmp_path: Path) -> None:
+    folder = recording_in(tmp_path / "job", steps(5, loader_us=6000, item=True))
+    assert run("import", folder, "--store", tmp_path / "store").code == 0
+    load(folder).trace.write_parquet(tmp_path / "ops.parquet")
+    reports = [load(path).whatif().to_dict() for path in (folder, tmp_path / "ops.parquet", tmp_path / "store")]
+    assert [one["gpu"] for one in reports] == [reports[0]["gpu"]] * 3
+    assert [one["answer"]["headline"] for one in reports] == [reports[0]["answer"]["headline"]] * 3
+
+
+def test_redacted_reports_name_no_function(tmp_path: Path) -> None:
+    ran = run("whatif", recording_in(tmp_path, [*steps(5, item=True), FUNCTION]), "--redact", "--json")
+    assert ran.code == 0
+    assert "train.py" not in ran.out
+    assert "aten::item" in ran.out
+
+
+# ---- bad input
+
+
+def test_another_accelerator_is_named(tmp_path: Path) -> None:
+    folder = recording_in(
+        tmp_path, [OPERATOR, event("mtia_runtime", "launch", 0, 5), event("mtia_ccp_events", "op", 5, 5)]
+    )
+    ran = run("whatif", folder)
+    assert ran.code == 2
+    assert "events of MTIA" in ran.err
+    assert "CPU only" not in ran.err
+
+
+BAD: dict[str, list[Event]] = {
+    "one kernel": [kernel(GEMM, 0, 10)],
+    "a malformed event among many": [*steps(3), {**OPERATOR, "dur": "long", "args": {"Input Dims": 7}}],
+    "a copy of no number of bytes": [*steps(3), event("gpu_memcpy", "Memcpy HtoD (Pageable)", 9, 5, bytes="x")],
+    "no correlation": [{**one, "args": {}} for one in steps(3)],
+    "the host 5 ms behind": [{**one, "ts": one["ts"] + 5000 * (one["cat"] == "kernel")} for one in steps(3)],
+    "the host 5 ms ahead": [{**one, "ts": one["ts"] + 5000 * (one["cat"] != "kernel")} for one in steps(3)],
+    "a step cut at both ends": [*steps(3), event("user_annotation", "ProfilerStep#9", -500, 90)],
+    "names with braces": [{**one, "name": "{lambda()#1} " + one["name"]} for one in steps(3, item=True)],
+    "ops of no length": [{**one, "dur": 0} if one["cat"] == "kernel" else one for one in steps(3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_odd_recordings_are_answered(name: str, tmp_path: Path) -> None:
+    ran = run("whatif", recording_in(tmp_path, BAD[name]), "--json")
+    assert ran.code == 0, ran.err
+    times = json.loads(ran.out)["gpu"]
+    assert times["idle_s"] + times["busy_s"] == US(times["span_s"])
+    assert sum(row["seconds"] for row in times["idle_by_reason"]) == US(times["idle_s"], abs=1e-9)
+
+
+# ---- cards
+
+
+@pytest.fixture
+def own_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "cards.csv"
+    monkeypatch.setenv("TRACEKIT_CARDS", str(path))
+    cards.cache_clear()
+    yield path
+    cards.cache_clear()
+
+
+HEAD = "name,half_tflops,tensor_tflops,single_tflops,memory_gb_s,link_gb_s,processors\n"
+
+
+def test_a_file_adds_cards(own_cards: Path) -> None:
+    own_cards.write_text(HEAD + "Mock 9,100,50,10,1000,20,64\n")
+    card = Card.named("ACME Mock 9 PCIe")
+    assert card == Card("Mock 9", 100e12, 50e12, 10e12, 1e12, 20e9, 64)
+    assert roofline_s(1e12, 1e9, "c10::BFloat16", card) == pytest.approx(0.01)
+    assert roofline_s(1e9, 1e12, "float", card) == pytest.approx(1.0)
+    known = Card.named("NVIDIA H100 80GB HBM3")
+    assert known is not None
+    assert known.name == "H100"
+
+
+@pytest.mark.parametrize("content", [HEAD + "Mock 9,fast,50,10,1000,20,64\n", "name\nMock\n", None])
+def test_a_file_of_cards_that_cannot_be_read_is_an_error_that_names_it(own_cards: Path, content: str | None) -> None:
+    if content is not None:
+        own_cards.write_text(content)
+    with pytest.raises(FormatError, match=r"TRACEKIT_CARDS=.*cards\.csv"):
+        cards()

@@ -1,0 +1,110 @@
+"""What one GPU did and what is wrong with that, as plain data: `gpu` and `gpus` of a report.
+
+In: its times, and the findings of its recording. Out: `GpuInReport`, and tables for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
+from tracekit.base.text import code_name, seconds, short
+from tracekit.report.finding import Finding, Spent
+from tracekit.report.section import Table
+from tracekit.trace.gpu_activity import IdleReason
+
+
+class GpuFinding(Struct, frozen=True):
+    """A finding of one GPU. `reason`: an `IdleReason`, or transfer, kernel, launch-bound. `share`: of the recording.
+
+    `saves_s`: None if that cannot be told, because of `cannot_tell`.
+    """
+
+    reason: str
+    name: str
+    where: str
+    names: tuple[str, ...]
+    count: int
+    seconds: float
+    share: float
+    saves_s: float | None
+    action: str
+    cannot_tell: str | None
+
+
+class GpuInReport(GpuTimes, frozen=True):
+    """One rank in a report: its times, and the findings, those that save most first."""
+
+    findings: tuple[GpuFinding, ...]
+
+
+def in_report(times: GpuTimes, findings: Sequence[Finding]) -> GpuInReport:
+    """Return the times of a rank with the findings of its recording."""
+    found = [
+        GpuFinding(
+            **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
+            share=one.spent.seconds / (times.recording_s or 1.0),
+            saves_s=None if one.change is None else one.saved_s,
+            action=one.suggested_fix,
+        )
+        for one in findings
+        if one.spent is not None
+    ]
+    saves = {one.names: one.saves_s for one in found if one.reason == IdleReason.SYNCHRONISE}
+    synchronisations = tuple(
+        replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
+        for row in times.synchronisations
+    )
+    own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
+    return GpuInReport(**own | {"synchronisations": synchronisations}, findings=tuple(found))
+
+
+def gpu_tables(times: GpuTimes) -> Iterator[Table]:
+    """Yield what the GPU of a rank did as tables of words; shares are of the recording."""
+    whole_s = times.recording_s or 1.0
+
+    def row(name: str, spent_s: float, *more: str) -> tuple[str, ...]:
+        return (short(name), seconds(spent_s), f"{spent_s / whole_s * 100:.1f} %", *more)
+
+    idle = [row(one.reason + _mostly(one.names), one.seconds, f"{one.gaps:,}") for one in times.idle_by_reason]
+    first = _mostly(times.before_first.names)
+    before = [
+        row(reason + first * (number == 0), spent_s)
+        for number, (reason, spent_s) in enumerate(times.before_first.by_reason.items())
+    ]
+    ops = [row(one.name, one.seconds, f"{one.gpu_ops:,}") for one in times.ops[:_MOST_ROWS]]
+    waits = [
+        row(
+            f"{one.call} in {one.op}" if one.op else one.call,
+            one.blocked_s,
+            f"{one.count:,}",
+            seconds(one.idle_after_s),
+        )
+        for one in times.synchronisations[:_MOST_ROWS]
+    ]
+    copies = [
+        row(one.kind + ", pageable" * one.pageable, one.seconds, f"{one.count:,}", f"{one.bytes:,}")
+        for one in times.transfers
+    ]
+    for title, heads, rows in (
+        ("GPU idle", ("Idle between GPU ops", "time", "share", "gaps"), idle),
+        ("GPU before", ("Before the first op", "time", "share"), before),
+        ("GPU operators", ("Operator", "GPU time", "share", "GPU ops"), ops),
+        ("GPU waits", ("Calls that wait", "time", "share", "calls", "idle after"), waits),
+        ("GPU copies", ("Copies", "time", "share", "copies", "bytes"), copies),
+    ):
+        if rows:
+            yield Table(title, heads, tuple(rows), None)
+
+
+#: So many operators and calls, and characters of a name.
+_MOST_ROWS, _WIDEST = 8, 36
+
+
+def _mostly(names: Sequence[NamedTime]) -> str:
+    """The longest of these names, cut to fit into a table, as the end of what it belongs to."""
+    name = code_name(names[0].name).strip("`") if names and names[0].name else ""
+    return f": {name if len(name) <= _WIDEST else f'{name[: _WIDEST - 3]}...'}" if name else ""
