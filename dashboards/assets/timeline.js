@@ -261,7 +261,7 @@
       this.state.at = null;
       if (changed.some(([name]) => name === "step")) {
         Object.assign(this.state, { from: null, to: null });
-        const link = element("timeline-perfetto");
+        const link = element("timeline-perfetto") || {};
         const query = window.tracekit.query({ job: this.config.job, step: this.state.step });
         link.href = window.tracekit.at(`/timeline/export.json.gz?${query}`);
       }
@@ -321,7 +321,7 @@
       this.canvas.style.cursor = mark ? "pointer" : x > paint().LABELS ? "grab" : "default";
       this.tip.hidden = !mark;
       if (!mark) return;
-      this.tip.textContent = panel().summary(mark, this.spans);
+      this.tip.textContent = panel().summary(mark, this.spans, this.scene.names);
       const host = element("timeline-host").getBoundingClientRect();
       this.tip.style.left = `${Math.min(event.clientX - host.left + 14, host.width - 330)}px`;
       this.tip.style.top = `${event.clientY - host.top + 18}px`;

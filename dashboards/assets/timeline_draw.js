@@ -16,10 +16,10 @@
   // Where the lines of a worker are: [{replay, stream, y, height, first}], `first` where a stream begins.
   function rows(lines) {
     let y = GAP / 2;
-    const placed = lines.map(([replay, stream], at) => {
+    const placed = lines.map(([replay, stream, tall], at) => {
       const first = at === 0 || lines[at - 1][1] !== stream;
       if (first && at > 0) y += 2;
-      const height = stream === "compute" ? TALL : FLAT;
+      const height = tall ? TALL : FLAT;
       const line = { replay: replay, stream: stream, y: y, height: height, first: first };
       y += height + 1;
       return line;
@@ -98,13 +98,15 @@
     flush();
   }
 
-  function say(context, spans, words, kinds, colours) {
+  function say(context, spans, words, scene) {
+    const { kinds, names, colours } = scene;
     context.font = FONT;
     context.textBaseline = "middle";
     for (let i = 0; i < words.length; i += 5) {
       const at = words[i], room = words[i + 2] - words[i + 1] - 6;
       const letter = LETTERS[kinds[spans.kind[at]]] || kinds[spans.kind[at]];
-      const text = letter + (spans.microbatch[at] >= 0 ? ` ${spans.microbatch[at]}` : "");
+      const whole = names ? names[spans.name[at]] : letter + (spans.microbatch[at] >= 0 ? ` ${spans.microbatch[at]}` : "");
+      const text = names ? whole.replace(/^void (at::native::)?/, "").slice(0, Math.floor(room / 6.6)) : whole;
       if (text.length * 6.2 > room) continue;
       context.fillStyle = colours.on_classes[words[i + 4]];
       context.fillText(text, words[i + 1] + 4, words[i + 3] + TALL / 2 + 0.5);
@@ -123,7 +125,8 @@
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const facts = [host, known && place, `slowdown ${scene.slowdown[worker].toFixed(3)}`].filter(Boolean);
+    const of = scene.names ? [] : [known && place, `slowdown ${scene.slowdown[worker].toFixed(3)}`];
+    const facts = [host, ...of].filter(Boolean);
     const room = Math.floor((block.height - 20) / 14);
     const lines = room >= facts.length ? facts : room === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
     if (room < 1 && LABELS - after > 60) context.fillText(facts.slice(0, -1).join(" "), after, y + 16, LABELS - after - 10);
@@ -131,7 +134,7 @@
     block.lines.forEach((line) => {
       context.fillStyle = colours[line.replay];
       context.fillRect(LABELS - 6, y + line.y, 3, line.height);
-      if (line.first && block.lines.length > 2) {
+      if (line.first && (scene.names || block.lines.length > 2)) {
         context.fillStyle = colours.dimmed;
         context.fillText(STREAM_NAMES[line.stream] || line.stream, STREAM_AT, y + line.y + Math.min(line.height, 14) - 2);
       }
@@ -146,7 +149,7 @@
     context.textBaseline = "middle";
     context.fillStyle = colours.dimmed;
     const when = scene.started_at ? `   ${scene.started_at}` : "";
-    context.fillText(`step ${scene.step}${when}`, EDGE, AXIS / 2, LABELS - 2 * EDGE);
+    context.fillText(`${scene.names ? "recording" : `step ${scene.step}`}${when}`, EDGE, AXIS / 2, LABELS - 2 * EDGE);
     for (const tick of ticks(view.from, view.to, view.width)) {
       const x = Math.round(LABELS + (tick.time - view.from) * scale);
       context.fillStyle = colours.grid;
@@ -215,7 +218,7 @@
       });
     }
     batch.paint(context);
-    if (spans) say(context, spans, words, scene.kinds, colours);
+    if (spans) say(context, spans, words, scene);
     marks.forEach((mark) => outline(context, scene, view, mark));
     endings(context, scene, view, height);
     axis(context, scene, view, height);
@@ -252,7 +255,8 @@
     context.font = FONT;
     context.fillStyle = colours.dimmed;
     context.textBaseline = "alphabetic";
-    context.fillText(`${scene.workers.toLocaleString("en")} worker${scene.workers === 1 ? "" : "s"}, ${scene.overview[2]}`, EDGE, 16);
+    const what = `${scene.names ? "rank" : "worker"}${scene.workers === 1 ? "" : "s"}`;
+    context.fillText(`${scene.workers.toLocaleString("en")} ${what}, ${scene.overview[2]}`, EDGE, 16);
     context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32);
   }
 

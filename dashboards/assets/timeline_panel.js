@@ -10,11 +10,12 @@
   }
 
   // One line about a span.
-  function summary(mark, spans) {
+  function summary(mark, spans, names) {
     const ratio = spans.ratio[mark.at], wait = spans.wait[mark.at], number = spans.microbatch[mark.at];
     const against = ratio < 1000 ? `${ratio.toFixed(2)} x its peers` : "its peers do without";
     const waiting = wait > 0 ? `, ${time(wait)} of it waiting` : "", microbatch = number >= 0 ? ` microbatch ${number}` : "";
     const many = spans.covers[mark.at] > mark.duration * 1.001 ? ". Stands for several: zoom in" : "";
+    if (names) return `${names[spans.name[mark.at]]}: at ${time(mark.start)} for ${time(mark.duration)}${many}`;
     return `${mark.kind}${microbatch}: at ${time(mark.start)} for ${time(mark.duration)}${waiting}; ${against}${many}`;
   }
 

@@ -29,11 +29,14 @@ from tracekit.base.text import short
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import REPORT_VERSION
 from tracekit.show.figures.worker_map import WorkerMap
+from tracekit.show.lanes import lane_ops
 from tracekit.show.spans import StepOps, step_ops
 from tracekit.store import Incident, Store, StoredHang, TraceKind
+from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.job.graph import GraphJob
     from tracekit.store.catalogue import Catalogue
 
 #: Results and traces kept in memory; traces are large.
@@ -47,7 +50,7 @@ AHEAD_AT_ONCE = 8
 
 #: The reasons why a job is not on a page.
 _WITHOUT = "was stored without an analysis"
-_NO_WORKERS = "is no pipeline: only its page Job has results"
+_NO_WORKERS = "is no pipeline, so it has no workers"
 _OLDER = "It was analysed by an older version of tracekit."
 _Result = TypeVar("_Result")
 
@@ -76,9 +79,9 @@ class Stored:
     @property
     def lacking(self) -> str | None:
         """Why pages about pipelines cannot show the job, as the end of a sentence; None if they can."""
-        if not self.has_workers:
-            return _NO_WORKERS
-        return _WITHOUT if self.report is None else None
+        if self.report is None:
+            return _WITHOUT
+        return None if self.has_workers else _NO_WORKERS
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the report, such as `by_worker`. Raises NotStoredError if the report has no such table."""
@@ -106,6 +109,7 @@ class Results:
         self._lists: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._jobs: OrderedDict[tuple[Any, ...], PipelineJob] = OrderedDict()
+        self._graphs: OrderedDict[tuple[Any, ...], GraphJob] = OrderedDict()
         self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
         self._steps: OrderedDict[tuple[Any, ...], StepOps] = OrderedDict()
         self._of_catalogue: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -218,17 +222,31 @@ class Results:
         """The job with its trace, ready to be replayed; the last few stay in memory."""
         return self._of(name, ("job",), JOBS_KEPT, self._jobs, self._read_job)
 
-    def job_of(self, stored: Stored) -> PipelineJob:
-        """The same, of the window that `stored` is of."""
-        row = {**self._row(stored.name), "job_id": stored.job_id, "number": stored.window}
-        return self._of_row(row | {"imported_at": stored.imported_at}, ("job",), JOBS_KEPT, self._jobs, self._read_job)
+    def job_of(self, stored: Stored) -> PipelineJob | GraphJob:
+        """The same of any job, of the window that `stored` is of."""
+        window = {"job_id": stored.job_id, "number": stored.window, "imported_at": stored.imported_at}
+        row = self._row(stored.name) | window
+        if stored.has_workers:
+            return self._of_row(row, ("job",), JOBS_KEPT, self._jobs, self._read_job)
+        from tracekit.job.graph import GraphJob
+
+        return self._of_row(row, ("job",), JOBS_KEPT, self._graphs, lambda row: GraphJob(self._ops(row)))
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
         return self._of(name, (table,), TABLES_KEPT, self._tables, lambda _: self.stored(name).table(table))
 
+    def by_worker(self, name: str) -> pl.DataFrame:
+        """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
+        stored = self.stored(name)
+        if stored.has_workers:
+            return self.table(name, "by_worker")
+        return stored.table("by_rank").select(
+            pl.col("rank").alias("dp_rank"), "rank", "host", pp_rank=pl.lit(0), slowdown=pl.lit(1.0)
+        )
+
     def step(self, name: str, step: int) -> StepOps:
-        """The ops of one step, recorded and replayed; the last few stay in memory.
+        """The ops of one step, recorded and, of pipelines, replayed; the last few stay in memory.
 
         Raises SelectionError for a step that the job lacks.
         """
@@ -273,6 +291,9 @@ class Results:
         return str(jobs.sort("imported_at", "job_id", descending=True)["name"][0])
 
     def _take_apart(self, name: str, step: int) -> StepOps:
+        row = self._row(name)
+        if not _has_workers(row):
+            return lane_ops(self._ops(row), step)
         replay = self.replay(name)
         with self._expanding:  # one at a time: each needs memory for its whole step
             return step_ops(replay.only_steps([step]))
@@ -323,6 +344,11 @@ class Results:
     def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:
         frame = self._read_workers(row)
         return dict(zip(frame["step"].to_list(), frame["started_at"].to_list(), strict=True))
+
+    def _ops(self, row: dict[str, Any]) -> OpTrace:
+        trace = self._store.load(row["name"], row["number"])
+        assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
+        return trace
 
     def _read_job(self, row: dict[str, Any]) -> PipelineJob:
         trace = self._store.load(row["name"], row["number"])

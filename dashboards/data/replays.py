@@ -14,7 +14,7 @@ from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.job.pipeline import PipelineJob
 from tracekit.job.questions import check, price
+
+if TYPE_CHECKING:
+    from tracekit.job.graph import GraphJob
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2
@@ -115,7 +118,8 @@ class Replays:
 
     def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
         """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
-        ops = (stored.report or {}).get("job", {}).get("ops", 0)
+        job = (stored.report or {}).get("job", {})
+        ops = job.get("ops", job.get("gpu_ops", 0))
         if ops > MOST_OPS:
             return Rejected(
                 f"The job has {ops:,} ops, more than the {MOST_OPS:,} that this server loads; ask with"
@@ -181,7 +185,7 @@ class Replays:
         return answered(job, run.stored.report, run.query)
 
 
-def answered(job: PipelineJob, report: dict[str, Any], query: WhatifQuery) -> Answer:
+def answered(job: PipelineJob | GraphJob, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job, whose times are not computed again.
 
     Raises SelectionError for a selection without a single op.
@@ -196,7 +200,7 @@ def answered(job: PipelineJob, report: dict[str, Any], query: WhatifQuery) -> An
         slowdown = float(kept_s.mean()) / known["ideal"]
     else:
         check(job.replay, (query.edit,))
-        priced = price(job.replay, query.edit, job.evidence)
+        priced = price(job.replay, query.edit, job.evidence if isinstance(job, PipelineJob) else None)
         ops, base_s, saving = priced.ops, priced.recorded_s, priced.saving
     saved_s = float(saving.mean())
     scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
@@ -206,6 +210,6 @@ def answered(job: PipelineJob, report: dict[str, Any], query: WhatifQuery) -> An
         step_time_s=base_s - saved_s,
         saved_s=saved_s,
         error_s=trust["replay_error"] * known["recorded"] + CONFIDENCE_ERRORS * float(scatter),
-        saved_gpu_hours_per_day=saved_s / base_s * report["job"]["layout"]["world_size"] * 24,
+        saved_gpu_hours_per_day=saved_s / base_s * report["job"]["gpus"] * 24,
         slowdown=slowdown,
     )

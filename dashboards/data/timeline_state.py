@@ -11,14 +11,20 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
 
+from tracekit.show.lanes import LANE_OP
 from tracekit.show.spans import Ints, Line, Replay, StepOps, Window
 from tracekit.trace.model import OpKind, Worker
 
+if TYPE_CHECKING:
+    from tracekit.dashboards.data.queries import Results
+
+#: The timeline of a job without workers: all as recorded.
+_LANES = {"view": "recorded", "streams": "all", "order": "rank", "critical": "no"}
 #: Up to this many workers, all streams are drawn; above it only computes, unless the address names the streams.
 FEW_WORKERS = 4
 _RANGES = re.compile(r"\d{1,9}(-\d{1,9})?([ ,]+\d{1,9}(-\d{1,9})?)*")
@@ -68,7 +74,7 @@ class OpName:
     """Identity of an op within a step; `str()` gives its form in an address."""
 
     worker: Worker
-    kind: OpKind
+    kind: str
     seq: int
 
     def __str__(self) -> str:
@@ -134,6 +140,13 @@ class Read:
 
     state: TimelineState
     remarks: tuple[str, ...]
+
+
+def state_of(found: Results, job: str, texts: Mapping[str, str]) -> Read:
+    """`read_state` for a stored job; one without workers has its ranks in their place."""
+    if not found.stored(job).has_workers:
+        texts = {**texts, **_LANES}
+    return read_state(texts, found.table(job, "by_step"), found.by_worker(job))
 
 
 def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
@@ -239,9 +252,9 @@ def _worker(text: str) -> Worker | None:
 
 def _op_name(text: str) -> OpName | None:
     found = re.fullmatch(r"([0-9]{1,9}),([0-9]{1,9}),([a-z-]{1,40}),([0-9]{1,9})", text)
-    if not found or found[3] not in set(OpKind):
+    if not found or found[3] not in {LANE_OP, *OpKind}:
         return None
-    return OpName(Worker(int(found[1]), int(found[2])), OpKind(found[3]), int(found[4]))
+    return OpName(Worker(int(found[1]), int(found[2])), found[3], int(found[4]))
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:

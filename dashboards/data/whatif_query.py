@@ -175,11 +175,18 @@ def _link(link: Mapping[str, int]) -> Suggestion:
 
 
 def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
-    slowest = report["by_worker"][0] if report["by_worker"] else None
+    slowest = next(iter(report.get("by_worker", ())), None)
     if slowest is not None and slowest["slowdown"] > 1.01:
         worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
         yield Suggestion(f"{_name(report, slowest)} like peers", WhatifQuery(f"worker={worker}"))
     kinds = [row["kind"] for row in report["by_kind"]]
+    if "by_worker" not in report:
+        yield from (
+            Suggestion(f"Every {kind} twice as fast", WhatifQuery(f"kind={kind}", QueryAction.SCALE, 0.5))
+            for kind in kinds
+            if kind != "window"
+        )
+        return
     if kinds:
         yield Suggestion(f"Every {kinds[0]} like the usual one", WhatifQuery(f"kind={kinds[0]}"))
     yield Suggestion("All computes like the usual ones", WhatifQuery("everything but communication"))

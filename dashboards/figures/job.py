@@ -19,6 +19,7 @@ def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
     shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])
     drawn = figure(theme, height=110 + 24 * len(shown), x="seconds")
     parts = (  # lost time in the colours of slowdown
+        *([("before its first op", "before_first_s", theme.slow[1])] if "before_first_s" in ranks[0] else []),
         ("computing", "compute_s", theme.dimmed),
         ("exposed communication", "exposed_communication_s", theme.slow[2]),
         ("idle", "idle_s", theme.slow[4]),

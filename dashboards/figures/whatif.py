@@ -24,10 +24,10 @@ class Bar:
     error_s: float
 
 
-def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme) -> go.Figure:
-    """Step times of scenarios beside that of the job as it ran."""
+def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme, whole: str) -> go.Figure:
+    """Times of a `whole`, a step or a recording, in scenarios and as the job ran."""
     rows = [Bar("as it ran", recorded_s, 0.0), *bars]
-    drawn = figure(theme, height=74 + 34 * len(rows), x="seconds a step")
+    drawn = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
     drawn.add_bar(
         y=[_cut(bar.label) for bar in rows],
         x=[bar.step_time_s for bar in rows],

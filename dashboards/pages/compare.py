@@ -27,6 +27,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.pages.compare_parts import causes_panel, cost_panels, step_panels, verdict_panel, worker_panels
+from tracekit.dashboards.pages.gpu_parts import gpu_changes
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import (
     guarded,
@@ -38,6 +39,7 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.trace.model import TraceKind
 
 #: Suggestions listed, and names that the field offers; any other can be written.
 MOST_SUGGESTED, MOST_OFFERED = 6, 200
@@ -61,7 +63,7 @@ def build(stored: Stored, split: str | None = None, **state: str) -> list[Compon
     """`with`: the job before; `split`: the first step after a change of this job."""
     assert stored.report is not None
     view = Comparison(state.get("with") or None, split or None)
-    if view.other is None and view.split is None:
+    if stored.has_workers and view.other is None and view.split is None:
         changed = first_split(stored.report)
         view = Comparison(None, None if changed is None else str(changed))
     return [
@@ -102,7 +104,7 @@ def _chooser(stored: Stored, view: Comparison) -> Component:
         placeholder=f"{steps[0]['step'] + 1}-{steps[-1]['step']}",
         wait_s=0.5,
     )
-    modes = {_JOB: "Another job", _SPLIT: "This job before a step"}
+    modes = {_JOB: "Another job"} | ({_SPLIT: "This job before a step"} if stored.has_workers else {})
     mode = choice("compare-mode", "Compare with", modes, view.mode)
     return panel(
         "Compare",
@@ -126,8 +128,8 @@ def _content(stored: Stored, view: Comparison) -> list[Component]:
     if view.other is None:
         return [_nothing_chosen(stored)]
     other = results().stored(view.other)
-    if other.report is None or other.lacking:
-        return [problem(f"{short(other.name)} {other.lacking}; choose another job.")]
+    if other.report is None or other.lacking != stored.lacking:
+        return [problem(f"{short(other.name)} {other.lacking or 'is a pipeline'}; choose another job.")]
     if other.name == stored.name:
         return [
             panel(
@@ -137,11 +139,14 @@ def _content(stored: Stored, view: Comparison) -> list[Component]:
             )
         ]
     before, after = (
-        whole(each.name, of_job, results().worker_steps(each.name))
+        whole(each.name, of_job, results().worker_steps(each.name) if each.has_workers else None)
         for each, of_job in ((other, other.report), (stored, report))
     )
     reports = {"before": other.report, "after": report}
     swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))
+    if not stored.has_workers:
+        causes = causes_panel(causes_of_jobs(other.report, report), reports, "Staying")
+        return [verdict_panel(before, after, swap), *gpu_changes(other.report, report), causes]
     return [
         verdict_panel(before, after, swap),
         cost_panels(other.report, report),
@@ -176,9 +181,11 @@ def _by_step(stored: Stored, report: dict[str, Any], split: str) -> list[Compone
 
 def _nothing_chosen(stored: Stored) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
-    own = stored.report["job"]["layout"] if stored.report else {}
-    alike = [pl.col(size) == own[size] for size in ("dp", "pp", "tp", "cp", "vpp")]
-    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *alike)["name"]
+    own = stored.report["job"].get("layout", {}) if stored.report else {}
+    same = [pl.col(size) == own[size] for size in ("dp", "pp", "tp", "cp", "vpp") if size in own]
+    same.append((pl.col("kind") == TraceKind.OPS) != stored.has_workers)
+    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *same)["name"]
+    alike = "of the same layout" if stored.has_workers else "that are no pipelines"
     close = difflib.get_close_matches(stored.name, names[:MOST_OFFERED].to_list(), n=MOST_SUGGESTED, cutoff=0.0)
     links = [
         dcc.Link(short(name), href=href("/compare", job=stored.name, **{"with": name}), className="chip-button")
@@ -186,10 +193,14 @@ def _nothing_chosen(stored: Stored) -> Component:
     ]
     return panel(
         "Did it help?",
-        note("No change point was found in this job. Choose the job before the change, or a step."),
-        html.Div([html.Span("Jobs of the same layout", className="label"), *links], className="suggestions")
+        note(
+            "No change point was found in this job. Choose the job before the change, or a step."
+            if stored.has_workers
+            else "Choose the job before the change."
+        ),
+        html.Div([html.Span(f"Jobs {alike}", className="label"), *links], className="suggestions")
         if links
-        else note("The store has no other job of this layout."),
+        else note(f"The store has no other job {alike}."),
     )
 
 
@@ -247,4 +258,4 @@ def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object
     return [found.jobs, *more, *(partial(found.worker_steps, name) for name in names)]
 
 
-job_page(__name__, "/compare", "Compare", build, _reads)
+job_page(__name__, "/compare", "Compare", build, _reads, any_job=True)

@@ -210,11 +210,12 @@ def causes_panel(change: CauseChange, reports: Mapping[str, dict[str, Any]], sta
 def _cause(
     report: Mapping[str, Any], cause: Mapping[str, Any], word: str, was: Mapping[str, Any] | None = None
 ) -> Component:
-    words = cost(cause["saved_s"], cause["alone_s"])
+    whole = report["job"]["whole"]
+    words = cost(cause["saved_s"], cause["alone_s"], whole)
     if was is None:
         words = words.replace("costs", word, 1)
     elif was is not cause:
-        words = f"{cost(was['saved_s'], was['alone_s']).replace('costs', 'cost', 1)}, now {words}"
+        words = f"{cost(was['saved_s'], was['alone_s'], whole).replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause["since_step"] is None else f", since step {cause['since_step']}"
     return html.Li(
         [

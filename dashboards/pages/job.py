@@ -15,6 +15,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import cost, percent_sure, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.pages.gpu_parts import gpu_panels
 from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures, way
 from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.section_parts import sections
@@ -25,17 +26,20 @@ from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, pla
 from tracekit.dashboards.ui.shell import job_page
 
 
-def build(stored: Stored, **_: str) -> list[Component]:
-    """The page of one job."""
+def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Component]:
+    """The page of one job. `rank`: whose GPU to show; `q`: the filter of kernels and operators."""
     report = stored.report
     assert report is not None
-    beside = pictures(stored, report)
-    return [
-        *window_bar(stored),
-        html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
+    beside, gpu = pictures(stored, report), gpu_panels(stored, report, rank, q)
+    why = [
         panel("Why: the evidence", _causes(stored, report)),
         _waterfall(stored, report),
         panel("All fixes, priced", *_fixes(report)),
+    ]
+    return [
+        *window_bar(stored),
+        html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
+        *([*gpu, *why] if "gpu" in report else [*why, *gpu]),
         *sections(stored, report),
         *history(stored),
         _about(stored, report),
@@ -54,7 +58,7 @@ def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any], advise
     if costs or cause["suggested_fix"]:
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause['when']}")
     if costs:
-        price = cost(cause["saved_s"], cause["alone_s"])
+        price = cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"])
         head += [": ", way(stored, price, "/time") or price, f", {sure(cause['confidence'])}"]
     parts: list[Component] = [html.Div(head), html.Div(cause["effect"])]
     if cause["evidence"]:

@@ -26,6 +26,8 @@ def ranks_picture(stored: Stored, report: dict[str, Any]) -> list[Component]:
     ranks = report.get("by_rank") or [{}]
     if "compute_s" not in ranks[0]:
         return []
+    if "gpu" in report:
+        ranks = [ranks[0] | {"before_first_s": report["gpu"]["before_first"]["seconds"]}]
     drawn = figure_panel(
         "What each GPU did",
         rank_times(ranks, viewer().theme),
@@ -37,15 +39,18 @@ def ranks_picture(stored: Stored, report: dict[str, Any]) -> list[Component]:
 
 
 def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
-    """The tables of the report, narrow ones two in a row."""
+    """The tables of the report, narrow ones two in a row; of one GPU folded, without those that compare ranks."""
+    alone = "gpu" in report
     tables = [
         html.Div(_table(section), className="half" if len(section["heads"]) <= NARROW else "whole")
         for section in report["sections"]
+        if len(section["rows"]) > alone and not section["title"].startswith("GPU ")
     ]
     if not tables:
         return []
     listing = command("whatif", "--store", results().path, "--job", stored.name, "--json")
-    return [html.Div(tables, className="row"), note(f"Long tables show the costliest rows; `{listing}` lists all.")]
+    shown = [html.Div(tables, className="row"), note(f"Long tables show the costliest rows; `{listing}` lists all.")]
+    return [html.Details([html.Summary("Critical path and times by kind"), *shown])] if alone else shown
 
 
 def _table(section: dict[str, Any]) -> Component:

@@ -17,12 +17,13 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.timeline_state import CriticalPath, Order, Read, Shown, Streams, TimelineState, read_state
+from tracekit.dashboards.data.timeline_state import CriticalPath, Order, Shown, Streams, TimelineState, state_of
 from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.show.figures.theme import CLASSES, legend
+from tracekit.show.lanes import LEVEL_STEP, LEVELS
 
 _KEYS = (
     "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: W and S (+ and -) zoom, A and D (left and"
@@ -33,26 +34,25 @@ _KEYS = (
 
 def build(stored: Stored, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
-    steps, read = results().table(stored.name, "by_step"), _read(results(), stored.name, texts)
+    steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
+    lanes = not stored.has_workers
     results().ahead(partial(results().step, stored.name, read.state.step))
     said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
         *said,
         panel(
-            ["Recorded against ", term("ideal"), ", op by op"],
-            _controls(read.state, steps),
-            _legend(),
+            "Streams and threads, op by op" if lanes else ["Recorded against ", term("ideal"), ", op by op"],
+            _controls(stored, read.state, steps),
+            _legend("Kind of op:", [(colour, name) for colour, _, name in _lane_colours()])
+            if lanes
+            else _legend(["Own time against ", term("peers", "the peers"), ":"], legend(viewer().theme)),
             _canvas(stored, read.state),
             extra=_buttons(stored, read.state),
         ),
-        panel("The slowest ops of this view", *_table(stored, read.state)),
+        panel(f"The {'longest' if lanes else 'slowest'} ops of this view", *_table(stored, read.state)),
         dcc.Store(id="timeline-config", data=_config(stored, read.state)),
         dcc.Store(id="timeline-mounted"),
     ]
-
-
-def _read(found: Results, job: str, texts: Mapping[str, str]) -> Read:
-    return read_state(texts, found.table(job, "by_step"), found.table(job, "by_worker"))
 
 
 def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
@@ -62,7 +62,15 @@ def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
         "state": address(state),
         "colours": asdict(viewer().theme),
         "bounds": list(CLASSES),
+        **({} if stored.has_workers else _lanes_config()),
     }
+
+
+def _lanes_config() -> dict[str, Any]:
+    """Levels in place of ratios to peers, each in a colour of its own."""
+    colours, inks, _ = zip(*_lane_colours(), strict=True)
+    bounds = [(level - 0.5) * LEVEL_STEP for level in range(1, len(LEVELS))]
+    return {"colours": asdict(viewer().theme) | {"classes": colours, "on_classes": inks}, "bounds": bounds}
 
 
 def address(state: TimelineState) -> dict[str, Any]:
@@ -83,7 +91,8 @@ def address(state: TimelineState) -> dict[str, Any]:
     }
 
 
-def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
+def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Component:
+    """The controls. Callbacks need all of them, so those that a job has no use for are hidden."""
     options = {
         str(step): f"{step}: {seconds(recorded)}, {slowdown:.2f} x"
         for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
@@ -104,6 +113,7 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
         Shown.ORIGINAL: "Original",
         Shown.IDEAL: "Ideal",
     }
+    few = not stored.has_workers and steps.height == 1 == len(results().by_worker(stored.name))
     return html.Div(
         [
             step,
@@ -117,10 +127,10 @@ def _controls(state: TimelineState, steps: pl.DataFrame) -> Component:
                 {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"},
             ),
             _filter("timeline-worker", "Worker", state.workers, "3,1"),
-            _filter("timeline-dp_rank", "DP ranks", state.dp_ranks, "0-3 7"),
+            _filter("timeline-dp_rank", "DP ranks" if stored.has_workers else "Ranks", state.dp_ranks, "0-3 7"),
             _filter("timeline-stage", "Stages", state.stages, "0-3"),
         ],
-        className="timeline-controls",
+        className=f"timeline-controls {'' if stored.has_workers else 'none' if few else 'lanes'}",
     )
 
 
@@ -142,27 +152,54 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
         className="button",
         title="Downloads this step as a file to open in ui.perfetto.dev; a million ops take half a minute",
     )
+    assert stored.report is not None
+    whole = stored.report["job"]["whole"]
     return [
         html.Span(id="timeline-export-said", role="status"),
-        html.Button("Whole step", id="timeline-home", title="Show the whole step (Home)"),
+        html.Button(f"Whole {whole}", id="timeline-home", title=f"Show the whole {whole} (Home)"),
         html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
-        perfetto,
+        *([perfetto] if stored.has_workers else []),
     ]
 
 
-def _legend() -> Component:
-    entries = [html.Span([html.I(style={"background": colour}), name]) for colour, name in legend(viewer().theme)]
-    return html.Div(
-        [html.Span(["Own time against ", term("peers", "the peers"), ":"]), *entries],
-        className="timeline-legend",
+def _legend(of: Any, colours: list[tuple[str, str]]) -> Component:
+    entries = [html.Span([html.I(style={"background": colour}), name]) for colour, name in colours]
+    return html.Div([html.Span(of), *entries], className="timeline-legend")
+
+
+def _lane_colours() -> list[tuple[str, str, str]]:
+    """Colour, ink on it and name of each of `LEVELS`: lost time in the colours of slowdown, as on the page Job."""
+    theme = viewer().theme
+    ink, on_classes = theme.on_original, theme.on_classes
+    kernels = (
+        theme.recorded,
+        theme.changed,
+        theme.original,
+        theme.ideal,
+        theme.slow[2],
+        theme.dimmed,
+        theme.classes[0],
     )
+    inks = (
+        theme.paper,
+        theme.on_changed,
+        ink,
+        ink,
+        on_classes[1],
+        theme.paper,
+        on_classes[0],
+        theme.text,
+        on_classes[3],
+    )
+    return list(zip((*kernels, theme.wait, theme.slow[4]), inks, map(str, LEVELS), strict=True))
 
 
 def _canvas(stored: Stored, state: TimelineState) -> Component:
     """The empty elements that assets/timeline.js fills."""
+    of, who = (f"step {state.step} of {stored.name}", "worker") if stored.has_workers else (stored.name, "rank")
     label = (
-        f"Timeline of step {state.step} of {stored.name}: a track per worker and stream, time to the right. The table"
-        " below lists the slowest ops of the same view."
+        f"Timeline of {of}: a track per {who} and stream, time to the right. The table below lists the slowest ops of"
+        " the same view."
     )
     return html.Div(
         [
@@ -198,7 +235,8 @@ def _table(stored: Stored, state: TimelineState) -> list[Component]:
     return [
         html.P(
             [
-                "Ranked by what they take beyond the median of their peers, in the window shown above. ",
+                "Ranked by what they take beyond the median of their peers" if stored.has_workers else "Longest first",
+                ", in the window shown above. ",
                 html.A("CSV", id="timeline-csv", href=csv, download=""),
             ],
             className="note",
@@ -244,10 +282,14 @@ def _reads(found: Results, texts: Mapping[str, str]) -> list[Callable[[], object
     """The graph, and the step once the report tells which: the canvas asks for it as soon as the page is drawn."""
 
     def step() -> None:
-        read = _read(found, texts["job"], texts)
+        read = state_of(found, texts["job"], texts)
         found.step(texts["job"], read.state.step)
 
-    return [partial(found.replay, texts["job"]), step]
+    def graph() -> None:
+        if found.stored(texts["job"]).has_workers:
+            found.replay(texts["job"])
+
+    return [graph, step]
 
 
-job_page(__name__, "/timeline", "Timeline", build, _reads)
+job_page(__name__, "/timeline", "Timeline", build, _reads, any_job=True)

@@ -170,7 +170,12 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
     question = [
         html.Div(
             [
-                text_field("whatif-select", "Ops", view.select or "", placeholder="worker=1,2 and step=100-105"),
+                text_field(
+                    "whatif-select",
+                    "Ops",
+                    view.select or "",
+                    placeholder="worker=1,2 and step=100-105" if "by_worker" in report else "kind=host and rank=0",
+                ),
                 html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
             ],
             className="grow",
@@ -209,8 +214,8 @@ def _texts(choice: Choice) -> tuple[str, ...]:
 
 def _controls(report: dict[str, Any], chosen: Choice) -> Component:
     """Fields that write the selection."""
-    steps, dp_ranks = report["by_step"], report["by_dp_rank"]
-    stages = len(report["by_pp_rank"])
+    steps, dp_ranks = report["by_step"], report.get("by_dp_rank", [{"dp_rank": 0}])
+    stages = len(report.get("by_pp_rank", ()))
     examples = {
         "stages": f"0-{stages - 1}" if stages > 1 else "0",
         "dp-ranks": f"{dp_ranks[0]['dp_rank']}-{dp_ranks[-1]['dp_rank']}",
@@ -232,7 +237,7 @@ def _controls(report: dict[str, Any], chosen: Choice) -> Component:
                 "Choose ops by hand: this writes the line above; and, or, not, but and brackets combine more there"
             ),
             kinds,
-            html.Div(fields, className="choices"),
+            html.Div(fields, className="choices", style={} if stages else {"display": "none"}),
         ],
         open=True,
         className="by-hand",
@@ -347,4 +352,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/whatif", "What-if", build)
+job_page(__name__, "/whatif", "What-if", build, any_job=True)

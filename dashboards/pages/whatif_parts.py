@@ -45,7 +45,7 @@ def fixes_panel(report: dict[str, Any]) -> Component:
     step_s = report["step_time_s"]["recorded"]
     rows = []
     for fix in fixes:
-        query = query_of(fix)
+        query = query_of(fix) if "by_worker" in report else None
         ask = "" if query is None else ask_button("Edit", query)
         bound = "at most " if fix["bound"] else ""
         title = fix["title"] if fix.get("confidence") is None else f"{fix['title']} ({sure(fix['confidence'])})"
@@ -59,14 +59,16 @@ def fixes_panel(report: dict[str, Any]) -> Component:
                 ]
             )
         )
-    heads = [("Fix", ""), ("A step, recorded", "number"), ("Saves", "number"), ("", "ask")]
+    heads = [("Fix", ""), (f"A {report['job']['whole']}, recorded", "number"), ("Saves", "number"), ("", "ask")]
     head = html.Thead(html.Tr([html.Th(title, className=style) for title, style in heads]))
     said = note(
         "Edit puts a fix into the form below, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
     table = html.Table([head, html.Tbody(rows)], className="plain")
-    return panel("Priced fixes", html.Div(table, className="table-wide", tabIndex=0), said)
+    return panel(
+        "Priced fixes", html.Div(table, className="table-wide", tabIndex=0), *([said] if "by_worker" in report else [])
+    )
 
 
 def ask_button(title: str, query: WhatifQuery) -> Component:
@@ -131,15 +133,15 @@ def _keep_button(seen: Seen) -> Component:
     )
 
 
-def sentence(query: WhatifQuery, answer: Answer) -> str:
-    """The answer in one sentence."""
+def sentence(query: WhatifQuery, answer: Answer, whole: str = "a step") -> str:
+    """The answer in one sentence. `whole`: what the times are of."""
     if answer.slowdown is not None:
         return (
-            f"With {query.selection} alone as recorded and all else ideal, a step takes {seconds(answer.step_time_s)}:"
-            f" slowdown alone {answer.slowdown:.3f}."
+            f"With {query.selection} alone as recorded and all else ideal, {whole} takes"
+            f" {seconds(answer.step_time_s)}: slowdown alone {answer.slowdown:.3f}."
         )
     how = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
-    takes = f"{how}, a step takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
+    takes = f"{how}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
     if not answer.clear:
         return f"{takes}: a difference within its error, so nothing is promised."
     word = "less" if answer.saved_s > 0 else "more"
@@ -147,30 +149,32 @@ def sentence(query: WhatifQuery, answer: Answer) -> str:
 
 
 def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> list[Any]:
-    trust = report["trust"]
+    trust, whole = report["trust"], report["job"]["whole"]
     figures: list[tuple[str, Any]] = [
-        (seconds(answer.step_time_s), f"a step, recorded {seconds(answer.recorded_s)}"),
-        (seconds(answer.saved_s), f"saved a step, ± {seconds(answer.error_s)}"),
+        (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
+        (seconds(answer.saved_s), f"saved a {whole}, ± {seconds(answer.error_s)}"),
         (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
     ]
     if answer.slowdown is not None:
         figures = [
-            (seconds(answer.step_time_s), ["a step of the ", term("ideal"), " job, with these as recorded"]),
+            (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
             (f"{answer.slowdown:.3f}", term("slowdown alone")),
         ]
-    figures.append((f"{answer.ops:,}", f"ops selected of {report['job']['ops']:,}"))
-    said = [html.P(sentence(query, answer), className="verdict")]
+    every = f" of {report['job']['ops']:,}" if "ops" in report["job"] else ""
+    figures.append((f"{answer.ops:,}", f"ops selected{every}"))
+    said = [html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")]
     if not trust["trustworthy"]:
         said.append(html.P(["Do not trust this figure: ", "; ".join(trust["reasons"])], className="warning"))
     cards = [
         html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
         for value, caption in figures
     ]
+    scatter = f" and the scatter over {report['job']['steps']:,} steps (95 %)" if len(report["by_step"]) > 1 else ""
     footing = note(
         [
             "The error is the ",
             term("replay error"),
-            f" ({trust['replay_error']:.2%}) and the scatter over {report['job']['steps']:,} steps (95 %). ",
+            f" ({trust['replay_error']:.2%}){scatter}. ",
             *_question_words(query),
         ]
     )
@@ -207,7 +211,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
     ]
     table = _numbers(recorded_s, rows)
     figure = figure_parts(
-        scenario_times(recorded_s, bars, viewer().theme),
+        scenario_times(recorded_s, bars, viewer().theme, report["job"]["whole"]),
         label="Step time of each scenario beside that of the job as it ran",
         table=table,
         csv=inline_csv(table),
@@ -216,7 +220,7 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
     return panel(
         "Scenarios side by side",
         *said,
-        scrolled(_lines(rows, kept=len(seen.kept)), "Scenarios", style="scenarios"),
+        scrolled(_lines(rows, report["job"]["whole"], kept=len(seen.kept)), "Scenarios", style="scenarios"),
         *figure,
     )
 
@@ -240,13 +244,13 @@ def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> p
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def _lines(rows: Sequence[tuple[WhatifQuery, Status]], *, kept: int) -> Component:
+def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, *, kept: int) -> Component:
     """The scenarios as a table with a button each; what comes after `kept` rows is not kept yet."""
     heads: list[Any] = [
         "",
         "Scenario",
-        "Step time",
-        "Saves a step",
+        f"{whole.capitalize()} time",
+        f"Saves a {whole}",
         "GPU-hours a day",
         "",
     ]

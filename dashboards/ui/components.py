@@ -162,9 +162,14 @@ def name_cells(rows: Sequence[Component], heads: Sequence[str]) -> None:
 
 
 def row_table(heads: Sequence[str], rows: Sequence[Component], label: str) -> Component:
-    """A table of ready-made rows; on a phone, each row becomes a block. `label`: what it lists."""
+    """A table of ready-made rows, each heading as the cells below it; on a phone, each row becomes a block.
+
+    `label`: what it lists.
+    """
     name_cells(rows, heads)
-    table = html.Table([html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain")
+    styles = [getattr(cell, "className", "") for cell in rows[0].children]
+    head = [html.Th(text, className=style) for text, style in zip(heads, styles, strict=True)]
+    table = html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain")
     return html.Div(table, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
 
 
@@ -175,7 +180,7 @@ def inline_csv(table: pl.DataFrame) -> str:
 
 def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) -> Component:
     """A frame as an HTML table; numbers have four digits. `titles`: headings to use instead of column names."""
-    numeric = {name for name, kind in table.schema.items() if kind.is_numeric()}
+    numeric = {column.name for at, column in enumerate(table) if column.dtype.is_numeric() or (at and _figures(column))}
     return html.Table(
         [
             html.Thead(
@@ -200,6 +205,11 @@ def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) ->
         ],
         className="plain",
     )
+
+
+def _figures(column: pl.Series) -> bool:
+    """Whether words are all figures."""
+    return column.dtype == pl.String and bool(column.str.contains(r"^-?$|^[-+]?\d").all())
 
 
 def shown(value: Any) -> str | Component:

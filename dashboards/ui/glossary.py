@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tracekit.trace.gpu_activity import IdleReason
+
 GLOSSARY: Final[dict[str, str]] = {
     "slowdown": "S = T(original) / T(ideal): how much longer a step takes than if every op took its ideal time."
     " From 1.1 on a job is straggling.",
@@ -42,4 +44,30 @@ GLOSSARY: Final[dict[str, str]] = {
     " at its threshold, at most 99 %. Not a share of the loss.",
     "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
     "coverage": "Which ranks and steps of the job were traced.",
+}
+
+#: What a finding on a GPU is about, by its reason: why the GPU is idle, or what else takes time.
+GPU_REASONS: Final[dict[str, str]] = {
+    IdleReason.LOADER: "the data loader has no batch ready",
+    IdleReason.GC: "Python collects garbage",
+    IdleReason.SYNCHRONISE: "a call waits for the GPU",
+    IdleReason.ALLOCATION: "GPU memory is allocated or freed",
+    IdleReason.RUNTIME_CALL: "another call of the GPU's runtime",
+    IdleReason.OPERATOR: "an operator prepares its launch",
+    IdleReason.PYTHON: "Python runs between operators",
+    IdleReason.LAUNCH_CALL: "the call that launches",
+    IdleReason.LAUNCH_LATENCY: "launched, and on its way to the GPU",
+    IdleReason.QUEUED: "launched long before, and held up on the GPU",
+    IdleReason.UNKNOWN: "its launch was not recorded",
+    "kernel": "kernels below what the card can do",
+    "transfer": "copies that nothing hides",
+    "launch-bound": "kernels that end before the next is launched",
+}
+
+#: What began a gap of the GPU, by its name in a report.
+GAP_BEGINS: Final[dict[str, str]] = {
+    "synchronise": "a call that waited for the GPU",
+    "host": "the host late with its next launch",
+    "queued": "work held up on the GPU",
+    "unknown": "work whose launch was not recorded",
 }

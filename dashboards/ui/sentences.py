@@ -204,7 +204,7 @@ def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
     """One cause: its name, place, cost and confidence."""
     where = place_words(report, cause)
     place = f", {where}" if where else ""
-    costs = f"{cost(cause['saved_s'], cause['alone_s'])}, " if costs_time(report, cause) else ""
+    costs = f"{cost(cause['saved_s'], cause['alone_s'], report['job']['whole'])}, " if costs_time(report, cause) else ""
     return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
 
 

@@ -50,9 +50,9 @@ TABS = (
     Tab("Workers", "/workers"),
     Tab("Attribution", "/attribution"),
     Tab("Time", "/time"),
-    Tab("What-if", "/whatif"),
-    Tab("Timeline", "/timeline"),
-    Tab("Compare", "/compare"),
+    Tab("What-if", "/whatif", any_job=True),
+    Tab("Timeline", "/timeline", any_job=True),
+    Tab("Compare", "/compare", any_job=True),
     Tab("Hang", "/hang", any_job=True),
 )
 

@@ -52,7 +52,10 @@ _TLS_ONLY = "max-age=31536000; includeSubDomains"
 #: Bundles and assets carry their version in the address.
 _KEPT = "public, max-age=31536000, immutable"
 #: Without text/plain: health checks and metrics stay readable to the simplest client.
-_COMPRESSED = ("application/json", "application/javascript", "text/javascript", "text/css", "text/csv", "text/html")
+_COMPRESSED = (
+    *("application/json", "application/javascript", "application/octet-stream"),
+    *("text/javascript", "text/css", "text/csv", "text/html"),
+)
 
 
 def harden(app: Dash, access: Access) -> None:

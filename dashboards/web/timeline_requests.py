@@ -21,11 +21,12 @@ import polars as pl
 from dash import Dash
 
 from tracekit.base.errors import NotStoredError, SelectionError
-from tracekit.base.text import seconds
+from tracekit.base.text import LONGEST_NAME, cut, seconds
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state
+from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.web.downloads import csv_file
+from tracekit.show.lanes import LANE_OP, LaneOps
 from tracekit.show.path_spans import PathSpans, path_spans
 from tracekit.show.spans import (
     STREAM_NAMES,
@@ -37,9 +38,8 @@ from tracekit.show.spans import (
     overview,
     slowest,
     spans,
-    stream_of,
 )
-from tracekit.trace.model import KINDS, Worker
+from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Up to this many spans, the browser gets all of them at once; above, only those in its window.
 WHOLE_SPANS = 200_000
@@ -53,14 +53,14 @@ NAMED_ON_PATH = 3
 class _Shown:
     """The subject of a request: the job, the state in its parameters, and the ops of its step."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.stored = analysed(texts.get("job", ""))
+    def __init__(self, texts: Mapping[str, str], *, with_workers: bool = False) -> None:
+        self.stored = analysed(texts.get("job", ""), with_workers=with_workers)
         name = self.stored.name
-        self.by_worker = results().table(name, "by_worker")
+        self.by_worker = results().by_worker(name)
         self.about = self.by_worker.select(
             pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
         )
-        read = read_state(texts, results().table(name, "by_step"), self.by_worker)
+        read = state_of(results(), name, texts)
         if read.remarks:
             raise SelectionError(read.remarks[0])
         self.state: TimelineState = read.state
@@ -69,10 +69,12 @@ class _Shown:
         self.lines = self.state.lines(self.ops)
 
 
-def analysed(name: str) -> Stored:
-    """Return the job of that name. Raises NotStoredError if there is none, or it was stored without an analysis."""
+def analysed(name: str, *, with_workers: bool = False) -> Stored:
+    """Return the job of that name. Raises NotStoredError if there is none, or it was stored without an analysis, or has
+    no workers but must.
+    """
     stored = results().stored(name)
-    if stored.lacking:
+    if stored.report is None or (with_workers and stored.lacking):
         raise NotStoredError(f"the job {name!r:.100} {stored.lacking}")
     return stored
 
@@ -114,7 +116,7 @@ def _binary(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
 def _check(texts: Mapping[str, str]) -> flask.Response:
     """Return the problem with the typed state, as an answer and not as a failure; null if it is valid."""
     name = analysed(texts.get("job", "")).name
-    read = read_state(texts, results().table(name, "by_step"), results().table(name, "by_worker"))
+    read = state_of(results(), name, texts)
     return flask.jsonify({"problem": read.remarks[0] if read.remarks else None})
 
 
@@ -133,9 +135,12 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
         "step": ops.step,
         "started_at": None if started is None else viewer().moment(started),
         "begins": ops.begin(),
-        "ends": {str(name): ops.end(name) for name in Replay},
-        "lines": [[str(line.replay), line.stream] for line in shown.lines],
-        "kinds": [str(kind) for kind in KINDS],
+        "ends": {str(name): ops.end(name) for name in ops.start},
+        "lines": [
+            [str(line.replay), line.stream, line.stream == "compute" or isinstance(ops, LaneOps)]
+            for line in shown.lines
+        ],
+        **({"kinds": [LANE_OP], "names": ops.names} if isinstance(ops, LaneOps) else {"kinds": list(map(str, KINDS))}),
         "spans": spans_shown,
         "whole": spans_shown <= WHOLE_SPANS,
         "hosts": hosts,
@@ -164,6 +169,8 @@ def _facts(shown: _Shown) -> pl.DataFrame:
 
 def _started_at(shown: _Shown) -> float | None:
     """Return the start of the step in seconds since the epoch, if known."""
+    if not shown.stored.has_workers:
+        return None
     return results().job(shown.stored.name).trace.step_starts.get(shown.state.step)
 
 
@@ -179,7 +186,7 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
             raise SelectionError(f"{last - first} workers at once; expected at most {MOST_WORKERS}")
         workers = shown.workers[first:last]
         columns = _number(texts, "columns", 1, MOST_COLUMNS)
-        longest = max(shown.ops.end(replay) for replay in Replay)
+        longest = max(map(shown.ops.end, shown.ops.start))
         window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
     found = spans(shown.ops, workers, shown.lines, window)
     header = {
@@ -188,18 +195,21 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
         "window": None if window is None else [window.start_s, window.end_s, window.columns],
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
-    return _binary(header, {name: getattr(found, name) for name in names})
+    arrays = {name: getattr(found, name) for name in names}
+    if isinstance(shown.ops, LaneOps):
+        arrays["name"] = shown.ops.name[found.seq]
+    return _binary(header, arrays)
 
 
 def _path(texts: Mapping[str, str]) -> flask.Response:
     """Return the critical path of the first replay shown, with the positions of its ops in the view."""
-    shown = _Shown(texts)
+    shown = _Shown(texts, with_workers=True)
     ops, replay = shown.ops, shown.lines[0].replay
     path = path_spans(results().replay(shown.stored.name), ops, replay)
     row = np.full(ops.workers, -1, np.int32)
     row[shown.workers] = np.arange(len(shown.workers), dtype=np.int32)
     line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
-    line = np.array([line_of.get(name, -1) for name in STREAM_NAMES], np.int32)[stream_of(ops.kind[path.op])]
+    line = np.array([line_of.get(name, -1) for name in STREAM_NAMES], np.int32)[ops.stream(path.op)]
     worker = np.where(line < 0, -1, row[path.worker])
     header = {"words": _path_words(shown, path, replay)}
     arrays = {"worker": worker, "line": line, "start": path.start, "duration": path.duration.astype(np.float32)}
@@ -240,10 +250,14 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
     found = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
     if name is None or found is None:
         raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
-    return flask.jsonify({"name": str(name), "title": str(name.kind), "rows": _said(shown, name, found)})
+    if isinstance(shown.ops, LaneOps):
+        title, rows = shown.ops.names[shown.ops.name[found]], shown.ops.facts(found)
+    else:
+        title, rows = name.kind, _said(shown, name, OpKind(name.kind), found)
+    return flask.jsonify({"name": str(name), "title": title, "rows": rows})
 
 
-def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
+def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
     """Return the rows of the side panel: label and value."""
     ops, at = shown.ops, np.array([op])
     facts = _facts_of(shown, name.worker)
@@ -260,12 +274,12 @@ def _said(shown: _Shown, name: OpName, op: int) -> list[list[str]]:
         start, duration = float(ops.start[replay][op]), float(ops.duration[replay][op])
         rows.append([f"{replay}: start", f"{start * 1e3:,.3f} ms"])
         rows.append([f"{replay}: duration", seconds(duration)])
-        if name.kind.is_communication:
+        if kind.is_communication:
             rows.append(
                 [f"{replay}: waiting", seconds(min(max(duration - float(ops.cost[replay][op]), 0.0), duration))]
             )
-    own = "transfer" if name.kind.is_communication else "own time"
-    peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[name.kind.code])
+    own = "transfer" if kind.is_communication else "own time"
+    peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[kind.code])
     rows += [
         [f"{own}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
         [f"{own}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
@@ -299,6 +313,8 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
     """The slowest ops of the view, as rows of text with the name of each op."""
     shown = _Shown(texts)
     table = _slowest_table(shown, SLOWEST_SHOWN)
+    if isinstance(shown.ops, LaneOps):
+        return flask.jsonify(_longest(table))
     rows = [
         {
             "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
@@ -323,21 +339,41 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
     return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
 
 
+def _longest(table: pl.DataFrame) -> dict[str, Any]:
+    """The longest ops of ranks, in the form of the slowest."""
+    heads = ["rank", "on", "kind", "op", "start", "duration"]
+    rows = [
+        {
+            "name": f"{row['rank']},0,{LANE_OP},{row['seq']}",
+            "cells": [
+                f"rank {row['rank']}",
+                *(cut(row[name], LONGEST_NAME) for name in heads[1:4]),
+                f"{row['start_s'] * 1e3:,.3f} ms",
+                seconds(row["duration_s"]),
+            ],
+        }
+        for row in table.iter_rows(named=True)
+    ]
+    return {"heads": heads, "rows": rows}
+
+
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
     """The slowest ops with all digits, as a file."""
     return csv_file("slowest-ops", _slowest_table(_Shown(texts), SLOWEST_IN_CSV))
 
 
 def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
-    """The slowest ops of the view with rank and host."""
+    """The slowest ops of the view with rank and host; without peers, the longest."""
     table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most)
+    if isinstance(shown.ops, LaneOps):
+        return shown.ops.described(table)
     joined = table.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
     return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])
 
 
 def _export(texts: Mapping[str, str]) -> flask.Response:
     """The timeline of the step for ui.perfetto.dev, as `tracekit export` writes it."""
-    stored = analysed(texts.get("job", ""))
+    stored = analysed(texts.get("job", ""), with_workers=True)
     steps, workers = (results().table(stored.name, table) for table in ("by_step", "by_worker"))
     read = read_state({"step": texts.get("step", "")}, steps, workers)
     if read.remarks:

@@ -18,7 +18,7 @@ Visit = Callable[..., Page]
 
 JOB = "job=slow-worker"
 PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "workers", "attribution", "time", "whatif", "timeline", "hang")))
-PAGES = (*PAGES, f"/compare?{JOB}&with=healthy", "/job?job=gpu_slow_input")
+PAGES = (*PAGES, f"/compare?{JOB}&with=healthy", *(f"/{page}?job=gpu_slow_input" for page in ("job", "timeline")))
 #: Pages about what goes on in a store of watched jobs.
 WATCHED = ("/incidents", "/hosts", "/hosts?q=node-d", "/job?job=live")
 #: What tells that a page is whole, where its first part is not all of it.

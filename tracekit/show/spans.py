@@ -39,11 +39,6 @@ SHORTEST_PEER_S = 1e-6
 OVERVIEW_STEPS = 50
 
 
-def stream_of(kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The stream of ops of these kinds, as an index into `STREAM_NAMES`."""
-    return _STREAM_OF_KIND[kinds]
-
-
 class Replay(StrEnum):
     """Which times: the recording, its replay without launch delays, or the ideal."""
 
@@ -112,6 +107,19 @@ class StepOps:
         present = np.unique(_STREAM_OF_KIND[np.unique(self.kind)])
         return tuple(STREAM_NAMES[stream] for stream in present)
 
+    @property
+    def stream_names(self) -> tuple[str, ...]:
+        """The streams that there can be."""
+        return STREAM_NAMES
+
+    def stream(self, ops: Ints) -> npt.NDArray[Any]:
+        """The stream of each op, as an index into `stream_names`."""
+        return _STREAM_OF_KIND[self.kind[ops]]
+
+    def computes(self, ops: Ints) -> npt.NDArray[np.bool_]:
+        """Which ops the overview shows."""
+        return np.asarray(self.stream(ops) == _COMPUTE)
+
     def peers(self, ops: Ints, replay: Replay) -> Floats:
         """Own cost of each op's peers, seconds: the median of its kind; in the ideal replay, the op's own cost."""
         return self.cost[replay][ops].astype(np.float64) if replay is Replay.IDEAL else self.median[self.kind[ops]]
@@ -128,13 +136,13 @@ class StepOps:
         """The index of each op's worker."""
         return np.searchsorted(self.first, ops, side="right") - 1
 
-    def find(self, dp_rank: int, pp_rank: int, kind: OpKind, seq: int) -> int | None:
+    def find(self, dp_rank: int, pp_rank: int, kind: str, seq: int) -> int | None:
         """The op with that identity; None if the step has none."""
         worker = np.flatnonzero((self.dp_rank == dp_rank) & (self.pp_rank == pp_rank))
-        if not len(worker):
+        if not len(worker) or kind not in set(OpKind):
             return None
         ops = np.arange(self.first[worker[0]], self.first[worker[0] + 1])
-        found = ops[(self.kind[ops] == kind.code) & (self.seq[ops] == seq)]
+        found = ops[(self.kind[ops] == OpKind(kind).code) & (self.seq[ops] == seq)]
         return int(found[0]) if len(found) else None
 
 
@@ -237,8 +245,8 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
 
 def count(ops: StepOps, workers: Ints, lines: Sequence[Line]) -> int:
     """The number of spans of these workers on these lines."""
-    streams = np.bincount(_STREAM_OF_KIND[ops.kind[_ops_of(ops, workers)]], minlength=len(STREAM_NAMES))
-    return int(sum(streams[STREAM_NAMES.index(line.stream)] for line in lines))
+    streams = np.bincount(ops.stream(_ops_of(ops, workers)), minlength=len(ops.stream_names))
+    return int(sum(streams[ops.stream_names.index(line.stream)] for line in lines))
 
 
 def _ops_of(ops: StepOps, workers: Ints) -> Ints:
@@ -252,11 +260,11 @@ def _part(
     ops: StepOps, chosen: Ints, position: Ints, lines: Sequence[Line], replay: Replay, window: Window | None
 ) -> dict[str, npt.NDArray[Any]]:
     """The spans of one replay as columns, with their track."""
-    line_of_stream = np.full(len(STREAM_NAMES), -1)
+    line_of_stream = np.full(len(ops.stream_names), -1)
     for number, line in enumerate(lines):
         if line.replay is replay:
-            line_of_stream[STREAM_NAMES.index(line.stream)] = number
-    line_of_op = line_of_stream[_STREAM_OF_KIND[ops.kind[chosen]]]
+            line_of_stream[ops.stream_names.index(line.stream)] = number
+    line_of_op = line_of_stream[ops.stream(chosen)]
     wanted = line_of_op >= 0
     if window is not None:
         start = ops.start[replay][chosen]
@@ -312,7 +320,7 @@ def overview(ops: StepOps, workers: Ints, replay: Replay, rows: int, columns: in
     """
     chosen = _ops_of(ops, workers)
     position = np.repeat(np.arange(len(workers)), ops.first[workers + 1] - ops.first[workers])
-    computes = _STREAM_OF_KIND[ops.kind[chosen]] == _COMPUTE
+    computes = ops.computes(chosen)
     chosen, position = chosen[computes], position[computes]
     width = max(ops.end(replay) - ops.begin(), 1e-9) / columns
     start = ops.start[replay][chosen] - ops.begin()
@@ -342,9 +350,9 @@ def slowest(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window |
     Times in seconds. `beyond_peers_s`: own cost minus that of the peers; the whole cost if there are none.
     """
     replay = lines[0].replay
-    streams = [STREAM_NAMES.index(line.stream) for line in lines if line.replay is replay]
+    streams = [ops.stream_names.index(line.stream) for line in lines if line.replay is replay]
     chosen = _ops_of(ops, workers)
-    wanted = np.isin(_STREAM_OF_KIND[ops.kind[chosen]], streams)
+    wanted = np.isin(ops.stream(chosen), streams)
     if window is not None:
         start = ops.start[replay][chosen]
         wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)

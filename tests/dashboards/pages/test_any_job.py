@@ -1,4 +1,4 @@
-"""A job of any source: listed with the others, with the same page Job; pages about workers say if it has none."""
+"""A job of any source: listed with the others, with the same pages; those about workers say if it has none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tracekit.trace.op import OpTrace
 
 #: A job of each source, and whether it has workers.
 SOURCES = {"pipeline": True, "op trace": False, "recording": False}
-OF_WORKERS = ("/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
+OF_WORKERS = ("/workers", "/attribution", "/time")
 NO_WORKERS = "This page is about the workers of a pipeline, which this job does not have."
 
 
@@ -92,7 +92,7 @@ def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(page
     for name, has_workers in SOURCES.items():
         with case(name):
             job = sent(pages.page("/job", job=name))
-            assert "/hang?job=" in job
+            assert all(f"{path}?job=" in job for path in ("/hang", "/timeline", "/whatif", "/compare"))
             for path in OF_WORKERS:
                 page = pages.page(path, job=name)
                 assert (f"{path}?job=" in job) == has_workers
@@ -130,8 +130,8 @@ def test_each_table_of_the_report_is_a_file_and_others_are_refused_in_a_line(pag
 
 
 def test_data_about_workers_is_refused_in_a_line(pages: Pages) -> None:
-    why = "is no pipeline: only its page Job has results"
-    for address in ("/timeline/layout", "/download/by_worker_per_step.csv"):
+    why = "is no pipeline, so it has no workers"
+    for address in ("/timeline/path", "/timeline/export.json.gz", "/download/by_worker_per_step.csv"):
         with case(address):
             answer = pages.client().get(address, query_string={"job": "op trace"})
             assert (answer.status_code, answer.text) == (404, f"the job 'op trace' {why}\n")

@@ -1,0 +1,267 @@
+"""What the pages Job and Compare show of one GPU of a recording: findings, why it is idle, what it runs.
+
+In: `gpu`, or one of `gpus`, of a report (docs/report-schema.md). Out: components; nothing where the report has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dash import Input, Output, clientside_callback, dcc, html
+from dash.development.base_component import Component
+
+from tracekit.analysis.attribution.compare import steps_in_whole
+from tracekit.base.text import NO_NAME, printable, seconds, three_digits
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.ui.components import attributes, href, note, panel, row_table
+from tracekit.dashboards.ui.glossary import GAP_BEGINS, GPU_REASONS
+
+#: What takes less, seconds, would be told as 0 us.
+SHORTEST_S = 0.5e-6
+#: Names that are told for each reason, and rows that tell what changed.
+MOST_NAMES, MOST_CHANGES = 3, 12
+#: A name of so many characters fits anywhere.
+SHORT_NAME = 20
+Gpu = dict[str, Any]
+#: Cells of a row of a table: what it is about, then figures as text and anything else as a component.
+Row = tuple[Any, ...]
+
+
+def gpu_panels(stored: Stored, report: dict[str, Any], rank: str, q: str) -> list[Component]:
+    """One GPU: the only one; of several, that of `rank`, else the one that idles least. `q`: the filter of names."""
+    every: list[Gpu] = [report["gpu"]] if "gpu" in report else report.get("gpus", [])
+    if not every:
+        return []
+    gpu = next((one for one in every if str(one["rank"]) == rank), min(every, key=lambda one: one["idle_s"]))
+    heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu["synchronisations"]
+    return [
+        *_findings(gpu),
+        _idle(gpu, _rank_links(stored, every, gpu)),
+        *_before_first(gpu),
+        _named(gpu, q),
+        panel("Calls that wait for the GPU", _table("Calls that wait for the GPU", heads, map(_call, calls))),
+        _halves(
+            panel("Copies", _copies(gpu), note("Exposed: while no kernel runs.")), panel("Launches", _launches(gpu))
+        ),
+    ]
+
+
+def gpu_changes(before: dict[str, Any], after: dict[str, Any]) -> list[Component]:
+    """What one GPU did before and after, for each step, what changed most first."""
+    if not ("gpu" in before and "gpu" in after):
+        return []
+    sides = _each_step(before), _each_step(after)
+    return [panel(title, _changed(title, sides[0][title], sides[1][title])) for title in sides[0]]
+
+
+def _rank_links(stored: Stored, every: Sequence[Gpu], shown: Gpu) -> list[Any]:
+    """The ranks to choose from, where there are several."""
+    links = [
+        html.B(f"rank {one['rank']}", **attributes(aria_current="true"))
+        if one is shown
+        else dcc.Link(f"rank {one['rank']}", href=href("/job", job=stored.name, rank=one["rank"]))
+        for one in every
+    ]
+    return links if len(every) > 1 else []
+
+
+def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
+    """A table of these rows, figures to the right. `label`: what it lists."""
+    made = [
+        html.Tr(
+            [
+                html.Td(cell, className="number" if at and isinstance(cell, str) else "what")
+                for at, cell in enumerate(row)
+            ]
+        )
+        for row in rows
+    ]
+    return row_table(heads, made, label) if made else note("None.")
+
+
+def _halves(*parts: Component) -> Component:
+    return html.Div([html.Div(part, className="half") for part in parts], className="row")
+
+
+def _name(text: str | None) -> Component:
+    """A name of any length: its first line, and all of it while it has the focus."""
+    shown = printable(text) if text and text.strip() else "-"
+    return html.Div(shown, className="name", tabIndex=0, title=shown) if len(shown) > SHORT_NAME else html.Div(shown)
+
+
+def _line(where: str) -> Component:
+    """A line of Python without its folders."""
+    return html.Div(_name(where.rpartition("/")[2]), title=printable(where))
+
+
+def _told(gpu: Gpu, spent_s: float) -> tuple[str, str]:
+    """A time, and its share of the recording."""
+    return seconds(spent_s), f"{spent_s / (gpu['recording_s'] or 1.0):.1%}"
+
+
+def _reason(reason: str) -> str:
+    return GPU_REASONS.get(reason, reason)
+
+
+def _findings(gpu: Gpu) -> list[Component]:
+    """What is wrong, and what to do about it, what saves most first."""
+    rows = []
+    for one in gpu["findings"]:
+        # A name that is a line of Python need not repeat it.
+        name = one["name"].rpartition(": ")[2] if one["name"] == one["where"] else one["name"]
+        kind = html.Div(f"{_reason(one['reason'])}, {one['count']:,} x", className="label")
+        unknown = html.Div(f"cannot tell: {printable(one['cannot_tell'] or 'it has no price')}")
+        saves = unknown if one["saves_s"] is None else seconds(one["saves_s"])
+        told = _told(gpu, one["seconds"])
+        rows.append(
+            (html.Div([_name(name), kind]), _line(one["where"]), *told, saves, html.Div(printable(one["action"])))
+        )
+    heads = ("What", "Where", "Takes", "Share", "Saves", "What to do")
+    return [panel("Findings", _table("Findings", heads, rows))] if rows else []
+
+
+def _idle(gpu: Gpu, ranks: list[Any]) -> Component:
+    """How long the GPU is busy, and by reason how long it is idle between its ops."""
+    parts = {
+        "busy": gpu["busy_s"],
+        "idle between its ops": gpu["idle_s"],
+        "before its first op": gpu["before_first"]["seconds"],
+        "after its last op": gpu["after_last_s"],
+    }
+    told = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
+    said = [f"Of {seconds(gpu['recording_s'])} recorded on rank {gpu['rank']}: {told}. Shares are of the recording."]
+    if began := sorted(gpu["idle_opened_by"].items(), key=lambda one: -one[1]):
+        said.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
+    rows = [
+        (_reason(one["reason"]), *_told(gpu, one["seconds"]), f"{one['gaps']:,}", _longest(one["names"][:MOST_NAMES]))
+        for one in gpu["idle_by_reason"]
+        if one["seconds"] >= SHORTEST_S
+    ]
+    table = _table("Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest"), rows)
+    return panel("Why the GPU is idle", *map(note, said), table, extra=ranks or None)
+
+
+def _before_first(gpu: Gpu) -> list[Component]:
+    """What happened before the GPU had anything to do."""
+    before = gpu["before_first"]
+    reasons = sorted(before["by_reason"].items(), key=lambda one: -one[1])
+    rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
+    table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
+    title = f"Before its first op: {seconds(before['seconds'])}"
+    return [panel(title, _halves(table, _longest(before["names"])))] if rows else []
+
+
+def _longest(names: Iterable[dict[str, Any]]) -> Component:
+    """The names that took longest, with their lines of Python."""
+    parts = []
+    for one in names:
+        if one["seconds"] >= SHORTEST_S:
+            words = dict.fromkeys(filter(None, (one["name"] or NO_NAME, one["where"])))
+            parts += [html.Dt(seconds(one["seconds"])), html.Dd(_name(", ".join(words)))]
+    return html.Dl(parts, className="longest")
+
+
+def _named(gpu: Gpu, q: str) -> Component:
+    """Kernels and operators by name, and the field that filters both."""
+    kernels = [
+        (
+            _name(one["name"]),
+            html.Span(one["class"], className="badge"),
+            f"{one['count']:,}",
+            *_told(gpu, one["seconds"]),
+        )
+        for one in gpu["kernels"]
+    ]
+    operators = [
+        (_name(one["name"]), _name(one["module"]), _shapes(one), f"{one['gpu_ops']:,}", *_told(gpu, one["seconds"]))
+        for one in gpu["ops"]
+    ]
+    search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
+    said = html.Span(id="names-said", role="status")
+    tables = [
+        _table("Kernels", ("Kernel", "Class", "Times", "GPU time", "Share"), kernels),
+        _table("Operators", ("Operator", "Module", "Shapes", "GPU ops", "GPU time", "Share"), operators),
+    ]
+    field = html.Div([html.Label(["Filter", search]), said], className="filter")
+    return panel("Kernels and operators", field, html.Div(tables, id="names"))
+
+
+def _shapes(op: dict[str, Any]) -> Component:
+    """The sizes of the inputs of an operator, folded."""
+    items = []
+    for one in op["shapes"]:
+        rates = (("flops_s", "Tflop/s"), ("bytes_s", "TB/s"))
+        facts = [f"{one['count']:,} x", seconds(one["seconds"])]
+        facts += [f"{three_digits(one[key] / 1e12)} {unit}" for key, unit in rates if one[key]]
+        facts += [f"at the card's peak {seconds(one['roofline_s'])}"] if one["roofline_s"] else []
+        items.append(html.Li(f"{printable(one['dims'])} {printable(one['dtype'])}: {', '.join(facts)}"))
+    return html.Details([html.Summary(f"{len(items)}"), html.Ul(items)]) if items else html.Div("-")
+
+
+def _call(one: dict[str, Any]) -> Row:
+    """A row for calls that wait."""
+    name = f"{one['call']} in {one['op']}" if one["op"] else one["call"]
+    times = (one["blocked_s"], one["idle_after_s"], one["saves_s"])
+    told = ("-" if spent is None else seconds(spent) for spent in times)
+    return (_name(name), _line(one["where"]), f"{one['count']:,}", *told)
+
+
+def _copies(gpu: Gpu) -> Component:
+    rows = [
+        (
+            f"{printable(one['kind'])}{', pageable' if one['pageable'] else ''}",
+            *(f"{one[name]:,}" for name in ("count", "bytes")),
+            *(seconds(one[name]) for name in ("seconds", "exposed_s")),
+        )
+        for one in gpu["transfers"]
+    ]
+    return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
+
+
+def _launches(gpu: Gpu) -> Component:
+    names = {"calls that launch": ("calls", "call_s"), "kernels": ("kernels", "kernel_s")}
+    names["kernels shorter than 10 us"] = ("short_kernels", "short_s")
+    rows = [(name, f"{gpu['launch'][n]:,}", seconds(gpu["launch"][spent])) for name, (n, spent) in names.items()]
+    return _table("Launches", ("Launches", "Times", "Takes"), rows)
+
+
+def _each_step(report: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Seconds of a step by name, under the title of their table."""
+    gpu, steps = report["gpu"], steps_in_whole(report)
+    idle = {_reason(one["reason"]): one["seconds"] for one in gpu["idle_by_reason"]}
+    tables = {
+        "What the GPU did": {"busy": gpu["busy_s"], "before its first op": gpu["before_first"]["seconds"], **idle},
+        "Findings, and what each takes": {
+            f"{one['name']}: {_reason(one['reason'])}": one["seconds"] for one in gpu["findings"]
+        },
+        "Kernels that changed": {one["name"]: one["seconds"] for one in gpu["kernels"]},
+    }
+    return {title: {name: spent / steps for name, spent in rows.items()} for title, rows in tables.items()}
+
+
+def _changed(title: str, before: dict[str, float], after: dict[str, float]) -> Component:
+    """A table of what changed most; a name that one side does not tell has a dash there."""
+    change = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in before | after}
+    rows = [
+        (
+            _name(name),
+            *(seconds(side[name]) if name in side else "-" for side in (before, after)),
+            f"{'+' if change[name] > 0 else ''}{seconds(change[name])}",
+        )
+        for name in sorted(change, key=lambda name: -abs(change[name]))[:MOST_CHANGES]
+        if abs(change[name]) >= SHORTEST_S
+    ]
+    return _table(title, (title, "Before", "After", "Change"), rows)
+
+
+clientside_callback(
+    """function (text) {
+        const wanted = (text || "").toLowerCase(), rows = [...document.querySelectorAll("#names tbody tr")];
+        for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+        window.tracekit.remember({q: text});
+        return wanted ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
+    }""",
+    Output("names-said", "children"),
+    Input("names-q", "value"),
+)

@@ -1,0 +1,236 @@
+"""The pages of a recording of GPUs: why the GPU is idle, what it runs, its timeline, comparisons and questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from playwright.sync_api import Page, expect
+
+import tracekit
+from tests.cases import case
+from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages, found, sent
+from tests.dashboards.pages.test_timeline import painted, unpacked
+from tests.kineto_files import GEMM, document, event, kernel, launch, write
+from tests.test_gpu_traces import SAMPLE
+from tracekit.base.text import seconds
+from tracekit.dashboards.data.replays import Answer
+from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
+from tracekit.job.graph import GraphJob
+from tracekit.show.lanes import LEVEL_STEP, LEVELS
+from tracekit.store import Incoming, Store, TraceKind
+
+RELU = "void at::native::vectorized_elementwise_kernel<4, <script>alert(1)</script>>(int)"
+
+
+def one_gpu(log_us: float = 1500) -> dict[str, Any]:
+    """2 ms of Python before a copy and a product, and Python for `log_us` before the next kernel."""
+    end = 2150 + log_us
+    return document(
+        [
+            event("python_function", "train.py(7): prepare", 0, 2000),
+            event("cpu_op", "aten::copy_", 2000, 40), launch(2010, 1, name="cudaMemcpyAsync"),
+            event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 2030, 100, pid=0, tid=7, device=0, stream=7,
+                  correlation=1, bytes=4096),
+            event("cpu_op", "aten::mm", 2100, 40), launch(2110, 2), kernel(GEMM, 2200, 400, correlation=2),
+            event("python_function", "train.py(9): log", 2150, log_us),
+            event("cpu_op", "aten::relu", end + 50, 40), launch(end + 60, 3),
+            kernel(RELU, end + 100, 500, correlation=3),
+            event("cpu_op", "aten::item", end + 110, 500),
+            event("cuda_runtime", "cudaStreamSynchronize", end + 120, 485, tid=100, correlation=4),
+        ],
+        world=1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A recording of one GPU, the same with slower Python, and one of several."""
+    folder = tmp_path_factory.mktemp("gpu")
+    write(folder / "one" / "trace.json", one_gpu())
+    write(folder / "slower" / "trace.json", one_gpu(3500))
+    made = Store(folder / "jobs.store")
+    for name, path in (("one", folder / "one"), ("slower", folder / "slower"), ("four", SAMPLE)):
+        job = tracekit.load(path)
+        made.add([Incoming(job.trace, name, str(path), job.stored())])
+    return made
+
+
+@pytest.fixture(scope="module")
+def pages(store: Store) -> Pages:
+    return Pages(store.path)
+
+
+def gpu_of(pages: Pages, name: str, rank: int | None = None) -> dict[str, Any]:
+    report = pages.service.results.stored(name).report
+    assert report is not None
+    gpu: dict[str, Any] = report["gpu"] if rank is None else report["gpus"][rank]
+    return gpu
+
+
+def rows(page: Any, table: str) -> list[str]:
+    """The rows of a table, each as words."""
+    (frame,) = (one for one in found(page, "Div") if getattr(one, "aria-label", "") == table)
+    return [" ".join(sent(row).split()) for row in found(frame, "Tr")][1:]
+
+
+def test_findings_come_before_the_evidence_with_their_price_or_why_there_is_none(pages: Pages) -> None:
+    page, gpu = pages.page("/job", job="one"), gpu_of(pages, "one")
+    titles = [title.children for title in found(page, "H2")]
+    assert titles.index("Findings") < titles.index("Why the GPU is idle") < titles.index("Why: the evidence")
+    shown = rows(page, "Findings")
+    assert len(shown) == len(gpu["findings"]) > 0
+    for one, row in zip(gpu["findings"], shown, strict=True):
+        price = f"cannot tell: {one['cannot_tell']}" if one["saves_s"] is None else seconds(one["saves_s"])
+        assert all(part in row for part in (f"{one['share']:.1%}", seconds(one["seconds"]), price, one["action"]))
+
+
+def test_idle_time_is_told_by_reason_in_words_with_the_longest_names(pages: Pages) -> None:
+    page, gpu = pages.page("/job", job="one"), gpu_of(pages, "one")
+    idle = rows(page, "Why the GPU is idle")
+    assert len(idle) == sum(one["seconds"] >= 5e-7 for one in gpu["idle_by_reason"])
+    assert "Python runs between operators" in idle[0]
+    assert "train.py(9): log" in idle[0]
+    before = rows(page, "Before the first op of the GPU")
+    assert "Python runs between operators" in before[0]
+    assert "train.py(7): prepare" in sent(page)
+    assert any("cudaStreamSynchronize in aten::item" in row for row in rows(page, "Calls that wait for the GPU"))
+    assert any("HtoD, pageable" in row and "4,096" in row for row in rows(page, "Copies"))
+
+
+def test_times_are_of_the_recording_and_tables_that_compare_ranks_are_left_out(pages: Pages) -> None:
+    page = pages.page("/job", job="one")
+    assert "a step" not in sent(page)
+    assert not {"Waits", "Ranks"} & {title.children for title in found(page, "H2")}
+
+
+def test_of_several_ranks_the_one_that_idles_least_is_shown_until_another_is_chosen(pages: Pages) -> None:
+    least = min(range(4), key=lambda rank: gpu_of(pages, "four", rank)["idle_s"])
+    shown = {
+        rank: pages.page("/job", job="four", **({} if rank is None else {"rank": str(rank)})) for rank in (None, 2)
+    }
+    for rank, page in shown.items():
+        chosen = least if rank is None else rank
+        assert f"recorded on rank {chosen}:" in sent(page)
+        assert f"rank={(chosen + 1) % 4}" in sent(page)
+    assert "the data loader has no batch ready" in rows(shown[2], "Why the GPU is idle")[0]
+
+
+def test_a_rank_that_was_not_recorded_and_one_that_is_no_number_show_the_page(pages: Pages) -> None:
+    for rank in ("99", "<b>", ""):
+        assert "Why the GPU is idle" in pages.text("/job", job="four", rank=rank)
+
+
+def test_kernels_and_operators_are_found_by_a_part_of_their_name(
+    visit: Callable[..., Page], show: Callable[..., Serving], store: Store
+) -> None:
+    page = visit("/job?job=one&q=relu", base=show(store.path).url)
+    shown = page.locator("#names tbody tr:visible")
+    expect(shown).to_have_count(1)
+    page.fill("#names-q", "<SCRIPT>")
+    expect(page.locator("#names-said")).to_have_text("1 of 6 rows")
+    expect(shown).to_contain_text("<script>alert(1)</script>")
+    assert "q=%3CSCRIPT%3E" in page.url
+    page.fill("#names-q", "")
+    expect(shown).to_have_count(6)
+
+
+def test_a_long_name_is_shown_whole_while_it_has_the_focus(
+    visit: Callable[..., Page], show: Callable[..., Serving], store: Store
+) -> None:
+    page = visit("/job?job=one", base=show(store.path).url, width=390)
+    name = page.locator("#names .name", has_text="alert(1)").first
+    height = "(element) => element.clientHeight"
+    folded = name.evaluate(height)
+    name.focus()
+    assert name.evaluate(height) > folded
+
+
+# --- the timeline: a track per stream and thread of each rank
+
+
+def asked(pages: Pages, path: str, **parameters: object) -> bytes:
+    answer = pages.client().get(f"/timeline/{path}", query_string=parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.data
+
+
+def test_each_stream_and_thread_of_a_rank_is_a_track_with_the_ops_of_the_trace(pages: Pages, store: Store) -> None:
+    for name, lanes in (("one", ["stream 7", "thread 0"]), ("four", ["stream 7", "stream 20", "thread 0", "thread 1"])):
+        with case(name):
+            layout, spans = unpacked(asked(pages, "layout", job=name)), unpacked(asked(pages, "spans", job=name))
+            ops = store.load(name).ops.filter(pl.col("stream").is_not_null())
+            assert [line[:2] for line in layout["lines"]] == [["recorded", lane] for lane in lanes]
+            assert layout["rank"].tolist() == ops["rank"].unique().sort().to_list()
+            for at, (rank, lane) in enumerate(product(layout["rank"].tolist(), lanes)):
+                here = slice(*spans["first"][at : at + 2].tolist())
+                own = ops.filter(rank=rank, stream=lane).select("start", pl.col("duration").cast(pl.Float32))
+                drawn = zip(spans["start"][here].tolist(), spans["duration"][here].tolist(), strict=True)
+                assert sorted(drawn) == sorted(own.iter_rows())
+
+
+def test_a_span_has_the_colour_of_its_kind_and_host_work_the_name_of_what_took_longest(pages: Pages) -> None:
+    layout, spans = unpacked(asked(pages, "layout", job="one")), unpacked(asked(pages, "spans", job="one"))
+    levels = np.rint(spans["ratio"] / LEVEL_STEP).astype(int)
+    shown = {(layout["names"][name], str(LEVELS[level])) for name, level in zip(spans["name"], levels, strict=True)}
+    assert {(GEMM, "matrix-product"), (RELU, "element-wise"), ("train.py(9): log", "host")} <= shown
+    assert ("Memcpy HtoD (Pageable -> Device)", "memory") in shown
+
+
+def test_the_longest_ops_are_listed_and_an_op_is_told_in_words(pages: Pages) -> None:
+    first, *_ = json.loads(asked(pages, "slowest", job="one"))["rows"]
+    assert first["cells"][1:4] == ["thread 0", "host", "train.py(7): prepare"]
+    told = json.loads(asked(pages, "op", job="one", op=first["name"]))
+    assert told["title"] == "train.py(7): prepare"
+    assert ["2.0 ms", "train.py(7): prepare"] in told["rows"]
+    for op in ("0,0,op,999", "7,0,op,0", "0,0,gc,0"):
+        with case(op):
+            answer = pages.client().get("/timeline/op", query_string={"job": "one", "op": op})
+            assert (answer.status_code, answer.text) == (400, f"op='{op}' names no op of step 0\n")
+
+
+def test_the_canvas_draws_a_recording_and_keeps_the_op_that_is_chosen(
+    visit: Callable[..., Page], show: Callable[..., Serving], store: Store
+) -> None:
+    page = visit("/timeline?job=four&dp_rank=2", base=show(store.path).url)
+    painted(page)
+    page.locator("#timeline-slowest button").first.click()
+    expect(page.locator("#timeline-details h3")).to_contain_text("DataLoader")
+    assert "op=2%2C0%2Cop%2C" in page.url
+    page.fill("#timeline-dp_rank", "1-2")
+    page.wait_for_function("() => (window.tracekitTimeline.current().scene || {}).workers === 2")
+    expect(page.locator("#timeline-worker")).to_be_hidden()
+
+
+# --- comparisons and questions
+
+
+def test_two_recordings_are_compared_by_what_the_gpu_did(pages: Pages) -> None:
+    page = pages.page("/compare", job="slower", **{"with": "one"})
+    (changed, *_), (finding, *_) = rows(page, "What the GPU did"), rows(page, "Findings, and what each takes")
+    assert "Python runs between operators" in changed
+    assert "+2.0 ms" in changed
+    assert "train.py(9): log" in finding
+    mixed = pages.text("/compare", job="one", **{"with": "four"})
+    assert "What the GPU did" not in mixed
+
+
+def test_a_question_about_a_recording_is_answered_as_the_command_answers_it(pages: Pages, store: Store) -> None:
+    trace = store.load("four")
+    assert trace.kind is TraceKind.OPS
+    for query in (WhatifQuery("rank=2"), WhatifQuery("kind=matrix-product", QueryAction.SCALE, 0.5)):
+        with case(query.edit):
+            answer = pages.service.replays.ask(pages.service.results.stored("four"), query, wait_s=60)
+            assert isinstance(answer, Answer)
+            asked_by_hand = GraphJob(trace).answer(query.edit)
+            assert answer.saved_s == pytest.approx(asked_by_hand.saved_s)
+            assert answer.saved_gpu_hours_per_day == pytest.approx(asked_by_hand.saved_gpu_hours_per_day)
+    text = pages.text("/whatif", job="four", select="rank=2")
+    assert "With rank=2 as fast as peers, the recording takes" in text
+    assert "Every input twice as fast" in text
