@@ -5,6 +5,7 @@ python -m benchmarks core store         these; other sections stay as they are
 python -m benchmarks core --quick       small sizes, printed only: shows that a benchmark still runs
 python -m benchmarks eventsim --help    options of eventsim, clocks, hang_live and frameworks; printed only
 python -m benchmarks goldens            compares the reports of two versions, see benchmarks/goldens.py
+python -m benchmarks one-gpu FOLDER     puts losses into real traces of one GPU, see benchmarks/one_gpu.py
 """
 
 import re
@@ -21,7 +22,8 @@ SECTIONS = (
     "killed", "windows", "hang", "hang_live", "fleet", "frameworks",
 )  # fmt: skip
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
-WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks", "goldens")
+WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")
+ALWAYS_WITH_OPTIONS = ("goldens", "one-gpu")
 _SECTION = "<!-- section {} -->\n"
 
 
@@ -29,8 +31,9 @@ def main(arguments: list[str]) -> None:
     if arguments in (["--help"], ["-h"]):
         print(f"{__doc__}\nSections: {', '.join(SECTIONS)}")
         return
-    if arguments[:1] == ["goldens"] or (arguments[:1] and arguments[0] in WITH_OPTIONS and _has_options(arguments[1:])):
-        _module(arguments[0]).main(arguments[1:])
+    first = arguments[0] if arguments else ""
+    if first in ALWAYS_WITH_OPTIONS or (first in WITH_OPTIONS and _has_options(arguments[1:])):
+        _module(first.replace("-", "_")).main(arguments[1:])
         return
     quick = "--quick" in arguments
     wanted = [name for name in arguments if name != "--quick"] or SECTIONS
