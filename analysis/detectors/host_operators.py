@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, plain
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -16,6 +16,7 @@ from tracekit.trace.gpu_activity import IdleReason
 
 #: An operator that takes longer than this each time does more than dispatch, seconds.
 LONGEST_DISPATCH_S = 1e-3
+_MOST_NAMES = 8
 
 
 class HostOperators(Detector):
@@ -38,20 +39,24 @@ class HostOperators(Detector):
         if gpu_of(evidence) is None:
             return
         work = evidence.host_time
-        for part in costly(evidence, work.by_name(IdleReason.OPERATOR, among=~evidence.in_head)):
-            each_s = (work.seconds[part.parts] - work.first_excess_s[part.parts]) / work.pieces[part.parts]
-            long = part.parts[each_s >= LONGEST_DISPATCH_S]
-            taken_s = float(work.seconds[long].sum())
-            if taken_s < SMALLEST_SHARE * evidence.recorded_s:
-                continue
-            yield candidate(
-                self.kind,
-                evidence,
-                Spent(IdleReason.OPERATOR, part.name, part.where, part.names, int(work.pieces[long].sum()), taken_s),
-                f"{code_name(part.name)} works {seconds(taken_s)} on the host, up to"
-                f" {seconds(float(np.max(work.seconds[long] / work.pieces[long])))} at a time",
-                work.less(long),
-                suggested_fix=plain(
-                    f"run {code_name(part.name)} on the GPU, in the loader's workers, or once before the loop"
-                ),
-            )
+        parts = np.flatnonzero(work.mask(IdleReason.OPERATOR) & ~evidence.in_head)
+        each_s = (work.seconds[parts] - work.first_excess_s[parts]) / work.pieces[parts]
+        long = np.zeros(len(work.op), np.bool_)
+        long[parts[each_s >= LONGEST_DISPATCH_S]] = True
+        taken_s = float(work.seconds[long].sum())
+        if taken_s < SMALLEST_SHARE * evidence.recorded_s:
+            return
+        named = list(work.by_name(IdleReason.OPERATOR, among=long))
+        names = tuple(part.name for part in named[:_MOST_NAMES])
+        more = f" and {len(named) - 1} more work" if len(named) > 1 else " works"
+        at_most_s = float(np.max(work.seconds[long] / work.pieces[long]))
+        yield candidate(
+            self.kind,
+            evidence,
+            Spent(IdleReason.OPERATOR, names[0], named[0].where, names, int(work.pieces[long].sum()), taken_s),
+            f"{code_name(names[0])}{more} {seconds(taken_s)} on the host, up to {seconds(at_most_s)} at a time",
+            work.less(long),
+            suggested_fix=plain(
+                f"run {code_name(names[0])} on the GPU, in the loader's workers, or once before the loop"
+            ),
+        )

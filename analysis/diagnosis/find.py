@@ -60,11 +60,23 @@ def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) ->
         for cause in _priced(evidence, candidates)
         if cause.change is None or max(cause.saved_s, cause.alone_s) >= least_s
     ]
-    # Causes that save time in the job as it is come before those that save time only once others are gone.
-    named.sort(key=lambda cause: (-cause.saved_s if cause.saved_s >= least_s else 0.0, -cause.alone_s))
+    # Causes that save time in the job as it is come before those that save time only once others are gone; what nobody
+    # can act upon, because its name or price is not known, comes last unless it is more than all others together.
+    told_s = sum(cause.saved_s for cause in named if not _untold(cause))
+    named.sort(
+        key=lambda cause: (
+            _untold(cause) and cause.saved_s < told_s,
+            -cause.saved_s if cause.saved_s >= least_s else 0.0,
+            -cause.alone_s,
+        )
+    )
     if not any(cause.change for cause in named):
         named.append(_nothing_found(evidence))
     return tuple(named)
+
+
+def _untold(cause: Finding) -> bool:
+    return cause.spent is not None and cause.spent.cannot_tell is not None
 
 
 def _of_plug_in(evidence: Subject, kind: str, found: Iterable[Candidate]) -> Iterator[Candidate]:
