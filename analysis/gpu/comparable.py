@@ -150,7 +150,6 @@ def _of_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
     return replace(
         _kept(recording, *kept),
         step_spans=recording.step_spans.filter(pl.col("rank").is_in(list(ranks))),
-        pauses=recording.pauses.filter(pl.col("rank").is_in(list(ranks))),
         host=recording.host.filter(pl.col("rank").is_in(list(ranks))),
         hosts={rank: host for rank, host in recording.hosts.items() if rank in ranks},
         files={rank: file for rank, file in recording.files.items() if rank in ranks},
@@ -196,12 +195,12 @@ def _of_steps(found: Comparable, steps: Collection[int], short: Collection[int])
     earlier = pl.col("launch").is_null() & pl.col("begin").is_infinite()
     last = pl.col("start").filter("kept").max().over("rank")
     part = _kept(recording, ops.select(pl.col("kept") | (earlier & (pl.col("start") <= last))).to_series(), called)
-    spans, pauses = (table.filter(inside(table)) for table in (recording.step_spans, recording.pauses))
+    spans, host = (table.filter(inside(table)) for table in (recording.step_spans, recording.host))
     note = f"compared over {ranks_text(steps, name='step')}: {ranks_text(short)} did not record the others as a whole"
     marked = spans.group_by("step").len().filter(pl.col("len") >= len(recording.ranks)).height
     few = (marked if recording.step_spans.height else len(steps)) < FEWEST_STEPS
     notes = recording.notes if few else (*recording.notes, note)
-    part = replace(part, step_spans=spans, pauses=pauses, cut=(), notes=notes)
+    part = replace(part, step_spans=spans, host=host, cut=(), notes=notes)
     compared = _matched(part, found.left_out, [f"a rank may cost more or less in other steps: {note}"] if few else [])
     return replace(compared, doubts=(*compared.doubts, *_disagreeing_marks(compared.matches)))
 

@@ -1,6 +1,6 @@
 """What the host threads of a GPU recording did, as ops: work between calls, and calls that wait for the GPU.
 
-In: the calls, GPU ops and pauses of a recording with aligned clocks. Out: frames of `host` and `synchronise` ops, which
+In: the calls and GPU ops of a recording with aligned clocks. Out: frames of `host` and `synchronise` ops, which
 `op_trace.py` combines with the GPU ops.
 """
 
@@ -15,7 +15,6 @@ import polars as pl
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.numeric.coincidence import waits_beyond_chance
-from tracekit.analysis.numeric.overlap import overlaps
 from tracekit.trace.gpu_activity import Activity, CallRole
 
 #: Calls that wait for the whole device.
@@ -123,29 +122,6 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
     )
     done = np.maximum(start, _last_gpu_end(rank, end, gpu)[0])
     return _TimesOfCalls(start, end, begun, busy, waits, done, copied, resumed, blocked, freed)
-
-
-def with_pauses(host: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
-    """Give host work that is mostly a pause the kind of the pause: data loader or garbage collection."""
-    rows = np.flatnonzero((host["kind"] == "host").to_numpy())
-    if not pauses.height or not len(rows):
-        return host.drop("thread")
-    lane = numbered(*(pl.concat([host[name].gather(rows), pauses[name]]) for name in ("rank", "thread")))
-    start, length = host["start"].to_numpy()[rows], host["duration"].to_numpy()[rows]
-    begun = pauses["start"].to_numpy()
-    over = begun + pauses["duration"].to_numpy()
-    pause, at, covered = overlaps(begun, over, start, start + length, lane[len(rows) :], lane[: len(rows)])
-    kinds = pauses["kind"].unique(maintain_order=True)
-    of_kind = [
-        np.bincount(at, weights=covered * (pauses["kind"] == kind).to_numpy()[pause], minlength=len(rows))
-        for kind in kinds
-    ]
-    most = np.argmax(of_kind, axis=0)
-    mostly = np.flatnonzero((2 * np.max(of_kind, axis=0) > length) & (length > 0))
-    kind = np.full(host.height, -1)
-    kind[rows[mostly]] = most[mostly]
-    named = pl.concat([kinds, pl.Series([None], dtype=pl.String)])[kind]
-    return host.drop("thread").with_columns(kind=named.fill_null(host["kind"]))
 
 
 def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:

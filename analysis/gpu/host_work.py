@@ -14,6 +14,8 @@ from tracekit.analysis.numeric.overlap import overlaps
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.kineto import WHAT_SCHEMA
 
+#: Kinds of host ops that are mostly of one reason.
+KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
 #: What takes less than this share of all host work goes with the rest of its reason.
 _SMALLEST_SHARE = 1e-3
 #: Shorter parts of an op are left out, seconds.
@@ -23,9 +25,8 @@ _SHORTEST_S = 1e-7
 def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Give host ops the columns `did` (rows of the second result), `did_s` (seconds) and `did_n` (in how many pieces).
 
-    `pieces`: HOST_SCHEMA.
-
-    Time in which nothing was recorded is Python without a name.
+    Work that is mostly of a reason in KINDS is of that kind. `pieces`: HOST_SCHEMA; time in which nothing was recorded
+    is Python without a name.
     """
     if host.is_empty():
         return host, whats.clear()
@@ -52,6 +53,11 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
         .group_by("row", maintain_order=True)
         .agg("did", "did_s", "did_n")
     )
+    host = host.drop("thread")
+    for one, kind in KINDS.items():
+        inside = np.bincount(op, covered * (named["reason"] == one).to_numpy()[what], host.height)
+        mostly = pl.Series((2 * inside > end - begin) & (end > begin)) & (host["kind"] == "host")
+        host = host.with_columns(kind=pl.when(mostly).then(pl.lit(kind)).otherwise("kind"))
     numbers = pl.DataFrame({"row": np.arange(host.height)}).join(parts, on="row", how="left", maintain_order="left")
     return host.hstack(numbers.drop("row")), kept
 

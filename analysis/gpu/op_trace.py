@@ -21,8 +21,8 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.gpu.clock_offsets import ClockOffsets
-from tracekit.analysis.gpu.host_ops import host_ops, name_numbers, with_pauses
-from tracekit.analysis.gpu.host_work import with_work
+from tracekit.analysis.gpu.host_ops import host_ops, name_numbers
+from tracekit.analysis.gpu.host_work import KINDS, with_work
 from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
@@ -49,12 +49,9 @@ class GpuOpTrace:
 
 def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets) -> GpuOpTrace:
     """Convert a recording to ops with corrected clocks, starting at 0."""
-    gpu, calls, pauses, steps, pieces, skew = _aligned(recording, clocks)
-    marks = [pauses, steps, *([pieces] if len(recording.ranks) == 1 else [])]  # profilers of ranks start apart
-    host, whats = with_work(
-        host_ops(calls, gpu, pl.concat([one.select("rank", "start") for one in marks])), pieces, recording.whats
-    )
-    host = with_pauses(host, pauses)
+    gpu, calls, steps, pieces, skew = _aligned(recording, clocks)
+    marks = pl.concat([steps.select("rank", "start"), _marks(recording, pieces)])
+    host, whats = with_work(host_ops(calls, gpu, marks), pieces, recording.whats)
     first = float(min(frame["start"].to_numpy().min() for frame in (gpu, host) if frame.height))
     window = _windows(gpu, host, first)
     gpu = gpu.with_columns(pl.col("start") - first)
@@ -110,8 +107,8 @@ _OF_PEERS = ("shape", "collective", "elements")
 
 def _aligned(
     recording: GpuRecording, clocks: ClockOffsets
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
-    """GPU ops, calls, pauses, steps and host work by corrected clocks; host times are converted to the GPU's clock."""
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
+    """GPU ops, calls, steps and host work by corrected clocks; host times are converted to the GPU's clock."""
     gpu, calls = recording.gpu_ops, recording.calls
     called = np.append(calls["start"].to_numpy(), np.nan)[gpu["launch"].fill_null(-1).to_numpy()]
     delay = gpu["start"].to_numpy() - called
@@ -140,16 +137,22 @@ def _aligned(
         phase=phases,
         profiler_step="step",
     )  # fmt: skip
-    pauses, steps, pieces = (
-        corrected(table, skew) for table in (recording.pauses, recording.step_spans, recording.host)
-    )
+    steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
     around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs")})
-    return ops.drop("step").hstack(around), corrected(calls, skew), pauses, steps, pieces, skew
+    return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
 
 
 def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:
     """A column of calls at the call that launched each GPU op, null for none."""
     return of_call.gather(gpu["launch"])
+
+
+def _marks(recording: GpuRecording, pieces: pl.DataFrame) -> pl.DataFrame:
+    """Work that shows since when the host of a rank was busy with the job; of several, profilers start apart."""
+    if len(recording.ranks) > 1:
+        stops = recording.whats.with_row_index("what").filter(pl.col("reason").is_in([*KINDS]))
+        pieces = pieces.filter(pl.col("what").is_in(stops["what"].implode()))
+    return pieces.select("rank", "start")
 
 
 def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFrame:

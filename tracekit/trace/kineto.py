@@ -73,10 +73,6 @@ CALL_SCHEMA = pl.Schema(
         "recorded_at": pl.Float64,
     }
 )
-#: Other activity of a host thread: `input` (its data loader) or `gc`.
-PAUSE_SCHEMA = pl.Schema(
-    {"rank": pl.Int32, "thread": pl.Int64, "start": pl.Float64, "duration": pl.Float64, "kind": pl.String}
-)
 #: What a host thread did, by rank, thread and start; times with no recorded event have no row. `what`: row of
 #: WHAT_SCHEMA.
 HOST_SCHEMA = pl.Schema(
@@ -94,7 +90,7 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `pauses`: PAUSE_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA. `spans`: the first start and
+    steps, STEP_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA. `spans`: the first start and
     the last end of all events of a rank, seconds. `notes`: what was lost or guessed while reading, one sentence each.
     `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: the ranks
     whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
@@ -107,7 +103,6 @@ class GpuRecording:
     gpu_ops: pl.DataFrame
     calls: pl.DataFrame
     step_spans: pl.DataFrame
-    pauses: pl.DataFrame
     host: pl.DataFrame
     whats: pl.DataFrame
     spans: Mapping[int, tuple[float, float]]

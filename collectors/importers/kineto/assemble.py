@@ -14,7 +14,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
-from tracekit.collectors.importers.kineto.host_names import PAUSES, PHASES
+from tracekit.collectors.importers.kineto.host_names import PHASES
 from tracekit.collectors.importers.kineto.kernel_classes import KernelClasses
 from tracekit.collectors.importers.kineto.mesh import mesh_of
 from tracekit.collectors.importers.kineto.other_recordings import other_accelerator
@@ -25,7 +25,6 @@ from tracekit.trace.kineto import (
     CALL_SCHEMA,
     GPU_OP_SCHEMA,
     HOST_SCHEMA,
-    PAUSE_SCHEMA,
     STEP_SCHEMA,
     WHAT_SCHEMA,
     GpuRecording,
@@ -44,7 +43,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     groups = groups_of(files, placement.ranks, placement.world_size)
     origins = _origins_ns(files)
     first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
-    gpu, calls, spans, pauses, calls_before = [], [], [], [], 0
+    gpu, calls, spans, calls_before = [], [], [], 0
     work, whats, whats_before, whole = [], [], 0, {}
     order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
     for number in order:
@@ -53,7 +52,6 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         gpu.append(_gpu_ops(one, rank, late_us, calls_before, groups, number, classes))
         calls.append(_calls(one, rank, late_us))
         spans.append(_on_axis(pl.DataFrame(dict(one.step_spans)), rank, late_us, STEP_SCHEMA))
-        pauses.append(_pauses(one, rank, late_us))
         calls_before += len(one.calls["start"])
         pieces = {**one.work.pieces, "what": one.work.pieces["what"] + whats_before}
         work.append(_on_axis(pl.DataFrame(pieces), rank, late_us, HOST_SCHEMA))
@@ -68,7 +66,6 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         gpu_ops=pl.concat(gpu),
         calls=pl.concat(calls),
         step_spans=pl.concat(spans),
-        pauses=pl.concat(pauses),
         host=pl.concat(work),
         whats=pl.concat(whats),
         spans=whole,
@@ -174,11 +171,6 @@ def _texts(values: Sequence[str], codes: np.ndarray) -> pl.Series:
 def _or_null(values: np.ndarray) -> pl.Series:
     """Replace numbers below 0 by null."""
     return pl.Series(values).set(pl.Series(values < 0), None)
-
-
-def _pauses(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
-    frame = pl.DataFrame({**one.pauses, "kind": _texts(PAUSES, one.pauses["kind"])})
-    return _on_axis(frame, rank, late_us, PAUSE_SCHEMA)
 
 
 def _gpu_ops(

@@ -1,6 +1,6 @@
 """Classify calls by the names of the operators and annotations around them.
 
-In: names. Out: steps, phases of a step, pauses, collectives.
+In: names. Out: steps, phases of a step, collectives.
 """
 
 from __future__ import annotations
@@ -17,12 +17,6 @@ _PHASE_PATTERNS = (
 )
 #: Phases by number; the first is the default.
 PHASES = ("forward", *(phase for phase, _ in _PHASE_PATTERNS))
-#: Names of annotations during which a host thread cannot launch.
-_PAUSE_PATTERNS = (
-    ("input", re.compile(r"^enumerate\(DataLoader\)|DataLoader\w*\.__next__|^#*\s*data[ _-]?load", re.IGNORECASE)),
-    ("gc", re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)),
-)
-PAUSES = tuple(kind for kind, _ in _PAUSE_PATTERNS)
 #: Calls that make the GPU do something.
 LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
 #: Calls that wait for the GPU whatever they were given.
@@ -35,8 +29,3 @@ NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 def codes_of_phases(names: Sequence[str]) -> list[list[int]]:
     """Return, for each of PHASES but the first, the positions of the names that mark it."""
     return [[code for code, name in enumerate(names) if pattern.search(name)] for _, pattern in _PHASE_PATTERNS]
-
-
-def pause_of(name: str) -> int:
-    """Return the position in PAUSES of an annotation's kind, -1 for none."""
-    return next((number for number, (_, pattern) in enumerate(_PAUSE_PATTERNS) if pattern.search(name)), -1)

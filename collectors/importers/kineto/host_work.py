@@ -21,7 +21,11 @@ from tracekit.trace.gpu_activity import IdleReason
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_LOADER = re.compile(r"enumerate\(DataLoader\)|dataloader\.py\(\d+\): __next__|data_loader\.py\(\d+\): __(next|iter)__")
+_LOADER = re.compile(
+    r"enumerate\(DataLoader\)|dataloader\.py\(\d+\): __next__|data_loader\.py\(\d+\): __(next|iter)__"
+    r"|^#*\s*data[ _-]?load(?!.*\.py\()",  # an annotation such as "## data_load ##"
+    re.IGNORECASE,
+)
 _COLLECTS = re.compile(r"^(Python )?GC\b|^gc\.collect|garbage collect", re.IGNORECASE)
 _ALLOCATES = re.compile(
     r"^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemUnmap|MemRelease|MemSetAccess"

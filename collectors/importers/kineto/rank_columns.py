@@ -25,7 +25,6 @@ from tracekit.collectors.importers.kineto.host_names import (
     STEP,
     SYNCHRONISES,
     codes_of_phases,
-    pause_of,
 )
 from tracekit.collectors.importers.kineto.host_work import HostWork, host_work
 from tracekit.trace.gpu_activity import Activity
@@ -45,12 +44,11 @@ class RankColumns:
     Names are positions in `strings`, -1 for none. `gpu`: start, duration, name, activity (position in Activity),
     device, stream, shape, size, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
-    (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream, waits_for_stream
-    (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `pauses`: thread, start,
-    duration, kind (position in PAUSES). `work`: what the threads did; `calls` has what is around each: inner, inputs,
-    module, own, and whether it waits. `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches
-    whose other half is missing. `cut`: the end of the file is missing; `damaged`: the share of its events that were
-    left out or repaired.
+    (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream,
+    waits_for_stream (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `work`: what
+    the threads did; `calls` has what is around each: inner, inputs, module, own, and whether it waits.
+    `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches whose other half is missing.
+    `cut`: the end of the file is missing; `damaged`: the share of its events that were left out or repaired.
     """
 
     file: str
@@ -62,7 +60,6 @@ class RankColumns:
     gpu: Mapping[str, np.ndarray]
     calls: Mapping[str, np.ndarray]
     step_spans: Mapping[str, np.ndarray]
-    pauses: Mapping[str, np.ndarray]
     work: HostWork
     collectives: tuple[CollectiveArgs, ...]
     ranks_in_groups: tuple[CollectiveArgs, ...]
@@ -136,7 +133,6 @@ def _rank(
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
         step_spans=steps,
-        pauses=_pauses(annotations, names),
         work=replace(work, around={}),
         collectives=all_args,
         ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
@@ -235,13 +231,6 @@ def _steps(annotations: Table, names: Sequence[str]) -> Table:
     step = numbers[annotations["name"]]
     marked = np.flatnonzero((step >= 0) & (annotations["dur"] > 0))
     return {"start": annotations["ts"][marked], "duration": annotations["dur"][marked], "step": step[marked]}
-
-
-def _pauses(annotations: Table, names: Sequence[str]) -> Table:
-    """Return the pauses in which host threads could not launch."""
-    kind = np.array([pause_of(name) for name in [*names, ""]], np.int8)[annotations["name"]]
-    found = rows_of(annotations, np.flatnonzero(kind >= 0))
-    return {"thread": found["thread"], "start": found["ts"], "duration": found["dur"], "kind": kind[kind >= 0]}
 
 
 def _step_at(steps: Table, times: Floats) -> Ints:
