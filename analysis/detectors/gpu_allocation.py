@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.whatif.interventions import Together
@@ -47,7 +47,7 @@ class GpuAllocation(Detector):
         taken_s = max(float(found.waited_s.sum()), float(work.seconds[parts].sum()))
         named = list(work.by_name(IdleReason.ALLOCATION))
         names = tuple(dict.fromkeys(name for part in named for name in part.names)) or tuple(found.names)
-        if not names or taken_s - excess_s < SMALLEST_SHARE * evidence.recorded_s:
+        if not names or share_of(evidence, taken_s - excess_s) < SMALLEST_SHARE:
             return
         where = named[0].where if named else ""
         change = Together((evidence.without_waits(found.calls), work.less(parts)))

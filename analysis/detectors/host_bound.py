@@ -60,8 +60,7 @@ class HostBound(Detector):
         gpu = gpu_of(evidence)
         if gpu is not None:
             yield from self._in_one_gpu(evidence, gpu)
-            return
-        if evidence.kept is None or evidence.leading is not self.loss:
+        if evidence.kept is None or evidence.alone or evidence.leading is not self.loss:
             return
         idle_s = evidence.kept.idle_s
         share = idle_s / evidence.recorded_s
@@ -74,10 +73,10 @@ class HostBound(Detector):
             AddTime(-idle_s),
             bound=True,
             title="The GPUs are idle",
-            next_check="the findings on one rank: `tracekit whatif` on its file alone",
+            next_check="a timeline of the hosts' threads while the GPUs are idle (`tracekit export`); py-spy",
             suggested_fix=(
-                "let `tracekit whatif` price what one rank waits for, from its file alone; then launch fewer and larger"
-                " kernels (torch.compile, CUDA graphs) or give the data loader more workers"
+                "see to what the hosts do meanwhile, as the other findings price it; launch fewer and larger kernels"
+                " (torch.compile, CUDA graphs) or give the data loader more workers"
             ),
         )
 
@@ -93,7 +92,7 @@ class HostBound(Detector):
         opened_s = gpu.idle_opened_by
         if opened_s.get("synchronise", 0.0) > opened_s.get("host", 0.0):
             return  # the host falls behind because it waited: the waits are to be removed
-        if taken_s < SMALLEST_SHARE * evidence.recorded_s:
+        if share_of(evidence, taken_s) < SMALLEST_SHARE:
             return
         named = [part for part in work.by_name(IdleReason.OPERATOR) if dispatch[part.parts].any()]
         names = tuple(part.name for part in named[:_MOST_NAMES])
@@ -139,5 +138,5 @@ def _mostly(evidence: OpEvidence) -> str:
     reasons = () if gpu is None else gpu.idle_by_reason[:_MOST_REASONS]
     if gpu is None or not reasons:
         return ""
-    named = [f"{one.reason} {share_of(evidence, one.seconds):.0%}" for one in reasons]
+    named = [f"{one.reason} {one.seconds / evidence.recorded_s:.0%}" for one in reasons]
     return f", that of rank {gpu.rank} for {', '.join(named)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, plain
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, plain, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -44,7 +44,7 @@ class HostOperators(Detector):
         long = np.zeros(len(work.op), np.bool_)
         long[parts[each_s >= LONGEST_DISPATCH_S]] = True
         taken_s = float(work.seconds[long].sum())
-        if taken_s < SMALLEST_SHARE * evidence.recorded_s:
+        if share_of(evidence, taken_s) < SMALLEST_SHARE:
             return
         named = list(work.by_name(IdleReason.OPERATOR, among=long))
         names = tuple(part.name for part in named[:_MOST_NAMES])

@@ -34,7 +34,7 @@ class IdleUnseen(Detector):
         """See `Detector.in_ops`."""
         gpu = gpu_of(evidence)
         yield from self._head(evidence)
-        for idle in () if gpu is None else gpu.idle_by_reason:
+        for idle in gpu.idle_by_reason if gpu is not None and evidence.alone else ():
             if idle.reason not in _SENTENCES or share_of(evidence, idle.seconds) < _SMALLEST_SHARE:
                 continue
             why, then = _SENTENCES[IdleReason(idle.reason)]

@@ -62,7 +62,7 @@ class LateData(Detector):
         if gpu is None:
             return
         for part in costly(evidence, evidence.host_time.by_name(IdleReason.LOADER)):
-            waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,))
+            waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(evidence.ranks)
             spent_on = Spent(IdleReason.LOADER, part.name, part.where, part.names, part.count, part.seconds)
             single = "SingleProcess" in part.name
             workers = "its name says that it has none: give it num_workers" if single else "more num_workers"

@@ -22,8 +22,8 @@ MOST_OF_A_KIND = 3
 
 
 def gpu_of(evidence: OpEvidence) -> GpuTimes | None:
-    """Return the times of the GPU to explain: of a recording of one rank."""
-    return evidence.gpu if evidence.kept is not None and len(evidence.ranks) == 1 else None
+    """Return the times of the GPU to explain: of one rank, or of the busiest of several that all idle most."""
+    return evidence.gpu if evidence.idles else None
 
 
 def plain(text: str) -> str:
@@ -41,14 +41,14 @@ def idle_s(gpu: GpuTimes, names: Iterable[str], reasons: Sequence[str]) -> float
 
 
 def share_of(evidence: OpEvidence, seconds: float) -> float:
-    """The share of the recording."""
-    return seconds / (evidence.recorded_s or float("inf"))
+    """The share of the recording, of time that all its ranks spend together."""
+    return seconds / (evidence.recorded_s * len(evidence.ranks) or float("inf"))
 
 
 def costly(evidence: OpEvidence, parts: Iterable[Part]) -> Iterator[Part]:
     """Yield the few parts of host work that take a share of the recording worth naming, longest first."""
-    least_s = SMALLEST_SHARE * evidence.recorded_s
-    return islice((part for part in parts if part.seconds >= least_s), MOST_OF_A_KIND)
+    large = (part for part in parts if share_of(evidence, part.seconds) >= SMALLEST_SHARE)
+    return islice(large, MOST_OF_A_KIND)
 
 
 def candidate(

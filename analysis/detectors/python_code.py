@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import HostWhat
@@ -71,7 +71,7 @@ class PythonCode(Detector):
         only = (part for part in work.by_name(*reasons, key=_function) if evidence.in_head[part.parts].all())
         parts = [*islice(only, _MOST_NAMES)]
         taken_s = sum(part.seconds for part in parts)
-        if not parts or taken_s < SMALLEST_SHARE * evidence.recorded_s:
+        if not parts or share_of(evidence, taken_s) < SMALLEST_SHARE:
             return
         told = ", ".join(f"{code_name(part.where or part.name)} {seconds(part.seconds)}" for part in parts[:_MOST_TOLD])
         first, rows = parts[0], np.concatenate([part.parts for part in parts])
@@ -95,7 +95,7 @@ class PythonCode(Detector):
         work = evidence.host_time
         parts = np.flatnonzero(work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where))
         taken_s = float(work.seconds[parts].sum())
-        if gpu.stacks or taken_s < _SMALLEST_UNNAMED_SHARE * evidence.recorded_s:
+        if gpu.stacks or share_of(evidence, taken_s) < _SMALLEST_UNNAMED_SHARE:
             return
         tell = "no stack was recorded: record with_stack=True to see which functions it is"
         yield candidate(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of
+from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import Card
 from tracekit.analysis.whatif.interventions import LessTime, Together
@@ -48,7 +48,7 @@ class SlowCopies(Detector):
             calls = ops["copied"].is_in(copies).fill_null(value=False).to_numpy()
         waited_s = float(ops["duration"].to_numpy()[calls].sum())
         seconds_all = float(taken.sum()) + waited_s
-        if not len(copies) or seconds_all < SMALLEST_SHARE * evidence.recorded_s:
+        if not len(copies) or share_of(evidence, seconds_all) < SMALLEST_SHARE:
             return
         assert evidence.kept is not None, "a recording"
         card = Card.named(evidence.kept.gpu)

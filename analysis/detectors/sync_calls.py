@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, SMALLEST_SHARE, candidate, gpu_of, plain
+from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, SMALLEST_SHARE, candidate, gpu_of, plain, share_of
 from tracekit.analysis.detectors.rank_behind import rank_behind, spent
 from tracekit.analysis.evidence.host_time import HostTime
 from tracekit.analysis.evidence.ops import OpEvidence
@@ -61,7 +61,7 @@ class SyncCalls(Detector):
         place = numbered(table["name"], table["inner"], table["own"])
         by_place = np.bincount(place, waited_s)
         for one in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
-            if by_place[one] < SMALLEST_SHARE * evidence.recorded_s:
+            if share_of(evidence, by_place[one]) < SMALLEST_SHARE:
                 return
             mine = rows[place == one]
             call, op, line = table.row(int(np.flatnonzero(place == one)[0]))

@@ -45,7 +45,7 @@ class WarmUp(Detector):
         work = evidence.host_time
         excess_s, called_s = work.first_excess_s, work.first_call_excess_s(evidence.first_launches)
         total_s = float(excess_s.sum() + called_s.sum())
-        if total_s < SMALLEST_SHARE * evidence.recorded_s:
+        if share_of(evidence, total_s) < SMALLEST_SHARE:
             return
         by_name: dict[tuple[str, str, str], float] = {}
         for at in np.flatnonzero(excess_s).tolist():

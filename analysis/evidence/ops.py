@@ -115,16 +115,17 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         """A number for the kernel that the call at the end of each op launches first, -1 for none, [ops]."""
         launched_by = self.host_time.launched_by
         found, gpu = np.full(len(launched_by), -1, np.int64), np.flatnonzero(launched_by >= 0)[::-1]
-        found[launched_by[gpu]] = numbered(self.ops["name"].gather(gpu))
+        found[launched_by[gpu]] = numbered(*(self.ops[name].gather(gpu) for name in ("rank", "name")))
         return found
 
     @cached_property
     def in_head(self) -> Bools:
-        """Which parts of `host_time` are before the first op of a GPU, [parts]."""
-        ops = self.graph.ops
+        """Which parts of `host_time` are before the first op of the GPU of their rank, [parts]."""
+        ops, part = self.graph.ops, self.host_time.op
         on_gpu = self.ops["role"].eq("gpu").to_numpy()
-        first_s = float(ops.start[on_gpu].min(initial=np.inf))
-        return np.asarray((ops.start + ops.duration)[self.host_time.op] <= first_s)
+        first_s = np.full(int(ops.rank.max(initial=0)) + 1, np.inf)
+        np.minimum.at(first_s, ops.rank[on_gpu], ops.start[on_gpu])
+        return np.asarray((ops.start + ops.duration)[part] <= first_s[ops.rank[part]])
 
     @cached_property
     def arrives_s(self) -> Floats:
@@ -420,12 +421,17 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     @property
     def smallest_cost_s(self) -> float:
         """Findings that cost less are not reported, seconds; of several ranks, `behind.py` has weighed their parts."""
-        return SMALLEST_COST_SHARE * self.recorded_s if self.alone else 0.0
+        return SMALLEST_COST_SHARE * self.recorded_s if self.idles else 0.0
 
     @property
     def alone(self) -> bool:
         """Whether it is the recording of one rank, which is compared with nobody."""
         return self.kept is not None and len(self.ranks) == 1
+
+    @property
+    def idles(self) -> bool:
+        """Whether to ask what the hosts do while GPUs idle: of a rank alone, or if nothing costs several ranks more."""
+        return self.alone or (self.kept is not None and self.leading is LossKind.HOST)
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
         """Yield a detector's fixes of one of its findings."""

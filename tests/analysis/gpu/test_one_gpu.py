@@ -389,6 +389,17 @@ def test_nobody_is_blamed_for_what_is_not_recorded(tmp_path: Path) -> None:
     assert "launches nothing" not in run("whatif", tmp_path).out
 
 
+def test_several_ranks_that_all_idle_have_the_findings_together(tmp_path: Path) -> None:
+    """Two ranks alike, each with 880 us of dispatch to save; their GPUs wait, and they do not wait for each other."""
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", document(steps(5, kernel_us=2), rank=rank))
+    content = load(tmp_path).whatif().to_dict()
+    assert [one["rank"] for one in content["gpus"]] == [0, 1]
+    finding = next(one for one in content["gpus"][0]["findings"] if one["reason"] == "launch-bound")
+    assert (finding["name"], finding["saves_s"]) == ("aten::mm", US(880e-6, rel=0.1))
+    assert content["verdict"]["kind"] == "host-bound"
+
+
 def test_one_step_says_nothing_of_a_day(tmp_path: Path) -> None:
     assert "a day" not in run("whatif", recording_in(tmp_path / "a", steps(1, kernel_us=2))).out
     assert "a day" in run("whatif", recording_in(tmp_path / "b", steps(5, kernel_us=2))).out
