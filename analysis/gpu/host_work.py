@@ -6,11 +6,13 @@ trace still tells which part of them a repair takes away.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.codes import numbered
-from tracekit.analysis.numeric.overlap import overlaps
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.kineto import WHAT_SCHEMA
 
@@ -18,6 +20,7 @@ from tracekit.trace.kineto import WHAT_SCHEMA
 KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
 #: What takes less than this share of all host work goes with the rest of its reason.
 _SMALLEST_SHARE = 1e-3
+_ROWS_AT_ONCE = 1 << 14
 #: Shorter parts of an op are left out, seconds.
 _SHORTEST_S = 1e-7
 
@@ -30,24 +33,18 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     """
     if host.is_empty():
         return host, whats.clear()
-    lane = numbered(
-        pl.concat([host["rank"], pieces["rank"]]), pl.concat([host["thread"], pieces["thread"].cast(pl.Int64)])
-    )
     begin = host["start"].to_numpy()
     end = begin + host["duration"].to_numpy()
-    start, length = pieces["start"].to_numpy(), pieces["duration"].to_numpy()
-    op, at, covered = overlaps(begin, end, start, start + length, lane[: host.height], lane[host.height :])
-    what = pieces["what"].to_numpy()[at].astype(np.int64)
-    left = end - begin - np.bincount(op, weights=covered, minlength=host.height)
-    nothing = whats.height
-    op = np.concatenate([op, np.arange(host.height)])
-    what, covered = np.append(what, np.full(host.height, nothing)), np.append(covered, left)
     named = pl.concat([whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False)], WHAT_SCHEMA, orient="row")])
-    kept, renumbered = _longest(named, np.bincount(what, weights=covered, minlength=named.height))
+    found = _parts(host, pieces, begin, end)
+    left = end - begin - np.bincount(found["row"], found["did_s"], host.height)
+    nothing = {"row": np.arange(host.height), "what": whats.height, "did_s": left, "did_n": 1}
+    found = pl.concat([found, pl.DataFrame(nothing, found.schema)])
+    kept, renumbered = _longest(named, np.bincount(found["what"], found["did_s"], named.height))
     parts = (
-        pl.DataFrame({"row": op, "did": renumbered[what].astype(np.int32), "did_s": covered})
+        found.with_columns(did=pl.Series(renumbered.astype(np.int32)).gather(found["what"]))
         .group_by("row", "did")
-        .agg(pl.col("did_s").sum(), did_n=pl.len())
+        .agg(pl.col("did_s").sum(), pl.col("did_n").sum())
         .filter(pl.col("did_s") > _SHORTEST_S)
         .sort("row", "did")
         .group_by("row", maintain_order=True)
@@ -55,11 +52,40 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     )
     host = host.drop("thread")
     for one, kind in KINDS.items():
-        inside = np.bincount(op, covered * (named["reason"] == one).to_numpy()[what], host.height)
+        of_kind = found.filter((named["reason"] == one).gather(found["what"]))
+        inside = np.bincount(of_kind["row"], of_kind["did_s"], host.height)
         mostly = pl.Series((2 * inside > end - begin) & (end > begin)) & (host["kind"] == "host")
         host = host.with_columns(kind=pl.when(mostly).then(pl.lit(kind)).otherwise("kind"))
-    numbers = pl.DataFrame({"row": np.arange(host.height)}).join(parts, on="row", how="left", maintain_order="left")
+    numbers = pl.DataFrame({"row": np.arange(host.height, dtype=np.int32)})
+    numbers = numbers.join(parts, on="row", how="left", maintain_order="left")
     return host.hstack(numbers.drop("row")), kept
+
+
+def _parts(host: pl.DataFrame, pieces: pl.DataFrame, begin: Floats, end: Floats) -> pl.DataFrame:
+    """What each host op consists of, by `row`: `what`, `did_s`, `did_n`. `begin`, `end`: of the ops, seconds, [ops].
+
+    The pieces of a thread come in order of start. Some ops at a time, so that memory is bounded.
+    """
+    lanes = (pl.concat([host[name], pieces[name].cast(host[name].dtype)]) for name in ("rank", "thread"))
+    lane = numbered(*lanes)
+    mine, theirs = lane[: host.height], lane[host.height :]
+    start, what = pieces["start"].to_numpy(), pieces["what"].to_numpy()
+    stop = start + pieces["duration"].to_numpy()
+    found = [pl.DataFrame(schema={"row": pl.Int32, "what": pl.Int32, "did_s": pl.Float64, "did_n": pl.UInt32})]
+    edges = np.flatnonzero(np.diff(theirs, prepend=-1, append=-1))
+    for low, high in pairwise(edges.tolist()):
+        rows = np.flatnonzero(mine == theirs[low])
+        first = low + np.searchsorted(stop[low:high], begin[rows], side="right")
+        last = low + np.searchsorted(start[low:high], end[rows], side="left")
+        for at in range(0, len(rows), _ROWS_AT_ONCE):
+            here = slice(at, at + _ROWS_AT_ONCE)
+            count = np.maximum(last[here] - first[here], 0)
+            row = np.repeat(rows[here], count)
+            piece = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first[here], count)
+            shared = np.minimum(stop[piece], end[row]) - np.maximum(start[piece], begin[row])
+            parts = pl.DataFrame({"row": row.astype(np.int32), "what": what[piece], "did_s": shared})
+            found.append(parts.group_by("row", "what").agg(pl.col("did_s").sum(), did_n=pl.len()))
+    return pl.concat(found)
 
 
 def _longest(whats: pl.DataFrame, seconds: np.ndarray) -> tuple[pl.DataFrame, np.ndarray]:
