@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
@@ -21,8 +22,9 @@ from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.replay.step_overlap import EarlyBeginnings, with_beginnings, with_early_beginnings
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import GraphError, SelectionError
 from tracekit.trace.canonical import Trace
+from tracekit.trace.model import OpKind
 
 #: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out.
 ENOUGH_STEPS = 3
@@ -33,8 +35,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
 
     `clocks`: the offsets that were subtracted from the recorded starts. `as_recorded`: the same job without
     reconstructed members of collectives, None if nothing was reconstructed. `left_out_steps`: steps with missing DP
-    ranks. `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out, [steps],
-    None if it leaves nothing out; `overlap_s`: seconds of each step in which the next step has begun, [steps].
+    ranks, or cut. `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out,
+    [steps], None if it leaves nothing out; `overlap_s`: seconds of each step in which the next step has begun, [steps].
     `kept_delay`: the launch delays that a repaired job keeps, one [rows, lanes] matrix per block; None: those of
     compute ops.
     """
@@ -51,16 +53,27 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
         """Build the graph of `trace`, correct its clocks and measure its durations.
 
-        The published method does not correct clocks. Raises GraphError if the ops contradict each other.
+        The published method does not correct clocks. Raises GraphError if the ops contradict each other; steps whose
+        recording was cut are left out.
         """
-        graph = DependencyGraph.from_trace(trace, posting=PUBLISHED if method is Method.PUBLISHED else None)
+        posting = PUBLISHED if method is Method.PUBLISHED else None
+        cut: tuple[int, ...] = ()
+        try:
+            graph = DependencyGraph.from_trace(trace, posting=posting)
+        except GraphError:
+            cut = _cut_steps(trace)
+            if not 0 < len(cut) < len(trace.steps):
+                raise
+            trace = trace.without_steps(cut)
+            graph = DependencyGraph.from_trace(trace, posting=posting)
         if method is Method.PUBLISHED:
-            return cls(graph, measure_durations(graph, method), Clocks.right(graph))
+            return cls(graph, measure_durations(graph, method), Clocks.right(graph), left_out_steps=cut)
         left_out = _incomplete_steps(graph)
         if left_out:
             trace = trace.without_steps(left_out)
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
+        left_out = tuple(sorted((*cut, *left_out)))
         clocks = measure_clocks(graph, trace.step_starts)
         if trace.one_host and (clocks.moves or clocks.doubts or not clocks.any_off):
             # A shared clock does not move relative to itself: such doubts come from ranks that wake up unevenly.
@@ -134,6 +147,20 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             replace(self.durations, cost=tuple(costs), launch_delay=tuple(delays), ideal=tuple(ideal)),
             self.clocks,
         )
+
+
+def _cut_steps(trace: Trace) -> tuple[int, ...]:
+    """The numbers of the steps in which a worker has not as many backwards as forwards, or as the other stages."""
+    kind = pl.col("kind")
+    counts = trace.ops.group_by("step", "dp_rank", "pp_rank").agg(
+        (kind == OpKind.FORWARD_COMPUTE).sum().alias("forwards"),
+        (kind == OpKind.BACKWARD_COMPUTE).sum().alias("backwards"),
+    )
+    of_lane = counts.group_by("step", "dp_rank").agg(
+        fewest=pl.min_horizontal(pl.col("forwards").min(), pl.col("backwards").min()),
+        most=pl.max_horizontal(pl.col("forwards").max(), pl.col("backwards").max()),
+    )
+    return tuple(of_lane.filter(pl.col("fewest") < pl.col("most"))["step"].unique().sort().to_list())
 
 
 def _incomplete_steps(graph: DependencyGraph) -> tuple[int, ...]:

@@ -39,8 +39,8 @@ from tracekit.synth import (
     synthesize,
 )
 from tracekit.synth.job import JobShape
-from tracekit.synth.schedules import compute_order
 from tracekit.trace.canonical import Trace
+from tracekit.trace.compute_order import compute_order
 from tracekit.trace.model import Layout, OpKind
 
 F, B = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE

@@ -39,6 +39,14 @@ STDOUT = Path("-")
     metavar="CLASS=REGEX|FILE",
     help="Class of GPU kernels by name, or a YAML file of such patterns. Repeatable.",
 )
+@click.option("--bubbles", is_flag=True, help="Where the stages of the pipeline are idle, and why.")
+@click.option(
+    "--schedule",
+    "schedules",
+    multiple=True,
+    metavar="SCHEDULE",
+    help="--bubbles, and the price of this schedule: gpipe, 1f1b, interleaved:chunks=V, zb-h1. Repeatable.",
+)
 @click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
@@ -72,6 +80,8 @@ def whatif_command(
     keep: tuple[str, ...],
     by: tuple[str, ...],
     kernel_classes: tuple[str, ...],
+    bubbles: bool,
+    schedules: tuple[str, ...],
     layers: str | None,
     ignore_steps: str | None,
     method: str,
@@ -94,11 +104,13 @@ def whatif_command(
 
     A SELECTION reads like "worker=5,2", "stage=3 and step=100-200", "kind=gc", "slowest=3%",
     "everything but communication". A CONDITION compares slowdown, waste, replay_error, discrepancy, or what a kind of
-    cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%".
+    cause costs of the step, with a number: "slowdown>1.1", "bad-worker>5%". A SCHEDULE may state the share of the
+    weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
     _check_files(parquet_file, markdown, html)
+    _check_schedules(schedules)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
@@ -106,6 +118,11 @@ def whatif_command(
                       kernel_classes=kernel_classes)  # fmt: skip
         if parquet_file is not None and not loaded.has_workers:
             raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
+        if (bubbles or schedules) and not loaded.has_workers:
+            raise SelectionError(
+                f"--bubbles is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}, whose stages and"
+                " microbatches are not known"
+            )
         if ignore_steps is not None:
             loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
         if redact:
@@ -116,6 +133,9 @@ def whatif_command(
         source = "JOB" if redact else named
         del loaded  # and with it the ops of a pipeline, which nothing reads any more
         report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
+        if (bubbles or schedules) and report.pipeline is not None:
+            tell("the bubbles of the pipeline")
+            report = report.pipeline.with_bubbles(schedules)
         if html is not None:
             from tracekit.base.atomic_write import write_text
             from tracekit.show.documents.page import PAGE_FILE, page
@@ -149,6 +169,15 @@ def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:
     if not alone:
         raise SelectionError("--as prints to stdout, and so does --json or --markdown -; choose one")
     return renderer(name)
+
+
+def _check_schedules(schedules: tuple[str, ...]) -> None:
+    """Raise SelectionError, before the analysis, for a schedule that does not exist."""
+    if schedules:
+        from tracekit.analysis.bubbles.asked import AskedSchedule
+
+        for text in schedules:
+            AskedSchedule.parse(text)
 
 
 def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:

@@ -5,8 +5,8 @@ In: an `Attribution` and a `Diagnosis` with the identity and the coverage of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from msgspec import Struct
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
+from tracekit.job import bubbles_words
 from tracekit.job import pipeline_words as words
 from tracekit.job.tables import JSON_TABLES, ReportTables
+from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
 from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
@@ -52,10 +54,12 @@ class PipelineReport(ReportTables):
         report.write_csv("tables")            # every table as a file
 
     `layout`, `ops`: its parallel sizes, how many ops were analysed. `coverage`: what the trace
-    lacks; `dropped_lanes`: (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack; both are
-    left out. `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
+    lacks; `dropped_lanes`: (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack, or that
+    were cut; both are left out.
+    `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
     posted, as inferred from the recording. `published`: S by the published method, None if it cannot differ. `replay`:
-    the source of the figures of single steps. The other fields are those of `ReportTables` and `Report`.
+    the source of the figures of single steps. `bubbles`: where stages are idle, None if nobody asked. The other fields
+    are those of `ReportTables` and `Report`.
     """
 
     layout: Layout
@@ -68,6 +72,16 @@ class PipelineReport(ReportTables):
     posting: PostingRule
     replay: JobReplay
     published: PublishedView | None = None
+    bubbles: Bubbles | None = None
+
+    def with_bubbles(self, schedules: Sequence[str] = ()) -> PipelineReport:
+        """The same report, with the idle time of the stages and the prices of these schedules.
+
+        A schedule reads like "1f1b", "interleaved:chunks=2" or "zb-h1,weight=0.4". Raises SelectionError for another.
+        """
+        from tracekit.analysis.bubbles.bubbles import find_bubbles
+
+        return replace(self, bubbles=find_bubbles(self.replay, schedules))
 
     @property
     def plot(self) -> Plots:
@@ -124,11 +138,13 @@ class PipelineReport(ReportTables):
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
         """See `Report.remarks_of_source`."""
-        return words.pipeline_remarks(self)
+        yield from words.pipeline_remarks(self)
+        if self.bubbles is not None:
+            yield "Bubbles", bubbles_words.sentence(self.bubbles)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:  # noqa: ARG002
-        """See `Report.sections`; pipelines are drawn as maps of workers and steps instead."""
-        return iter(())
+        """See `Report.sections`; else, pipelines are drawn as maps of workers and steps."""
+        return iter(()) if self.bubbles is None else bubbles_words.tables(self.bubbles)
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""
@@ -159,6 +175,7 @@ class PipelineReport(ReportTables):
                 left_out_steps=self.left_out_steps,
                 dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
             ),
+            "bubbles": self.bubbles,
             "m_w": found.m_w.removal,
             "m_s": found.m_s.removal,
             "slowest_workers": found.slowest_workers,

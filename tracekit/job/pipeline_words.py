@@ -91,7 +91,9 @@ def _coverage(report: PipelineReport) -> str:
             f" {', '.join(map(str, ranks[:6]))}{' ...' if len(ranks) > 6 else ''})"
         )
     if steps := report.left_out_steps:
-        parts.append(f"left out {len(steps)} step{'s' * (len(steps) > 1)} that some DP ranks lack")
+        parts.append(
+            f"left out {len(steps)} step{'s' * (len(steps) > 1)} that some DP ranks lack, or whose recording was cut"
+        )
     elif parts:
         parts.append("waiting for untraced workers appears as slow communication")
     if gaps := report.attribution.gaps:

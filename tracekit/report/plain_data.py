@@ -21,6 +21,7 @@ from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.method import Method
 from tracekit.report.answer import Answer
+from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
 from tracekit.report.finding import Place, Spent, Unit
 from tracekit.report.gpu import GpuInReport
@@ -402,6 +403,7 @@ class Content(Struct, frozen=True, kw_only=True):
     clocks: Maybe[ClockReport | list[ClockOfRank]] = UNSET
     posting: Maybe[PostingRule] = UNSET
     coverage: Maybe[Coverage] = UNSET
+    bubbles: Maybe[Bubbles | None] = UNSET
     m_w: Maybe[Number] = UNSET
     m_s: Maybe[Number] = UNSET
     slowest_workers: Maybe[list[Worker]] = UNSET

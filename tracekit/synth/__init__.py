@@ -22,8 +22,8 @@ from tracekit.synth.causes import (
     parse_cause,
 )
 from tracekit.synth.job import InjectedCause
-from tracekit.synth.schedules import Schedule
 from tracekit.synth.simulate import BaseCosts, SynthSpec, simulated_slowdown, synthesize
+from tracekit.trace.compute_order import Schedule
 
 __all__ = [
     "CAUSES",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tracekit.synth.causes import parse_cause
-from tracekit.synth.schedules import Schedule
 from tracekit.synth.simulate import SynthSpec
+from tracekit.trace.compute_order import Schedule
 from tracekit.trace.model import Layout
 
 

@@ -20,8 +20,9 @@ import polars as pl
 from tracekit.base.errors import SelectionError
 from tracekit.synth.causes import ClockOffset, MissingRanks, MissingSteps
 from tracekit.synth.job import Effect, Floats, InjectedCause, JobShape
-from tracekit.synth.schedules import LanePlan, PlannedOp, Schedule, check_schedule, plan_lane
+from tracekit.synth.schedules import LanePlan, PlannedOp, plan_lane
 from tracekit.trace.canonical import Trace
+from tracekit.trace.compute_order import Schedule, check_schedule
 from tracekit.trace.model import DP_COLLECTIVES, Layout, OpKind, Worker
 from tracekit.trace.schema import KIND_TYPE
 

@@ -1,0 +1,189 @@
+"""The pipeline as recorded: computes and transfers of the lanes that compute in the same order.
+
+In: a `JobReplay`, with clocks corrected. Out: `RecordedPipeline`s, one for each order, and the lanes that are in none.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.bubbles.order import BACKWARD, FORWARD, KINDS_OF_COMPUTE, Order
+from tracekit.analysis.graph.dependency_graph import Block
+from tracekit.analysis.graph.op_grid import paired_rows
+from tracekit.analysis.graph.rules.megatron import BACKWARD as BACKWARDS
+from tracekit.analysis.graph.rules.megatron import FORWARD as FORWARDS
+from tracekit.analysis.graph.rules.megatron import merged_order
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.trace.model import KINDS, OpKind
+
+Lane = tuple[int, int]
+
+
+class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
+    """Lanes whose stages compute in the same order, with recorded seconds.
+
+    `v_shaped`: the second chunk of each stage runs from the last stage to the first. `dp_rank`: [lanes]. `start`,
+    `end`: of computes, [computes, lanes]. `arrived`: when the receive of a compute's input ended, `gathered`: when the
+    gathering of its parameters did, -inf if there is none, [computes, lanes]. `transfer`: own cost of each transfer in
+    `order.received`, [transfers, lanes].
+    """
+
+    order: Order
+    v_shaped: bool
+    dp_rank: Int32s
+    start: Floats
+    end: Floats
+    arrived: Floats
+    gathered: Floats
+    transfer: Floats
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes."""
+        return len(self.dp_rank)
+
+    @cached_property
+    def kinds(self) -> int:
+        """The number of kinds of compute: 3 if weight gradients are computed apart, else 2."""
+        return int(self.order.kind.max()) + 1
+
+    def of_cells(self, values: Floats) -> Floats:
+        """Values of the computes, [computes, lanes], by [kinds, virtual stages, microbatches, lanes]."""
+        shape = (self.kinds, self.order.virtual_stages, self.order.microbatches, self.lanes)
+        return values[np.argsort(self.order.cell)].reshape(shape)
+
+    @cached_property
+    def duration(self) -> Floats:
+        """Recorded seconds of each compute, [kinds, virtual stages, microbatches, lanes]."""
+        return self.of_cells(self.end - self.start)
+
+    @cached_property
+    def delay(self) -> Floats:
+        """Launch delays: how long each compute could have begun before it did, seconds, likewise."""
+        ready = self.arrived.copy()
+        follows = np.flatnonzero(np.diff(self.order.stage) == 0)
+        ready[follows + 1] = np.maximum(ready[follows + 1], self.end[follows])
+        first = self.start.min(axis=0)
+        return self.of_cells(self.start - np.where(np.isfinite(ready), ready, first))
+
+    @cached_property
+    def usual_transfer(self) -> Floats:
+        """The median transfer of each direction and sending stage, seconds, [directions, stages].
+
+        Stages that send nothing in that direction, as the last one of 1F1B, have the median of the direction.
+        """
+        order, found = self.order, np.zeros((2, self.order.stages))
+        kind, sender = order.kind[order.received], order.stage[order.needs[order.received]]
+        for direction in range(2):
+            if (kind == direction).any():
+                found[direction] = np.median(self.transfer[kind == direction])
+            for stage in np.unique(sender[kind == direction]):
+                found[direction, stage] = np.median(self.transfer[(kind == direction) & (sender == stage)])
+        return found
+
+    def joined(self, other: RecordedPipeline) -> RecordedPipeline:
+        """The lanes of both, of the same order."""
+        names = ("dp_rank", "start", "end", "arrived", "gathered", "transfer")
+        both = {name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in names}
+        return RecordedPipeline(self.order, self.v_shaped, **both)
+
+
+def recorded_pipelines(replay: JobReplay) -> tuple[list[RecordedPipeline], list[Lane]]:
+    """The pipelines of a job, and (step, dp_rank) of the lanes whose computes or transfers are not all recorded."""
+    found: dict[bytes, RecordedPipeline] = {}
+    left_out: list[Lane] = []
+    for number, block in enumerate(replay.graph.blocks):
+        one = _pipeline(block, replay.durations.cost[number], replay.graph.layout.pp, replay.graph.layout.vpp)
+        if one is None:
+            left_out += zip(replay.graph.steps[block.step].tolist(), block.dp_rank.tolist(), strict=True)
+            continue
+        order = one.order
+        key = np.stack([order.stage, order.kind, order.virtual, order.microbatch]).tobytes()
+        found[key] = found[key].joined(one) if key in found else one
+    return list(found.values()), left_out
+
+
+def _pipeline(block: Block, cost: Floats, stages: int, chunks: int) -> RecordedPipeline | None:
+    """The pipeline of a block; None if its lanes lack computes or transfers. `cost`: of its ops, [rows, lanes]."""
+    template = block.template
+    kind_of = np.full(len(KINDS), -1)
+    kind_of[[kind.code for kind in KINDS_OF_COMPUTE]] = range(len(KINDS_OF_COMPUTE))
+    kind, begin = kind_of[template.kind], block.start[:, 0]
+    rows = np.concatenate(
+        [
+            merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == each)) for each in range(3)])
+            for stage in range(stages)
+        ]
+    )
+    kind, stage, chunk = kind[rows], template.pp_rank[rows].astype(np.int64), np.maximum(template.chunk[rows], 0)
+    counts = np.zeros((3, chunks, stages), np.int64)
+    np.add.at(counts, (kind, chunk, stage), 1)
+    microbatches = int(counts[0, 0, 0])
+    if not microbatches or (counts[:2] != microbatches).any() or not np.isin(counts[2], counts[2, 0, 0]).all():
+        return None
+    if counts[2, 0, 0] not in (0, microbatches):
+        return None
+    v_shaped = chunks == 2 and stages > 1 and _v_shaped(begin[rows], kind, stage, chunk, stages)
+    virtual = chunk.astype(np.int64) * stages + (stages - 1 - stage if v_shaped else stage)
+    if v_shaped:
+        virtual[chunk == 0] = stage[chunk == 0]
+    microbatch = _microbatches(block, rows, (kind * chunks + chunk) * stages + stage, microbatches)
+    order = Order(stage, kind, virtual, microbatch, stages, stages * chunks, microbatches)
+    recv = _receives(block, order)
+    if recv is None:
+        return None
+    start, end = block.start[rows], block.start[rows] + block.duration[rows]
+    arrived = np.full_like(start, -np.inf)
+    arrived[order.received] = block.start[recv] + block.duration[recv]
+    return RecordedPipeline(order, v_shaped, block.dp_rank, start, end, arrived, _gathered(block, rows), cost[recv])
+
+
+def _v_shaped(begin: Floats, kind: Ints, stage: Ints, chunk: Ints, stages: int) -> bool:
+    """Whether the second chunk begins on the last stage. `begin`: recorded starts of the computes in one lane."""
+    second = (kind == FORWARD) & (chunk == 1)
+    return bool(begin[second & (stage == stages - 1)].min() < begin[second & (stage == 0)].min())
+
+
+def _microbatches(block: Block, rows: Ints, group: Ints, microbatches: int) -> Ints:
+    """The microbatch of each compute, from 0, [computes]: as recorded or, if that cannot be, in order. `group`: a
+    number for each kind, chunk and stage.
+    """
+    by_group = np.lexsort((np.arange(len(rows)), group))
+    found = np.empty(len(rows), np.int64)
+    found[by_group] = np.tile(np.arange(microbatches), len(rows) // microbatches)
+    if block.microbatch.shape[1] == 1:
+        _, recorded = np.unique(block.microbatch[rows, 0], return_inverse=True)
+        if (np.sort(recorded[by_group].reshape(-1, microbatches), axis=1) == np.arange(microbatches)).all():
+            return recorded.astype(np.int64)
+    return found
+
+
+def _receives(block: Block, order: Order) -> Ints | None:
+    """The row of the receive of each of `order.received`, [transfers]; None if they do not match."""
+    template = block.template
+    real = np.sort(paired_rows(template)[1])
+    received = np.empty(len(order.received), np.int64)
+    for kind, recv in ((FORWARD, FORWARDS.recv), (BACKWARD, BACKWARDS.recv)):
+        rows, these = real[template.kind[real] == recv.code], order.kind[order.received] == kind
+        if not np.array_equal(template.pp_rank[rows], order.stage[order.received[these]]):
+            return None
+        received[these] = rows
+    return received
+
+
+def _gathered(block: Block, rows: Ints) -> Floats:
+    """When the parameters that each compute waits for were gathered, seconds, -inf for none, [computes, lanes]."""
+    template = block.template
+    found = np.full((len(rows), block.lanes), -np.inf)
+    at = np.full(template.rows, -1)
+    at[rows] = np.arange(len(rows))
+    after = np.repeat(np.arange(template.rows), np.diff(template.first_wait))
+    gather = template.kind[template.waits_for] == OpKind.PARAMS_ALL_GATHER.code
+    for before, compute in zip(template.waits_for[gather], at[after[gather]], strict=True):
+        if compute >= 0:
+            found[compute] = np.maximum(found[compute], block.start[before] + block.duration[before])
+    return found

@@ -1,0 +1,99 @@
+"""The bubbles of a pipeline in words: one sentence, and tables.
+
+In: `Bubbles`. Out: what every renderer draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tracekit.base.text import seconds, three_digits
+from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
+from tracekit.report.section import Table
+
+_BECAUSE: dict[CauseOfIdle, str] = {
+    "dependency": "the schedule makes stages wait for each other",
+    "stages": "stages have unequal work",
+    "workers": "workers are slower than their peers",
+    "jitter": "computes of one kind vary",
+    "transfers": "transfers take time",
+    "host": "computes are launched late",
+}
+#: The sentence names at most this many causes, each at least this share of the idle time.
+_MOST_CAUSES, _SMALLEST_SHARE = 2, 0.01
+
+
+def sentence(found: Bubbles) -> str:
+    """How long the stages are idle, and why most of all."""
+    if found.window_s is None or found.idle_s is None or found.share is None:
+        return f"unknown: {found.unknown}"
+    window = f"the {seconds(found.window_s)} from the first to the last compute of a step"
+    parts = [f"a stage is idle for {seconds(found.idle_s)} of {window} ({found.share:.0%})"]
+    largest = [row for row in found.causes if row.lost_s > _SMALLEST_SHARE * found.idle_s][:_MOST_CAUSES]
+    parts += [
+        f"{seconds(row.lost_s)}{'' if number else ' of it'} because {_BECAUSE[row.cause]}"
+        for number, row in enumerate(largest)
+    ]
+    if found.unknown:
+        parts.append(found.unknown)
+    lanes = len(found.left_out)
+    left_out = (
+        f"; left out: {lanes:,} incomplete {'lanes' if lanes > 1 else 'lane'} (step and DP rank)" if lanes else ""
+    )
+    return ", ".join(parts) + left_out
+
+
+def tables(found: Bubbles) -> Iterator[Table]:
+    """Idle time by place and reason, by cause, and the prices of schedules."""
+    window = found.window_s or 0.0
+    reasons = list(dict.fromkeys(row.reason for row in found.places))
+    by_place: dict[str, dict[str, float]] = {}
+    for row in found.places:
+        by_place.setdefault(row.place, {})[row.reason] = row.idle_s
+    if by_place:
+        yield Table(
+            "Idle time of a stage: where, and what it waits for",
+            ("Idle", *reasons),
+            tuple(
+                (place, *(seconds(idle[reason]) if reason in idle else "-" for reason in reasons))
+                for place, idle in by_place.items()
+            ),
+        )
+    if found.causes:
+        yield Table(
+            "Why stages are idle",
+            ("Idle because", "a step", "of the window"),
+            tuple(
+                (_BECAUSE[row.cause], seconds(row.lost_s), f"{row.lost_s / window if window else 0:.1%}")
+                for row in found.causes
+            ),
+        )
+    if found.schedules:
+        yield Table(
+            "Other schedules",
+            ("Schedule", "window", "step", "saves", "held"),
+            tuple(map(_schedule, found.schedules)),
+            "\n".join(_notes(found.schedules)),
+        )
+
+
+def _notes(schedules: Sequence[PricedSchedule]) -> Iterator[str]:
+    """What the table of schedules needs to be understood."""
+    yield "held: the most microbatches on any stage"
+    rests_on: dict[str, list[str]] = {}
+    for row in schedules:
+        for words in row.assumes.split("; ") if row.assumes else ():
+            rests_on.setdefault(words, []).append(row.schedule)
+    priced = sum(row.refused is None for row in schedules)
+    for words, names in rests_on.items():
+        yield f"assumed: {words}" + (f" ({', '.join(names)})" if len(names) < priced else "")
+    yield from (f"{row.schedule} refused: {row.refused}" for row in schedules if row.refused is not None)
+
+
+def _schedule(row: PricedSchedule) -> tuple[str, ...]:
+    if row.low_s is None or row.high_s is None or row.peak_microbatches is None:
+        return row.schedule, "refused", "", "", ""
+    held = three_digits(max(row.peak_microbatches))
+    if row.window_s is None or row.step_time_s is None or row.saved_s is None:
+        return row.schedule, f"{seconds(row.low_s)} to {seconds(row.high_s)}", "", "", held
+    return row.schedule, seconds(row.window_s), seconds(row.step_time_s), seconds(row.saved_s), held
