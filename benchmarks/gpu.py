@@ -110,9 +110,9 @@ def measured(folder: Path) -> list[list[str]]:
         ["ops over kernels", f"{off:+.2%}", "within 2 %", _holds(abs(off) <= 0.02)],
         ["waiting calls added", str(sum(added.values())), "0", _holds(sum(added.values()) <= 0)],
         [
-            "step time, recording over not",
-            f"{cost['share']:.4f} (error {cost['error']:.4f})",
-            "at most 1.01 beyond the noise",
+            "recording, share of a step",
+            f"{cost['share']:+.2%} (error {cost['error']:.2%})",
+            "at most 1 % beyond the noise",
             _holds(cost["share"] <= allowed),
         ],
         ["clock: uncertainty", f"{clock['uncertainty_ns'] / 1e3:.1f} us", "", ""],
@@ -144,7 +144,7 @@ def _metadata(path: Path) -> dict:
 
 def _collect(out: Path, arguments: list[str], *options: str) -> dict:
     """Run the script under `tracekit collect`; its summary."""
-    under = [sys.executable, "-m", "tracekit.collectors", "--out", str(out), "--no-store", "--json", *options, "--"]
+    under = [sys.executable, "-m", "tracekit", "collect", "--out", str(out), "--no-store", "--json", *options, "--"]
     printed = _run([*under, sys.executable, str(SCRIPT), *arguments])
     return json.loads(next(line for line in printed.splitlines() if line.startswith('{"exit_code"')))
 

@@ -548,3 +548,12 @@ def test_of_two_first_writers_both_are_stored(tmp_path: Path, monkeypatch: pytes
     Store(path).add([Incoming(slow_trace(name="this"), "this", "by hand")])
     assert {job.name for job in Store(path).jobs()} == {"this", "other"}
     assert {file.name for file in tmp_path.iterdir()} == {"jobs.store"}
+
+
+def test_a_first_writer_that_was_killed_leaves_an_empty_folder_that_the_next_one_takes(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.path.mkdir()
+    store.check_new("job")
+    assert store.free_name("job") == "job"
+    store.add([incoming(slow_trace((0,)), "job")])
+    assert [job.name for job in store.jobs()] == ["job"]

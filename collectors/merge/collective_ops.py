@@ -246,13 +246,13 @@ def with_one_clip(ops: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([ops.filter(~is_clip), whole.select(OP_COLUMNS)])
 
 
-def with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
-    """Join reductions of one kind that run at the same time into one op, because they share the network.
+def with_joined_reductions(ops: pl.DataFrame, on_device: list[int]) -> pl.DataFrame:
+    """Join reductions of one kind that begin inside the last backward, or run at the same time, into one op.
 
-    Examples are the buckets of DistributedDataParallel and the layers that FSDP reduce-scatters inside the last
-    backward. The graph runs the collectives of a worker one after another. Reductions that overlap on one DP rank of a
-    stage are joined on all its DP ranks, so that each still finds its counterpart. If the ranks have different numbers
-    of reductions, none are joined.
+    Examples are the buckets of DistributedDataParallel and the layers that FSDP reduce-scatters. What is left of them
+    after the backward is no measure of how long each takes. On the GPUs of the ranks `on_device`, those that begin
+    later only queue. Reductions that are joined on one DP rank of a stage are joined on all its DP ranks, so that each
+    still finds its counterpart. If the ranks have different numbers of reductions, none are joined.
     """
     is_reduction = pl.col("kind").is_in(REDUCTIONS)
     key, peers = ["rank", "step", "kind"], ["step", "pp_rank", "kind"]
@@ -262,9 +262,12 @@ def with_joined_reductions(ops: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             number=pl.int_range(pl.len()).over(key),
             count=pl.len().over(key),
-            # A bucket that ended inside the backward was moved to the end of the backward and has no length.
+            # What began inside the backward was moved to its end.
             overlaps=(
-                (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
+                (
+                    ~pl.col("rank").is_in(on_device)
+                    & (pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(key))
+                )
                 | (pl.col("start_ns") == pl.col("start_ns").shift(1).over(key))
             ).fill_null(value=False),
         )

@@ -3,6 +3,7 @@
 In: readings, each an event that the GPU passed between two host times. Out: a `DeviceClockFit` per rank, which converts
 the device times of its records to host times. The clock is assumed to drift evenly between readings. To measure the
 error of this assumption, each reading is predicted from its neighbours; the error is part of the uncertainty.
+While another process has the GPU, a reading can be most of a second wide.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-#: Readings wider than this many times the median width of the narrower half are not trusted: the GPU was busy.
+#: Readings wider than this many times the narrowest one are not trusted: the GPU was busy,
 WIDE = 4.0
+#: unless they are from so much later that the clock may have drifted further than they are wide, seconds per second.
+UNKNOWN_DRIFT = 5e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,17 @@ def fit_device_clock(readings: Sequence[Sequence[int]]) -> DeviceClockFit:
     table = np.array(readings, np.int64)
     table = table[np.argsort(table[:, 0])]
     width = (table[:, 2] - table[:, 1]).astype(np.float64)
-    closer = np.sort(width)[: (len(width) + 1) // 2]
-    trusted = table[width <= WIDE * np.median(closer)]
+    narrowest = int(np.argmin(width))
+    since = np.abs(table[:, 0] - table[narrowest, 0])
+    trusted = table[width <= np.maximum(WIDE * width[narrowest], UNKNOWN_DRIFT * since)]
     device_ns = trusted[:, 0]
     half_width = (trusted[:, 2] - trusted[:, 1]) / 2
     offset = (trusted[:, 1] - device_ns) + half_width
-    since = (device_ns - device_ns[0]).astype(np.float64)
-    drift = float(np.polyfit(since, offset - offset[0], 1)[0]) if len(trusted) > 1 else 0.0
-    missed = 0.0
+    span = (device_ns - device_ns[0]).astype(np.float64)
+    drift = float(np.polyfit(span, offset - offset[0], 1)[0]) if len(trusted) > 1 else 0.0
+    missed = UNKNOWN_DRIFT * float(since.max()) if len(trusted) == 1 else 0.0
     if len(trusted) > 2:
-        share = (since[1:-1] - since[:-2]) / (since[2:] - since[:-2])
+        share = (span[1:-1] - span[:-2]) / (span[2:] - span[:-2])
         predicted = offset[:-2] + share * (offset[2:] - offset[:-2])
         missed = float(np.abs(predicted - offset[1:-1]).max())
     return DeviceClockFit(device_ns, offset, drift, max(float(half_width.max()), missed), len(table))

@@ -71,7 +71,7 @@ def timed_alike(records: pl.DataFrame, steps: pl.DataFrame) -> TimedSteps:
 
 def waited_for(records: pl.DataFrame) -> WaitedFor:
     """Start host work when the GPU finishes what it began before the host was done; drop host work that this hides."""
-    device = records.filter(ON_DEVICE)
+    device = records.filter(ON_DEVICE & (pl.col("category") != "step"))
     if device.is_empty():
         return WaitedFor(records, {})
     busy = device.sort("start_ns").select(

@@ -95,11 +95,11 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
     ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
     on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
-    ops = one_after_another(ops, on_device)
+    ops = one_after_another(with_joined_reductions(ops, on_device), on_device)
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
     if layout.pp == 1:
         ops = with_waits_apart(ops, waits.filter("joins_all").select("rank", "start_ns", "end_ns"))
-    ops = _without_closures(with_joined_reductions(with_one_clip(ops)))
+    ops = _without_closures(with_one_clip(ops))
     inside_optimizers = _collected_inside(ops)
     ops = ops.join(inside_optimizers, on=OP_COLUMNS, how="anti", nulls_equal=True)
     ops = ended_by_optimizers(ops)

@@ -24,6 +24,7 @@ UNKNOWN_DRIFT = 5e-5
 LARGEST_UNCERTAINTY_NS = 5_000_000
 
 _Times = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,16 @@ def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock 
     least = (enqueue - start - base).astype(np.float64)  # host - gpu is at least this
     most = np.minimum(seen_start - start, seen_end - end).astype(np.float64) - base
     since = (start - base_gpu).astype(np.float64)
-    drift = offset = 0.0
+    drift, missed = 0.0, UNKNOWN_DRIFT * float(np.ptp(since)) / 2
     for _ in range(REFINEMENTS):  # bounds of one stretch are only tight after drift is removed
-        line = offset + drift * since
-        at, middle, half = _stretches(since, least - line, most - line)
-        more_drift, more = np.polyfit(at, middle, 1) if len(at) > 1 else (0.0, middle[0])
-        drift, offset = drift + float(more_drift), offset + float(more)
-    # Error of the line in the middle of a stretch; twice as much towards the ends of the recording,
-    uncertainty = 2 * float((half + np.abs(middle - (more + more_drift * at))).max())
-    line = offset + drift * since  # and by how much single channels contradict it
-    uncertainty += 2 * max(0.0, float((least - line).max()), float((line - most).max()))
-    if len(at) == 1:
-        uncertainty += UNKNOWN_DRIFT * float(np.ptp(since))
+        at, low, high = _stretches(since, least - drift * since, most - drift * since)
+        if len(at) > 1:
+            more, missed = min((_line(at, bounds) for bounds in (low, high)), key=lambda line: line[1])
+            drift += more
+    lowest, highest = float((least - drift * since).max()), float((most - drift * since).min())
+    offset = (lowest + highest) / 2
+    # The error of the line counts twice towards the ends of the recording.
+    uncertainty = abs(highest - lowest) / 2 + 2 * missed
     if uncertainty > LARGEST_UNCERTAINTY_NS:
         return None
     return GpuClock(
@@ -86,10 +85,14 @@ def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock 
     )
 
 
-def _stretches(
-    since: npt.NDArray[np.float64], least: npt.NDArray[np.float64], most: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Time, middle and half width of the tightest bounds in each stretch of time."""
+def _line(at: _Floats, bounds: _Floats) -> tuple[float, float]:
+    """The slope of the line through bounds, and the largest distance of one from it."""
+    slope, offset = np.polyfit(at, bounds, 1)
+    return float(slope), float(np.abs(bounds - (slope * at + offset)).max())
+
+
+def _stretches(since: _Floats, least: _Floats, most: _Floats) -> tuple[_Floats, _Floats, _Floats]:
+    """Mean time and tightest bounds of each stretch of time."""
     count = min(STRETCHES, len(since) // LEAST_CHANNELS)
     count = count if count >= LEAST_STRETCHES else 1
     length = np.ptp(since) / count or 1.0
@@ -99,4 +102,4 @@ def _stretches(
     low = np.array([least[inside].max() for inside in whole])
     high = np.array([most[inside].min() for inside in whole])
     at = np.array([since[inside].mean() for inside in whole])
-    return at, (low + high) / 2, np.abs(high - low) / 2
+    return at, low, high

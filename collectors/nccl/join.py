@@ -21,6 +21,7 @@ from tracekit.collectors.nccl.clock import GpuClock
 from tracekit.collectors.nccl.operations import COLLECTIVE
 from tracekit.collectors.nccl.recording import CommunicatorMembers, NcclRecording
 from tracekit.collectors.run_directory.host_clocks import ClockFit
+from tracekit.collectors.runtime.wire_format import Flag
 
 #: Beginning of a collective's name -> NCCL's function; the first that fits.
 FUNCTIONS = (
@@ -293,14 +294,20 @@ def _whole(matches: pl.DataFrame, operations: pl.DataFrame, wanted: pl.DataFrame
 
 
 def _replaced(records: pl.DataFrame, timed: pl.DataFrame) -> pl.DataFrame:
-    """The records in their order; a transfer's wait begins with it, since the host did not wait for it."""
+    """The records in their order; a transfer's wait begins with it, since the host did not wait for it.
+
+    Where CUDA events timed a collective, its start is when its stream got there: NCCL's kernel may have waited behind
+    another one. Its end is NCCL's if that is earlier: the event may be of the stream that waited.
+    """
     joined = records.join(
         timed.select("record", "gpu_start_ns", "gpu_end_ns"), on="record", how="left", maintain_order="left"
     )
     is_transfer = (pl.col("category") == "p2p") & pl.col("gpu_start_ns").is_not_null()
+    by_events = ((pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0) & (pl.col("category") == "collective")
+    earlier_ns = pl.max_horizontal("start_ns", pl.min_horizontal("end_ns", "gpu_end_ns"))
     return joined.with_columns(
-        start_ns=pl.coalesce("gpu_start_ns", "start_ns"),
-        end_ns=pl.coalesce("gpu_end_ns", "end_ns"),
+        start_ns=pl.when(by_events).then("start_ns").otherwise(pl.coalesce("gpu_start_ns", "start_ns")),
+        end_ns=pl.when(by_events).then(earlier_ns).otherwise(pl.coalesce("gpu_end_ns", "end_ns")),
         extra=pl.when(is_transfer).then("gpu_start_ns").otherwise("extra"),
     ).drop("record", "gpu_start_ns", "gpu_end_ns")
 

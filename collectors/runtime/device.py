@@ -226,14 +226,18 @@ class DeviceClock:
             extra = begin_ns + round(op.begin.event.elapsed_time(extra.event) * 1e6)
         if head[0] == Category.COMPUTE:
             self._compute_ns += end_ns - begin_ns
+        head = self._completed(head)
         return (head[0], head[1] | Flag.DEVICE_CLOCK, *head[2:], begin_ns, end_ns, extra)
 
     def _host_record(self, head: Head, begin: Instant, end: Instant, extra: Instant) -> Record:
-        """The record in host times; a step whose ops were dropped is not complete."""
+        return (*self._completed(head), host_ns(begin), host_ns(end), host_ns(extra))
+
+    def _completed(self, head: Head) -> Head:
+        """The head of a record; a step whose ops were dropped is not complete."""
         if head[0] == Category.STEP and head[3] in self._dropped_steps:
             self._dropped_steps.discard(head[3])
-            head = (head[0], head[1] & ~Flag.COMPLETE, *head[2:])
-        return (*head, host_ns(begin), host_ns(end), host_ns(extra))
+            return (head[0], head[1] & ~Flag.COMPLETE, *head[2:])
+        return head
 
     def _read_clock(self) -> None:
         """Pair the two clocks: record an event on an otherwise empty stream of our own, between two host times.

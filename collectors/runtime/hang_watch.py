@@ -1,6 +1,6 @@
 """Run the part of hang detection that is inside a rank: show progress, and report the rank's state on request.
 
-In: PyTorch's flight recorder and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten while
+In: PyTorch's flight recorders and this process's threads. Out, in the folder of the attempt: a *pulse*, rewritten while
 operations are issued or finished, and, when the launcher asks, a dump in the format of the recorder, with the members
 of all groups, the transfers that a thread waits for (gloo's recorder has none) and the stack of the main thread. A
 process that ends leaves such a dump as its last words. A separate thread does this. It cannot run while C code holds
@@ -56,6 +56,8 @@ _PHASES = (
     ("torch/_dynamo/convert_frame.py", (), "compilation"),
     ("torch/_inductor/compile_fx.py", (), "compilation"),
 )
+#: Marks the group on CPUs that shares its name with a group of NCCL.
+_ON_CPU = " (CPU)"
 _OWN_FILES = "/tracekit/collectors/runtime/"
 _TORCH_FILES = "/torch/"
 
@@ -65,8 +67,14 @@ class HangWatch:
 
     def __init__(self, session: Session, directory: Path) -> None:
         self._session, self._directory = session, directory
-        # PyTorch's recorder has no public name; the stubs do not know this one.
-        self._recorder: Any = importlib.import_module("torch._C._distributed_c10d")
+        # PyTorch's recorders have no public name. NCCL's is one of its own, which a build without NCCL lacks.
+        torch_c: Any = importlib.import_module("torch._C._distributed_c10d")
+        recorders = [name for name in ("nccl", "fr") if hasattr(torch_c, f"_dump_{name}_trace")]
+        self._read: list[Callable[[], bytes]] = [getattr(torch_c, f"_dump_{name}_trace") for name in recorders]
+        #: What each recorder counts, without its entries: cheap, and asks the GPU nothing.
+        self._count: list[Callable[[bool], bytes]] = [
+            getattr(torch_c, f"_dump_{name}_trace_json") for name in recorders
+        ]
         self._main = threading.main_thread().ident
         self._pulses = 0
         self._seen: Any = None
@@ -141,7 +149,7 @@ class HangWatch:
 
     def _beat(self) -> None:
         """Update the pulse if anything was issued or finished since the last update."""
-        seen = self._recorder._dump_fr_trace_json(False), self._transfers, self._session.step  # noqa: SLF001  see above
+        seen = [count(False) for count in self._count], self._transfers, self._session.step
         if seen == self._seen and self._pulses:
             return
         self._seen = seen
@@ -178,13 +186,17 @@ class HangWatch:
 
     def _dump(self) -> dict[str, Any]:
         """The state of this rank, in the format of the flight recorder."""
-        dump: dict[str, Any] = load_plain(self._recorder._dump_fr_trace())  # noqa: SLF001  see `__init__`
+        dump = _joined([load_plain(read()) for read in self._read])
         world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups of a process
         config = {}
         for group, ranks in world.pg_group_ranks.items():
             if (name := world.pg_names.get(group)) is not None:  # None: this rank is not a member of the group
                 members = str(sorted(ranks, key=ranks.__getitem__))
                 config[name] = {"name": name, "desc": group.group_desc, "ranks": members}
+        for entry in dump.get("entries", []):
+            name, description = entry["process_group"]
+            if name not in config and (same := config.get(name.removesuffix(_ON_CPU))) is not None:
+                config[name] = {**same, "name": name, "desc": description}
         dump["pg_config"] = config
         dump["entries"] = [*dump.get("entries", [])[-ENTRIES:], *self._transfers_waited_for(dump)]
         stack = self._stack()
@@ -229,6 +241,28 @@ class HangWatch:
             frames.append((frame.f_code, frame.f_lineno))
             frame = frame.f_back
         return [(code, line) for code, line in frames if _OWN_FILES not in code.co_filename]
+
+
+def _joined(dumps: list[dict[str, Any]]) -> dict[str, Any]:
+    """One dump of all recorders: NCCL's, then the one of what runs on CPUs.
+
+    A group can have a backend for each. Both count for themselves, so beside NCCL the group on CPUs is another group.
+    """
+    dump = dumps[0]
+    for other in dumps[1:]:
+        entries, statuses = dump.get("entries", []), dump.get("pg_status", {})
+        if not entries and not statuses:
+            dump = other
+            continue
+        first = 1 + max([entry["pg_id"] for entry in entries] + [int(group) for group in statuses], default=-1)
+        for entry in other.get("entries", []):
+            entry["pg_id"] += first
+            entry["process_group"] = [f"{name}{_ON_CPU}" for name in entry["process_group"]]
+        more = {str(int(group) + first): status for group, status in other.get("pg_status", {}).items()}
+        together = sorted([*entries, *other.get("entries", [])], key=lambda entry: entry["time_created_ns"])
+        numbered = [{**entry, "record_id": number} for number, entry in enumerate(together)]
+        dump = {**dump, "entries": numbered, "pg_status": {**statuses, **more}}
+    return dump
 
 
 def _phase(stack: list[tuple[Any, int]]) -> str | None:

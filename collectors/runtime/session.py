@@ -71,11 +71,11 @@ class Session(Guard):
         self.step_entered: list[Callable[[], None]] = []
         self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
-        self._step_start = now_ns()
+        self._step_start: Instant = now_ns()
         self._compute_ns = 0
         self.step_over = False
         self._manual_steps = False
-        self._last_end = self._step_start
+        self._last_end: Instant = self._step_start
         self._stepped: set[int] = set()
         self._optimizers_per_step = 1
         self._clipping: tuple[int, Instant] | None = None
@@ -313,7 +313,7 @@ class Session(Guard):
         if self._manual_steps:
             return
         self.step_over = True
-        self._last_end = end if isinstance(end, int) else now_ns()
+        self._last_end = end if self.recording else self.instant()
         if not self.recording and len(self._stepped) >= self._optimizers_per_step:
             self._next_step()
 
@@ -324,7 +324,7 @@ class Session(Guard):
     def _set_step(self, step: int) -> None:
         step = operator.index(step)  # raises if it is not an integer, before anything has changed
         if self._manual_steps or self.step_over or self._compute_ns:
-            self._record_step(now_ns())
+            self._record_step(self.instant())
         self._manual_steps = True
         self._enter(step)
 
@@ -341,19 +341,20 @@ class Session(Guard):
         self.optimizing = False
         self._enter(self.step + 1)
 
-    def _record_step(self, end_ns: int) -> None:
+    def _record_step(self, end: Instant) -> None:
+        """Record the step that ends at `end`: on the GPU's clock, if it has one, since its host may run steps ahead."""
         flags = Flag.COMPLETE | (Flag.RECORDING if self.recording else 0)
         on_device = self.device is not None and self.device.active
         compute_ns = self.device.take_compute_ns() if self.device is not None and on_device else self._compute_ns
         waited_us, ran_us = self._waited_us(), self._ran_us()
         self.record(
-            *(Category.STEP, "step", self._step_start, end_ns),
+            *(Category.STEP, "step", self._step_start, end),
             chunk=NONE if on_device else ran_us,
             peer=waited_us,
             extra=compute_ns,
             flags=flags,
         )
-        self._step_start = end_ns
+        self._step_start = end
 
     def _waited_us(self) -> int:
         """Time that the training thread has waited for a processor since the last call, us; NONE if unknown."""

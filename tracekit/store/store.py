@@ -143,7 +143,7 @@ class Store:
             self._check_name(name)
         with self._folder_to_write() as folder:
             folder.check_writable()
-        if self._exists():
+        if self.is_store():  # not the empty folder of a first writer that was killed
             with self.reading() as catalogue:
                 if name is not None and catalogue.holds(name):
                     raise StoreError(f"{self.path}: already has a job {short(name)!r}; choose another --name")
@@ -154,7 +154,7 @@ class Store:
         A job without windows that is not watched, created by a hang, does not block its name.
         """
         self._check_name(name)
-        if not self._exists():
+        if not self.is_store():
             return name
         names = (_numbered(name, number) if number > 1 else name for number in count(1))
         with self.reading() as catalogue:

@@ -81,19 +81,28 @@ def test_a_job_that_no_gpu_timed_keeps_its_launch_times():
     assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(10, 30)]
 
 
-def test_collectives_that_queue_behind_each_other_are_charged_their_own_time():
-    """Three buckets, launched at 50, 55 and 60 of a backward until 60, end at 70, 90 and 95: 10, 20, 5 ms of work."""
+def reduced(backward_end, *reductions):
+    """A step whose stream gets past its backward at 60, unless that waits until `backward_end` for reductions."""
     rows = [
         timed(Category.COMPUTE, "forward-compute", 0, 20, microbatch=0),
-        timed(Category.COMPUTE, "backward-compute", 20, 96, microbatch=0),
-        *(
-            timed(Category.COLLECTIVE, "allreduce", start, end, peer=0, extra=8)
-            for start, end in ((50, 70), (55, 90), (60, 95))
-        ),
+        timed(Category.COMPUTE, "backward-compute", 20, backward_end, microbatch=0),
+        *(timed(Category.COLLECTIVE, "allreduce", start, end, peer=0, extra=8) for start, end in reductions),
         timed(Category.OPTIMIZER, "optimizer", 96, 99),
     ]
-    result = merged(on_gpu(0, rows), on_gpu(1, rows))
-    assert ops_of(result, 1, OpKind.ALL_REDUCE) == [(60, 70), (70, 90), (90, 95)]
+    return merged(on_gpu(0, rows), on_gpu(1, rows))
+
+
+def test_buckets_that_are_launched_inside_a_backward_are_one_reduction():
+    """What is left of the first one after the backward says nothing about how long a bucket takes."""
+    result = reduced(96, (50, 70), (55, 90), (60, 95))
+    assert ops_of(result, 1, OpKind.ALL_REDUCE) == [(60, 95)]
+    assert ops_of(result, 1, OpKind.BACKWARD_COMPUTE) == [(20, 60)]
+
+
+def test_collectives_that_queue_behind_each_other_are_charged_their_own_time():
+    """Three reductions, launched at 61, 62 and 63 after the backward, end at 70, 90 and 95."""
+    result = reduced(60, (61, 70), (62, 90), (63, 95))
+    assert ops_of(result, 1, OpKind.ALL_REDUCE) == [(61, 70), (70, 90), (90, 95)]
     assert ops_of(result, 1, OpKind.BACKWARD_COMPUTE) == [(20, 60)]
 
 

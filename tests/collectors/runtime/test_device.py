@@ -338,3 +338,18 @@ def test_one_reading_gives_the_offset_and_none_is_an_error():
     assert fit.uncertainty_ns == 200
     with pytest.raises(ValueError, match="no readings"):
         fit_device_clock([])
+
+
+def test_readings_while_another_process_has_the_gpu_count_for_nothing():
+    """Of readings 11 us, 0.27 s and 0.81 s wide, the first alone is believed; how far the clock drifts is unknown."""
+    second = 1_000_000_000
+    wide = [(0, 0, 11_000), (second, second - 200_000_000, second + 65_000_000), (4 * second, 3 * second, 4 * second)]
+    fit = fit_device_clock(wide)
+    assert (fit.readings, fit.taken, fit.drift) == (1, 3, 0.0)
+    assert fit.uncertainty_ns == 200_000  # 50 ppm over 4 s
+
+
+def test_a_late_reading_that_is_wider_still_shows_the_drift():
+    """20 ppm over 100 s are 2 ms: more than a reading 100 us wide leaves open."""
+    fit = fit_device_clock([(0, 0, 10_000), (100_000_000_000, 100_002_000_000 - 45_000, 100_002_000_000 + 55_000)])
+    assert fit.drift == pytest.approx(2e-5)

@@ -274,3 +274,20 @@ def test_the_step_record_carries_the_compute_time_of_the_device(rig):
     rig.session.set_step(2)
     steps = [record for record in rig.sink.records if record[2] == rig.session.name("step")]
     assert [record[9] for record in steps] == [0, 9 * MS]
+
+
+@pytest.mark.parametrize("recording", [True, False])
+def test_a_step_lasts_as_long_as_the_gpu_takes_however_far_ahead_its_host_is(rig, recording):
+    """The host launches five steps of 7 ms at once: what recording costs is measured by these."""
+    session = rig.hooks.session
+    session.recording = recording
+    for _ in range(5):
+        start = session.optimizer_begins(1)
+        rig.cuda.launch(7 * MS)
+        session.optimizer_ended(start)
+    session.set_step(9)
+    rig.host.now_ns += 1000 * MS
+    rig.clock.tick()
+    steps = [record for record in rig.sink.records if record[0] == Category.STEP]
+    assert [bool(record[1] & Flag.DEVICE_CLOCK) for record in steps] == [False, True, True, True, True]
+    assert [round((record[8] - record[7]) / MS, 3) for record in steps[1:]] == [7.0] * 4
