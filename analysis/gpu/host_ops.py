@@ -125,7 +125,10 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
 
 
 def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
-    """The copy that each call launched and waited for, because it returned after the copy's end; -1 for none."""
+    """The copy that each call launched and waited for, because it returned after the copy's end; -1 for none.
+
+    A call that copies pageable memory hands it to the GPU piece by piece: it returns with the last piece on its way.
+    """
     copies = gpu.with_row_index("row").filter(
         pl.col("launch").is_not_null() & pl.col("activity").eq(str(Activity.MEMCPY))
     )
@@ -133,7 +136,8 @@ def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
     launch = copies["launch"].to_numpy()
     ended = (copies["start"] + copies["duration"]).to_numpy()
     returned = (calls["start"] + calls["duration"]).to_numpy()[launch]
-    waited = returned >= ended
+    pageable = copies["name"].str.contains("Pageable").fill_null(value=False).to_numpy()
+    waited = returned >= np.where(pageable, copies["start"].to_numpy(), ended)
     found[launch[waited]] = copies["row"].to_numpy()[waited]
     return found
 
