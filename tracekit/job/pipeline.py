@@ -41,12 +41,10 @@ class PipelineJob(Job):
 
     @property
     def source(self) -> str:
-        """See `Job.source`."""
         return "a pipeline trace"
 
     @property
     def has_workers(self) -> bool:
-        """See `Job.has_workers`."""
         return True
 
     @cached_property
@@ -76,7 +74,6 @@ class PipelineJob(Job):
         layers: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> PipelineReport:
-        """See `Job.whatif`."""
         known = None if progress is not None else lambda: self.attribution
         return self.lean().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
 
@@ -102,7 +99,6 @@ class PipelineJob(Job):
         return by_labels(self.replay, *labels)
 
     def redacted(self) -> PipelineJob:
-        """See `Job.redacted`."""
         return PipelineJob(self.trace.redacted(), self.method)
 
     def without_steps(self, steps: Sequence[int]) -> PipelineJob:
