@@ -20,8 +20,8 @@ from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
-from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.text import quoted

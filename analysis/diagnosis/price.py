@@ -17,8 +17,8 @@ from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attri
 from tracekit.analysis.detectors.detector import Treatment
 from tracekit.analysis.detectors.registry import detector_of, guarded
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.balance import balance_plans
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans

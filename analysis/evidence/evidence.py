@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution, Trust
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
@@ -27,6 +26,7 @@ from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
@@ -47,7 +47,7 @@ SMALLEST_COST_SHARE = 0.02
 THROTTLED_SHARE = 0.05
 
 
-class Evidence(Struct, frozen=True, eq=False, dict=True):
+class Evidence(Subject, frozen=True, eq=False):
     """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`."""
 
     trace: Trace
@@ -86,86 +86,53 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of the job."""
         return self.attribution.world_size
 
     @property
     def steps(self) -> Int32s:
-        """The step numbers."""
         return self.replay.graph.steps
 
     @property
-    def whole(self) -> str:
-        """What the times are of: "step" or "recording"."""
-        return "step"
-
-    @property
-    def steps_in_whole(self) -> int:
-        """The number of training steps in one of those."""
-        return 1
-
-    @property
-    def daily(self) -> bool:
-        """Whether it shows enough of the job to say what a day of it costs."""
-        return True
-
-    @property
     def everywhere(self) -> str:
-        """The whole job as a place, in words."""
         return "all ranks" if self.gpus > 1 else "its only rank"
 
     @cached_property
     def names(self) -> Names:
-        """The names of places in the job."""
         layout = self.replay.graph.layout
         alike = layout.tp * layout.cp if self.lockstep is None else 1
         return Names(self.worker_ranks, self.hosts, self.stages, self.host_of_rank, alike)
 
     @property
     def on_cpus(self) -> bool:
-        """Whether no GPU takes part in the job."""
         return self.trace.on_cpus
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Free metadata of the trace."""
         return self.trace.metadata
 
     @property
     def slowdown(self) -> float:
-        """S = T(original) / T(ideal)."""
         return self.attribution.slowdown
 
-    @property
-    def straggling(self) -> bool:
-        """Whether S >= 1.1."""
-        return self.attribution.straggling
-
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
-        """Yield what a detector finds in the job."""
         return detector.in_pipeline(self)
 
     def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Return the candidates of all detectors as this one sees them."""
         return detector.review(self, candidates)
 
     @property
     def measured_s(self) -> float:
-        """The mean step as measured, without stalls between steps, seconds."""
         return self.attribution.recorded_s
 
     @property
     def replay_error(self) -> float:
-        """How far the replay with launch delays misses the recording, as a share of it."""
         return self.attribution.trust.replay_error
 
     @property
     def smallest_cost_s(self) -> float:
-        """Findings that cost less, gone alone or with all others gone, are not reported, seconds."""
         return SMALLEST_COST_SHARE * self.unchanged_s
 
     def undecided(self) -> str:
-        """Return who looks slow, but no slower than chance explains, and what would decide it; empty if nobody does."""
         from tracekit.analysis.evidence.workers import undecided  # which reads this evidence
 
         found = undecided(self)
@@ -177,11 +144,9 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         )
 
     def machines_at_fault(self, where: Place) -> bool:
-        """Return whether the recording shows that the machines of a place are slow, and not what runs on them."""
         return self.hardware_at_fault(where.workers)
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
-        """Yield a detector's fixes of one of its findings."""
         return detector.fixes_in_pipeline(self, found)
 
     def seen(self, found: Finding) -> str:
@@ -190,7 +155,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {found.when}"
 
     def fit(self, trust: Trust) -> str:
-        """Return how well the replay fits the recording, or why it is not trusted, in words."""
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         explained = f"gaps between ops add {trust.discrepancy:.1%}"
@@ -203,7 +167,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
-        """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
         for worker in self._workers_at(where):
             yield self.worker_ranks.get(worker), worker
         lockstep = self.lockstep
@@ -216,7 +179,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
             yield from ((rank, worker_of[rank]) for rank in where.ranks)
 
     def has(self, where: Place) -> bool:
-        """Return whether the job has a place."""
         workers = [*self._workers_at(where), *(Worker(self.dp_ranks[0], stage) for stage in where.pp_ranks)]
         return (
             all(worker.dp_rank in self.dp_index and 0 <= worker.pp_rank < self.stages for worker in workers)
@@ -233,22 +195,10 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
             yield from (Worker(dp_rank, stage) for stage in range(self.stages))
 
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
-        """Return the duration of each step after these changes, seconds, [steps]."""
         return step_times(self.replay, changes)
 
     @cached_property
-    def unchanged(self) -> Floats:
-        """Step times of the job without changes, seconds, [steps]; launch delays as in `changes`."""
-        return step_times(self.replay, ())
-
-    @property
-    def unchanged_s(self) -> float:
-        """Mean step without any change, seconds."""
-        return float(self.unchanged.mean())
-
-    @cached_property
     def noise(self) -> Parts:
-        """The part of S that the noise of the run causes."""
         return Parts.of(self.attribution.original, self.attribution.ideal, self.noisy)
 
     @cached_property
