@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.evidence import Evidence
     from tracekit.analysis.replay.engine import JobReplay
-    from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.question import ByLabel, Question
@@ -122,10 +121,6 @@ class PipelineJob(Job):
         from tracekit.analysis.evidence.evidence import Evidence
 
         return Evidence.of(self.trace, self.replay, self.attribution)
-
-    def step_time(self, scenario: Scenario) -> float:
-        """T(scenario), the mean step time in seconds."""
-        return self.replay.mean_step_time(scenario)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
