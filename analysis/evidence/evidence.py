@@ -5,7 +5,7 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,11 @@ SMALLEST_COST_SHARE = 0.02
 THROTTLED_SHARE = 0.05
 
 
+def _grid(kinds: Collection[OpKind], *, most: int | None = None) -> cached_property[OpGrid]:
+    """The ops of these kinds by stage; `most` as in `op_grid`."""
+    return cached_property(lambda evidence: op_grid(evidence.replay.graph, kinds, most=most))
+
+
 class Evidence(Subject, frozen=True, eq=False):
     """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`."""
 
@@ -56,6 +61,37 @@ class Evidence(Subject, frozen=True, eq=False):
     computes: Computes
     paused_starts: PausedStarts | None = None
     breaks: Breaks | None = None
+
+    #: The data-parallel collectives by stage.
+    collectives = _grid(DP_COLLECTIVES)
+    #: The exchange of embedding gradients on the first and the last stage.
+    embedding_exchanges = _grid((OpKind.EMBEDDING_GRADS_ALL_REDUCE,))
+    #: The optimizer of each stage.
+    optimizers = _grid((OpKind.OPTIMIZER,))
+    #: The forwards of each stage, in row order.
+    forwards = _grid((OpKind.FORWARD_COMPUTE,))
+    #: The backwards of each stage, in row order.
+    backwards = _grid((OpKind.BACKWARD_COMPUTE,))
+    #: The first forward of each stage.
+    first_forwards = _grid((OpKind.FORWARD_COMPUTE,), most=1)
+    #: The first gathering of parameters of each stage; a step with such ops begins with it.
+    first_gathers = _grid((OpKind.PARAMS_ALL_GATHER,), most=1)
+    #: The data loading of each stage, if it was recorded.
+    data_loads = _grid((OpKind.DATA_LOAD,))
+    #: Host work between other ops, if it was recorded.
+    host_work = _grid((OpKind.HOST_DELAY,))
+    #: Garbage collections between computes, if they were recorded.
+    collections = _grid((OpKind.GC,))
+    #: Checkpoints, if they were recorded.
+    checkpoints = _grid((OpKind.CHECKPOINT,))
+    #: Evaluations between training steps, if they were recorded.
+    evaluations = _grid((OpKind.EVALUATION,))
+    #: All ops of a worker.
+    all_ops = _grid(tuple(OpKind))
+    #: All communication of a worker.
+    communicating = _grid(COMMUNICATION)
+    #: Every op that is not communication; the host causes their launch delays.
+    computing = _grid(frozenset(OpKind) - COMMUNICATION)
 
     @classmethod
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
@@ -285,89 +321,14 @@ class Evidence(Subject, frozen=True, eq=False):
         return congestion(self.traffic)
 
     @cached_property
-    def collectives(self) -> OpGrid:
-        """The data-parallel collectives by stage."""
-        return op_grid(self.replay.graph, DP_COLLECTIVES)
-
-    @cached_property
-    def embedding_exchanges(self) -> OpGrid:
-        """The exchange of embedding gradients on the first and the last stage."""
-        return op_grid(self.replay.graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,))
-
-    @cached_property
-    def optimizers(self) -> OpGrid:
-        """The optimizer of each stage."""
-        return op_grid(self.replay.graph, (OpKind.OPTIMIZER,))
-
-    @cached_property
-    def forwards(self) -> OpGrid:
-        """The forwards of each stage, in row order."""
-        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,))
-
-    @cached_property
-    def backwards(self) -> OpGrid:
-        """The backwards of each stage, in row order."""
-        return op_grid(self.replay.graph, (OpKind.BACKWARD_COMPUTE,))
-
-    @cached_property
-    def first_forwards(self) -> OpGrid:
-        """The first forward of each stage."""
-        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,), most=1)
-
-    @cached_property
-    def first_gathers(self) -> OpGrid:
-        """The first gathering of parameters of each stage; a step with such ops begins with it."""
-        return op_grid(self.replay.graph, (OpKind.PARAMS_ALL_GATHER,), most=1)
-
-    @cached_property
-    def data_loads(self) -> OpGrid:
-        """The data loading of each stage, if it was recorded."""
-        return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))
-
-    @cached_property
     def data_waits(self) -> DataWaits:
         """Waits for data at the beginning of a step."""
         return DataWaits.of(self)
 
     @cached_property
-    def host_work(self) -> OpGrid:
-        """Host work between other ops, if it was recorded."""
-        return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
-
-    @cached_property
     def host_code(self) -> HostCode:
         """Work of the training threads between ops."""
         return HostCode.of(self)
-
-    @cached_property
-    def collections(self) -> OpGrid:
-        """Garbage collections between computes, if they were recorded."""
-        return op_grid(self.replay.graph, (OpKind.GC,))
-
-    @cached_property
-    def checkpoints(self) -> OpGrid:
-        """Checkpoints, if they were recorded."""
-        return op_grid(self.replay.graph, (OpKind.CHECKPOINT,))
-
-    @cached_property
-    def evaluations(self) -> OpGrid:
-        """Evaluations between training steps, if they were recorded."""
-        return op_grid(self.replay.graph, (OpKind.EVALUATION,))
-
-    @cached_property
-    def all_ops(self) -> OpGrid:
-        """All ops of a worker."""
-        return op_grid(self.replay.graph, tuple(OpKind))
-
-    @cached_property
-    def communicating(self) -> OpGrid:
-        """All communication of a worker."""
-        return op_grid(self.replay.graph, COMMUNICATION)
-
-    @cached_property
-    def computing(self) -> OpGrid:
-        """Every op that is not communication; the host causes their launch delays."""
-        return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
 
     @cached_property
     def all_workers_traced(self) -> bool:

@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -32,7 +33,8 @@ from tracekit.report.report import REPORT_VERSION
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.lanes import lane_ops
 from tracekit.show.spans import StepOps, step_ops
-from tracekit.store import Incident, Store, StoredHang, TraceKind
+from tracekit.store import Store, StoredHang, TraceKind
+from tracekit.store.live_tables import LiveTables
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ AHEAD_AT_ONCE = 8
 _WITHOUT = "was stored without an analysis"
 _NO_WORKERS = "is no pipeline, so it has no workers"
 _OLDER = "It was analysed by an older version of tracekit."
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
@@ -91,6 +94,19 @@ class Stored:
         return pl.DataFrame(self.report[name], infer_schema_length=None, strict=False)  # JSON has 2 and 2.5 in a list
 
 
+def _of_live(
+    read: Callable[Concatenate[LiveTables, _Arguments], _Result],
+) -> Callable[Concatenate[Results, _Arguments], _Result]:
+    """The same read of the store as it is now, once per state of the store."""
+
+    @wraps(read)
+    def ask(results: Results, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        key = (read.__name__, args, *named.items())
+        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **named))
+
+    return ask
+
+
 class Results:
     """The results in one store.
 
@@ -123,45 +139,22 @@ class Results:
         vars(made).update(fields)
         return made
 
-    def history(self, name: str, most: int, around: int | None = None) -> pl.DataFrame:
-        """The last `most` windows of a job, or those around window `around`, oldest first (`LiveTables.history`)."""
-        return self._of_store(
-            ("history", name, most, around), lambda catalogue: catalogue.live.history(name, most, around)
-        )
-
-    def live_jobs(self) -> pl.DataFrame:
-        """One row per job, with whether it still receives windows (`LiveTables.live_jobs`)."""
-        return self._of_store(("live jobs",), lambda catalogue: catalogue.live.live_jobs())
-
-    def incidents(self, name: str | None = None, most: int | None = None) -> tuple[Incident, ...]:
-        """The incidents of one job or of all (`LiveTables.incidents`)."""
-        return self._of_store(("incidents", name, most), lambda catalogue: catalogue.live.incidents(name, most=most))
-
-    def count_incidents(self) -> tuple[int, int]:
-        """Return the numbers of open and of closed incidents."""
-        return self._of_store(("counted incidents",), lambda catalogue: catalogue.live.count_incidents())
-
-    def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
-        """Hosts and the jobs in which they were culprits (`LiveTables.host_history`)."""
-        return self._of_store(
-            ("hosts", text, last, most), lambda catalogue: catalogue.live.host_history(text, last=last, most=most)
-        )
-
-    def gpu_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
-        """The GPUs that were culprits (`LiveTables.gpu_history`)."""
-        return self._of_store(
-            ("GPUs", text, last, most), lambda catalogue: catalogue.live.gpu_history(text, last=last, most=most)
-        )
+    history = _of_live(LiveTables.history)
+    live_jobs = _of_live(LiveTables.live_jobs)
+    incidents = _of_live(LiveTables.incidents)
+    count_incidents = _of_live(LiveTables.count_incidents)
+    host_history = _of_live(LiveTables.host_history)
+    gpu_history = _of_live(LiveTables.gpu_history)
 
     def left_out(self) -> tuple[str, ...]:
         """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""
-        return self._of_store(("left out",), lambda catalogue: catalogue.left_out)
+        return self.of_store(("left out",), lambda catalogue: catalogue.left_out)
 
     def state(self) -> str:
         """Return the state of the store as text; it differs after every change."""
         return self._store.state()
 
-    def _of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
+    def of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
         """Return the result of `read` on the current catalogue; run once per state of the store."""
 
         def ask() -> _Result:
@@ -292,7 +285,7 @@ class Results:
         """Return the row of one job in the list of jobs, with the figures of the chosen window."""
         if self._chosen is not None and self._chosen[0] == name:
             number = self._chosen[1]
-            return self._of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
+            return self.of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
         rows = self.jobs().filter(pl.col("name") == name)
         if rows.is_empty():
             raise self._missing(name)
