@@ -178,14 +178,13 @@ def html_table(
     return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
 
 
-def row_table(heads: Sequence[str], rows: Sequence[Component], label: str) -> Component:
-    """A table of ready-made rows, each heading as the cells below it; on a phone, each row becomes a block.
+def row_table(heads: Sequence[str], rows: Sequence[Any], label: str, numbers: Collection[int] = ()) -> Component:
+    """A table as `html_table` makes it, each heading as the cells below it; on a phone, each row becomes a block.
 
     `label`: what it lists.
     """
-    name_cells(rows, heads)
-    styles = [getattr(cell, "className", "") for cell in rows[0].children]
-    made = html_table([html.Th(text, className=style) for text, style in zip(heads, styles, strict=True)], rows)
+    made = html_table(heads, rows, numbers)
+    name_cells(made.children[1].children, heads)
     return html.Div(made, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
 
 
