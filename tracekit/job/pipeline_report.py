@@ -92,22 +92,27 @@ class PipelineReport(ReportTables):
 
     @property
     def pipeline(self) -> PipelineReport:
+        """See `Report.pipeline`."""
         return self
 
     @property
     def sizes(self) -> str:
+        """See `Report.sizes`."""
         return words.pipeline_sizes(self)
 
     @property
     def gpus(self) -> int:
+        """See `Report.gpus`."""
         return self.layout.world_size
 
     @property
     def whole(self) -> str:
+        """See `Report.whole`."""
         return "step"
 
     @property
     def times_s(self) -> dict[str, float]:
+        """See `Report.times_s`."""
         found = self.attribution
         return {"recorded": found.recorded_s, "original": found.original_s, "ideal": found.ideal_s}
 
@@ -118,17 +123,21 @@ class PipelineReport(ReportTables):
 
     @property
     def steps_traced(self) -> int:
+        """See `Report.steps_traced`."""
         return len(self.attribution.steps)
 
     def step_times(self) -> StepTimes:
+        """See `Report.step_times`."""
         found = self.attribution
         return StepTimes(np.asarray(found.steps, np.int32), found.recorded, found.original, found.ideal)
 
     @property
     def workers(self) -> pl.DataFrame:
+        """See `Report.workers`."""
         return self.by_worker.select("dp_rank", "pp_rank", "rank", "host", "slowdown").sort("dp_rank", "pp_rank")
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
+        """See `Report.remarks_of_source`."""
         yield from words.pipeline_remarks(self)
         if self.bubbles is not None:
             yield "Bubbles", bubbles_words.sentence(self.bubbles)
@@ -138,6 +147,7 @@ class PipelineReport(ReportTables):
         return iter(()) if self.bubbles is None else bubbles_words.tables(self.bubbles)
 
     def details(self) -> dict[str, Any]:
+        """See `Report.details`."""
         from tracekit.report import plain_data as shapes
 
         found = self.attribution
@@ -173,6 +183,7 @@ class PipelineReport(ReportTables):
         }
 
     def worker_slowdowns(self) -> WorkerSlowdowns:
+        """See `Report.worker_slowdowns`."""
         from tracekit.report.findings import WorkerSlowdowns
 
         found = self.attribution
