@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from prometheus_client import generate_latest
+
 from benchmarks.eventsim.cases import draw_job
 from benchmarks.eventsim.run import simulate
 from benchmarks.measure import table
@@ -25,7 +27,6 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.job.pipeline import PipelineJob
 from tracekit.live import watch, windows
-from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.notify import Notifier
 from tracekit.live.run import LiveOptions, LiveRun
@@ -152,7 +153,7 @@ class _Fed:
             return
         self._reported += 1
         if self._reported % SCRAPED == 0:
-            exposition(self._metrics.collect())
+            generate_latest(self._metrics)
         if self._reported % SEALED_AFTER == 0:
             self.written.seal()
         if self._reported % self._every == 0:

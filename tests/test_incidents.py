@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from prometheus_client import generate_latest
 
 from tests.handmade import run
 from tests.test_store_windows import window
-from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
@@ -127,7 +127,7 @@ STANDS: dict[str, Any] = {
 
 
 def metrics_of(store: Store) -> str:
-    return exposition(StoreMetrics(remembered(store)).collect()).decode()
+    return generate_latest(StoreMetrics(remembered(store))).decode()
 
 
 def test_a_hang_is_an_incident_until_a_later_step_is_in_a_window_or_the_job_ends(tmp_path: Path) -> None:

@@ -176,11 +176,6 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         return float((self.original - self.ideal).sum()) * self.world_size / 3600
 
     @property
-    def wasted_gpu_hours_per_day(self) -> float:
-        """GPU-hours that a day at this rate would lose."""
-        return self.waste * self.world_size * 24
-
-    @property
     def step_slowdown(self) -> Floats:
         """Slowdown of each step, [steps]."""
         return self.original / self.ideal

@@ -12,7 +12,7 @@ from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
-from tracekit.analysis.diagnosis.subject import Subject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.base.text import code_name, cost, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place

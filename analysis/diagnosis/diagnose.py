@@ -47,7 +47,7 @@ def diagnose(
     layers: tuple[int, ...] | None = None,
     method: Method = Method.TRACEKIT,
 ) -> Diagnosis:
-    """Patterns, causes and fixes. `layers` as in `fixes.price_fixes`. With the published method, no cause explains
+    """Patterns, causes and fixes. `layers` as in `fixes_of`. With the published method, no cause explains
     launch delays.
     """
     evidence, stalls = Evidence.of(trace, replay, attribution), stalls_of(replay, attribution)

@@ -1,6 +1,6 @@
 """Why a job is slow: every cause whose signature shows and that costs time.
 
-In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Finding`s, costliest first. Several may be true at the same time
+In: evidence on a job. Out: `Finding`s, costliest first. Several may be true at the same time
 and hide behind each other. So each candidate is priced by two replays: with only this cause gone (what fixing it
 first saves), and with all others gone (what it still costs).
 """
@@ -14,33 +14,25 @@ from math import isfinite
 import numpy as np
 from msgspec import structs
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Attribution
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
 from tracekit.analysis.detectors.detector import Candidate, Detector
 from tracekit.analysis.detectors.nothing_found import Healthy, Unexplained
 from tracekit.analysis.detectors.registry import detector_of, guarded, is_plug_in, own_detectors
 from tracekit.analysis.detectors.remedies import remedy_for
-from tracekit.analysis.diagnosis.subject import Subject
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.text import quoted
 from tracekit.report.finding import Figure, Finding, Place, as_confidence
-from tracekit.trace.canonical import Trace
 
 #: A time pattern holds only if its steps have at least this share of what the cause costs.
 SMALLEST_SHARE_IN_TIME = 0.5
 
 
-def find_causes(trace: Trace, replay: JobReplay, attribution: Attribution) -> tuple[Finding, ...]:
-    """The causes of the job's slowness, costliest first; one of kind `healthy` or `unexplained` if there is none."""
-    return causes_of(Evidence.of(trace, replay, attribution))
-
-
 def causes_of(evidence: Subject, detectors: Sequence[Detector] | None = None) -> tuple[Finding, ...]:
-    """As `find_causes`, from evidence already gathered. `detectors`: by default those of tracekit.
+    """The causes of the job's slowness, costliest first; one of kind `healthy` or `unexplained` if there is none.
 
-    Raises PlugInError for one of a plug-in that raises.
+    `detectors`: by default those of tracekit. Raises PlugInError for one of a plug-in that raises.
     """
     used = own_detectors() if detectors is None else detectors
     candidates: Sequence[Candidate] = []

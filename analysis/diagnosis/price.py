@@ -1,6 +1,6 @@
 """What each fix would save: every fix is a change to the job's costs, replayed.
 
-In: a `Trace`, its `JobReplay`, `Attribution` and `Finding`s. Out: `Fix`es, best first. Savings smaller than their error
+In: evidence on a job, and its `Finding`s. Out: `Fix`es, best first. Savings smaller than their error
 are not reported, and none are if unexplained launch delays make up more than 5 % of the step.
 """
 
@@ -13,24 +13,22 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution
+from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
 from tracekit.analysis.detectors.detector import Treatment
 from tracekit.analysis.detectors.registry import detector_of, guarded
 from tracekit.analysis.diagnosis.find import acting
-from tracekit.analysis.diagnosis.subject import Subject
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.balance import balance_plans
 from tracekit.analysis.fixes.general import general_plans
 from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
-from tracekit.trace.canonical import Trace
 
 #: Leave out fixes that save less than this share of the step.
 SMALLEST_SAVING_SHARE = 0.01
@@ -46,13 +44,8 @@ IN_VAIN = "it gives back next to nothing here"
 COMBINATION = "combination"
 
 
-def price_fixes(
-    trace: Trace,
-    replay: JobReplay,
-    attribution: Attribution,
-    causes: Sequence[Finding],
-    *,
-    layers: tuple[int, ...] | None = None,
+def fixes_of(
+    evidence: Evidence, causes: Sequence[Finding], *, layers: tuple[int, ...] | None = None
 ) -> tuple[Fix, ...]:
     """The fixes that would save time: those for a cause, then what any job can try, each by what it saves; last the
     combination.
@@ -60,13 +53,6 @@ def price_fixes(
     `layers`: transformer layers per stage; by default those of the trace's metadata. If neither is known, fixes give
     the amount of work to move and no split. Raises SelectionError if their number differs from that of the stages.
     """
-    return fixes_of(Evidence.of(trace, replay, attribution), causes, layers=layers)
-
-
-def fixes_of(
-    evidence: Evidence, causes: Sequence[Finding], *, layers: tuple[int, ...] | None = None
-) -> tuple[Fix, ...]:
-    """As `price_fixes`, from evidence already gathered."""
     treated = {
         treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
         for treatment in Treatment

@@ -5,12 +5,11 @@ In: a `Trace`, its `JobReplay` and `Attribution`. Out: `Evidence`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution, Trust
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
@@ -27,6 +26,7 @@ from tracekit.analysis.evidence.off_cpu import off_cpu_s, stopped_s, stops_of
 from tracekit.analysis.evidence.paused_starts import PausedStarts, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.pauses import Pauses
 from tracekit.analysis.evidence.step_edges import with_overlap, with_step_delays
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
@@ -47,7 +47,12 @@ SMALLEST_COST_SHARE = 0.02
 THROTTLED_SHARE = 0.05
 
 
-class Evidence(Struct, frozen=True, eq=False, dict=True):
+def _grid(kinds: Collection[OpKind], *, most: int | None = None) -> cached_property[OpGrid]:
+    """The ops of these kinds by stage; `most` as in `op_grid`."""
+    return cached_property(lambda evidence: op_grid(evidence.replay.graph, kinds, most=most))
+
+
+class Evidence(Subject, frozen=True, eq=False):
     """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`."""
 
     trace: Trace
@@ -56,6 +61,37 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
     computes: Computes
     paused_starts: PausedStarts | None = None
     breaks: Breaks | None = None
+
+    #: The data-parallel collectives by stage.
+    collectives = _grid(DP_COLLECTIVES)
+    #: The exchange of embedding gradients on the first and the last stage.
+    embedding_exchanges = _grid((OpKind.EMBEDDING_GRADS_ALL_REDUCE,))
+    #: The optimizer of each stage.
+    optimizers = _grid((OpKind.OPTIMIZER,))
+    #: The forwards of each stage, in row order.
+    forwards = _grid((OpKind.FORWARD_COMPUTE,))
+    #: The backwards of each stage, in row order.
+    backwards = _grid((OpKind.BACKWARD_COMPUTE,))
+    #: The first forward of each stage.
+    first_forwards = _grid((OpKind.FORWARD_COMPUTE,), most=1)
+    #: The first gathering of parameters of each stage; a step with such ops begins with it.
+    first_gathers = _grid((OpKind.PARAMS_ALL_GATHER,), most=1)
+    #: The data loading of each stage, if it was recorded.
+    data_loads = _grid((OpKind.DATA_LOAD,))
+    #: Host work between other ops, if it was recorded.
+    host_work = _grid((OpKind.HOST_DELAY,))
+    #: Garbage collections between computes, if they were recorded.
+    collections = _grid((OpKind.GC,))
+    #: Checkpoints, if they were recorded.
+    checkpoints = _grid((OpKind.CHECKPOINT,))
+    #: Evaluations between training steps, if they were recorded.
+    evaluations = _grid((OpKind.EVALUATION,))
+    #: All ops of a worker.
+    all_ops = _grid(tuple(OpKind))
+    #: All communication of a worker.
+    communicating = _grid(COMMUNICATION)
+    #: Every op that is not communication; the host causes their launch delays.
+    computing = _grid(frozenset(OpKind) - COMMUNICATION)
 
     @classmethod
     def of(cls, trace: Trace, replay: JobReplay, attribution: Attribution) -> Evidence:
@@ -86,86 +122,53 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of the job."""
         return self.attribution.world_size
 
     @property
     def steps(self) -> Int32s:
-        """The step numbers."""
         return self.replay.graph.steps
 
     @property
-    def whole(self) -> str:
-        """What the times are of: "step" or "recording"."""
-        return "step"
-
-    @property
-    def steps_in_whole(self) -> int:
-        """The number of training steps in one of those."""
-        return 1
-
-    @property
-    def daily(self) -> bool:
-        """Whether it shows enough of the job to say what a day of it costs."""
-        return True
-
-    @property
     def everywhere(self) -> str:
-        """The whole job as a place, in words."""
         return "all ranks" if self.gpus > 1 else "its only rank"
 
     @cached_property
     def names(self) -> Names:
-        """The names of places in the job."""
         layout = self.replay.graph.layout
         alike = layout.tp * layout.cp if self.lockstep is None else 1
         return Names(self.worker_ranks, self.hosts, self.stages, self.host_of_rank, alike)
 
     @property
     def on_cpus(self) -> bool:
-        """Whether no GPU takes part in the job."""
         return self.trace.on_cpus
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Free metadata of the trace."""
         return self.trace.metadata
 
     @property
     def slowdown(self) -> float:
-        """S = T(original) / T(ideal)."""
         return self.attribution.slowdown
 
-    @property
-    def straggling(self) -> bool:
-        """Whether S >= 1.1."""
-        return self.attribution.straggling
-
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
-        """Yield what a detector finds in the job."""
         return detector.in_pipeline(self)
 
     def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Return the candidates of all detectors as this one sees them."""
         return detector.review(self, candidates)
 
     @property
     def measured_s(self) -> float:
-        """The mean step as measured, without stalls between steps, seconds."""
         return self.attribution.recorded_s
 
     @property
     def replay_error(self) -> float:
-        """How far the replay with launch delays misses the recording, as a share of it."""
         return self.attribution.trust.replay_error
 
     @property
     def smallest_cost_s(self) -> float:
-        """Findings that cost less, gone alone or with all others gone, are not reported, seconds."""
         return SMALLEST_COST_SHARE * self.unchanged_s
 
     def undecided(self) -> str:
-        """Return who looks slow, but no slower than chance explains, and what would decide it; empty if nobody does."""
         from tracekit.analysis.evidence.workers import undecided  # which reads this evidence
 
         found = undecided(self)
@@ -177,11 +180,9 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         )
 
     def machines_at_fault(self, where: Place) -> bool:
-        """Return whether the recording shows that the machines of a place are slow, and not what runs on them."""
         return self.hardware_at_fault(where.workers)
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
-        """Yield a detector's fixes of one of its findings."""
         return detector.fixes_in_pipeline(self, found)
 
     def seen(self, found: Finding) -> str:
@@ -190,7 +191,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {found.when}"
 
     def fit(self, trust: Trust) -> str:
-        """Return how well the replay fits the recording, or why it is not trusted, in words."""
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         explained = f"gaps between ops add {trust.discrepancy:.1%}"
@@ -203,7 +203,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
 
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
-        """Yield the ranks of a place, as far as known, and their workers; none for the whole job."""
         for worker in self._workers_at(where):
             yield self.worker_ranks.get(worker), worker
         lockstep = self.lockstep
@@ -216,7 +215,6 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
             yield from ((rank, worker_of[rank]) for rank in where.ranks)
 
     def has(self, where: Place) -> bool:
-        """Return whether the job has a place."""
         workers = [*self._workers_at(where), *(Worker(self.dp_ranks[0], stage) for stage in where.pp_ranks)]
         return (
             all(worker.dp_rank in self.dp_index and 0 <= worker.pp_rank < self.stages for worker in workers)
@@ -233,22 +231,10 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
             yield from (Worker(dp_rank, stage) for stage in range(self.stages))
 
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
-        """Return the duration of each step after these changes, seconds, [steps]."""
         return step_times(self.replay, changes)
 
     @cached_property
-    def unchanged(self) -> Floats:
-        """Step times of the job without changes, seconds, [steps]; launch delays as in `changes`."""
-        return step_times(self.replay, ())
-
-    @property
-    def unchanged_s(self) -> float:
-        """Mean step without any change, seconds."""
-        return float(self.unchanged.mean())
-
-    @cached_property
     def noise(self) -> Parts:
-        """The part of S that the noise of the run causes."""
         return Parts.of(self.attribution.original, self.attribution.ideal, self.noisy)
 
     @cached_property
@@ -335,89 +321,14 @@ class Evidence(Struct, frozen=True, eq=False, dict=True):
         return congestion(self.traffic)
 
     @cached_property
-    def collectives(self) -> OpGrid:
-        """The data-parallel collectives by stage."""
-        return op_grid(self.replay.graph, DP_COLLECTIVES)
-
-    @cached_property
-    def embedding_exchanges(self) -> OpGrid:
-        """The exchange of embedding gradients on the first and the last stage."""
-        return op_grid(self.replay.graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,))
-
-    @cached_property
-    def optimizers(self) -> OpGrid:
-        """The optimizer of each stage."""
-        return op_grid(self.replay.graph, (OpKind.OPTIMIZER,))
-
-    @cached_property
-    def forwards(self) -> OpGrid:
-        """The forwards of each stage, in row order."""
-        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,))
-
-    @cached_property
-    def backwards(self) -> OpGrid:
-        """The backwards of each stage, in row order."""
-        return op_grid(self.replay.graph, (OpKind.BACKWARD_COMPUTE,))
-
-    @cached_property
-    def first_forwards(self) -> OpGrid:
-        """The first forward of each stage."""
-        return op_grid(self.replay.graph, (OpKind.FORWARD_COMPUTE,), most=1)
-
-    @cached_property
-    def first_gathers(self) -> OpGrid:
-        """The first gathering of parameters of each stage; a step with such ops begins with it."""
-        return op_grid(self.replay.graph, (OpKind.PARAMS_ALL_GATHER,), most=1)
-
-    @cached_property
-    def data_loads(self) -> OpGrid:
-        """The data loading of each stage, if it was recorded."""
-        return op_grid(self.replay.graph, (OpKind.DATA_LOAD,))
-
-    @cached_property
     def data_waits(self) -> DataWaits:
         """Waits for data at the beginning of a step."""
         return DataWaits.of(self)
 
     @cached_property
-    def host_work(self) -> OpGrid:
-        """Host work between other ops, if it was recorded."""
-        return op_grid(self.replay.graph, (OpKind.HOST_DELAY,))
-
-    @cached_property
     def host_code(self) -> HostCode:
         """Work of the training threads between ops."""
         return HostCode.of(self)
-
-    @cached_property
-    def collections(self) -> OpGrid:
-        """Garbage collections between computes, if they were recorded."""
-        return op_grid(self.replay.graph, (OpKind.GC,))
-
-    @cached_property
-    def checkpoints(self) -> OpGrid:
-        """Checkpoints, if they were recorded."""
-        return op_grid(self.replay.graph, (OpKind.CHECKPOINT,))
-
-    @cached_property
-    def evaluations(self) -> OpGrid:
-        """Evaluations between training steps, if they were recorded."""
-        return op_grid(self.replay.graph, (OpKind.EVALUATION,))
-
-    @cached_property
-    def all_ops(self) -> OpGrid:
-        """All ops of a worker."""
-        return op_grid(self.replay.graph, tuple(OpKind))
-
-    @cached_property
-    def communicating(self) -> OpGrid:
-        """All communication of a worker."""
-        return op_grid(self.replay.graph, COMMUNICATION)
-
-    @cached_property
-    def computing(self) -> OpGrid:
-        """Every op that is not communication; the host causes their launch delays."""
-        return op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
 
     @cached_property
     def all_workers_traced(self) -> bool:

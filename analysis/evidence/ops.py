@@ -14,13 +14,10 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.attribution import (
-    SMALLEST_HEADLINE_SHARE,
-    STRAGGLING_SLOWDOWN,
-    Trust,
-)
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import (
@@ -82,7 +79,7 @@ class Times(Struct, frozen=True, eq=False):
         return float(self.original.mean()) / ideal_s if ideal_s else float("nan")
 
 
-class OpEvidence(Struct, frozen=True, eq=False, dict=True):
+class OpEvidence(Subject, frozen=True, eq=False):
     """The evidence on one job. `recorded`: what a recording of GPUs shows beside its ops, None for other op traces."""
 
     trace: OpTrace
@@ -93,7 +90,6 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of the job."""
         return (self.kept and self.kept.world_size) or len(self.ranks)
 
     @cached_property
@@ -179,17 +175,14 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def steps(self) -> Int32s:
-        """The step numbers; a recording of GPUs is one step."""
         return self.graph.ops.steps
 
     @property
     def whole(self) -> str:
-        """What the times are of: "step" or "recording"."""
         return "step" if self.kept is None else "recording"
 
     @property
     def steps_in_whole(self) -> int:
-        """The number of training steps in one of those."""
         return 1 if self.kept is None else max(self.kept.steps, 1)
 
     @property
@@ -199,7 +192,6 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def everywhere(self) -> str:
-        """The whole job as a place, in words."""
         if not self.alone or self.gpus == 1:
             return "all ranks" if self.gpus > 1 else "its only rank"
         return f"rank {self.ranks[0]}, the only one of {self.gpus:,} that was recorded"
@@ -220,17 +212,10 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def names(self) -> Names:
-        """The names of places in the job."""
         return Names(ranks={}, hosts={}, stages=1, host_of_rank=self.hosts)
 
     @property
-    def on_cpus(self) -> bool:
-        """Whether no GPU takes part in the job; nobody knows that of an op trace."""
-        return False
-
-    @property
     def metadata(self) -> Mapping[str, Any]:
-        """Free metadata of the trace."""
         return self.trace.metadata
 
     @cached_property
@@ -275,33 +260,15 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
         return 0.0 if self.kept is None else exposed_communication_s(self.pace, self.ops)
 
-    @cached_property
-    def unchanged(self) -> Floats:
-        """Step times with launch delays, seconds, [steps]."""
-        return self.step_times(())
-
-    @property
-    def unchanged_s(self) -> float:
-        """Mean step with launch delays, seconds."""
-        return float(self.unchanged.mean())
-
     @property
     def recorded_s(self) -> float:
-        """Mean recorded step; of a recording, from its first event to its last; seconds."""
         return float(self.times.recorded.mean())
-
-    @property
-    def straggling(self) -> bool:
-        """Whether S >= 1.1."""
-        return self.times.slowdown >= STRAGGLING_SLOWDOWN
 
     @cached_property
     def noise(self) -> Parts:
-        """What the noise of the run makes of S."""
         return Parts.of(self.times.original, self.times.ideal, self.times.noisy)
 
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
-        """Return the duration of each step after these changes, seconds, [steps]."""
         return step_times(self.replay, changes)
 
     def at_pace(self, rank: int, ops: Bools | None = None, *, freed: bool = False) -> Intervention:
@@ -322,13 +289,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         return SetSomeOps(cost != self.pace.cost, cost)
 
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
-        """Yield what a detector finds in the job."""
         return detector.in_ops(self)
-
-    def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Return the candidates of all detectors; none reviews those of others in ops."""
-        del detector
-        return candidates
 
     @property
     def op(self) -> str:
@@ -390,12 +351,10 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def measured_s(self) -> float:
-        """The mean step as measured, seconds."""
         return self.recorded_s
 
     @property
     def replay_error(self) -> float:
-        """How far the replay with launch delays misses the recording, as a share of it."""
         return abs(float(self.times.with_delays.mean()) - self.recorded_s) / (self.recorded_s or float("nan"))
 
     @property
@@ -434,7 +393,6 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         return self.alone or (self.kept is not None and self.leading is LossKind.HOST)
 
     def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
-        """Yield a detector's fixes of one of its findings."""
         return detector.fixes(found)
 
     def seen(self, found: Finding) -> str:
@@ -456,7 +414,6 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         return durations.clamped_transfers + durations.clamped_delays
 
     def fit(self, trust: Trust) -> str:
-        """Return how much of the job the graph explains, or why it is not trusted, in words."""
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         if self.kept is None:
@@ -474,20 +431,9 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
             figures.append(f"{without:,} GPU ops launched outside the recording")
         return "; ".join(figures)
 
-    def undecided(self) -> str:
-        """Return who looks slow, but no more so than chance explains; empty, because that is not looked for."""
-        return ""
-
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
-        """Yield the ranks of a place; none for the whole job."""
         yield from ((rank, None) for rank in where.ranks)
 
     def has(self, where: Place) -> bool:
-        """Return whether the job has a place."""
         of_pipelines = where.workers or where.pp_ranks or where.dp_ranks or where.links
         return not of_pipelines and {*where.ranks} <= {*self.ranks} and where.host in {None, *self.hosts.values()}
-
-    def machines_at_fault(self, where: Place) -> bool:
-        """Return whether the recording shows that a machine is at fault; recordings have no clocks of GPUs."""
-        del where
-        return False

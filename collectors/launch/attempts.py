@@ -62,45 +62,20 @@ class CollectedAttempt:
 def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence[int]) -> Iterator[CollectedAttempt]:
     """Merge all attempts, and write and store a trace for each job. A problem with one does not affect the others."""
     read = [_read_attempt(options, directory, number) for number in numbers]
-    traces: dict[int, _KeptTrace] = {}
-    for segments in segments_of_jobs(one.merged for one in read if one.merged is not None):
-        last = int(segments[-1].trace.metadata["attempt"])
-        kept = _keep(options, trace_of_segments(segments), last, last=last == numbers[-1])
-        traces |= {int(one.trace.metadata["attempt"]): kept for one in segments}
-    for one in read:
-        collected = one.collected
-        if (kept_in := traces.get(collected.attempt)) is None:
-            yield replace(collected, name=job_name(options, collected.attempt, last=collected.attempt == numbers[-1]))
-        else:
-            yield kept_in.given_to(collected)
+    jobs: dict[int, dict[str, Any]] = {}
+    for segments in segments_of_jobs(merged for _, merged in read if merged is not None):
+        members = [int(one.trace.metadata["attempt"]) for one in segments]
+        kept = _keep(options, trace_of_segments(segments), members[-1], last=members[-1] == numbers[-1])
+        jobs |= {member: {**kept, "continued": member != members[-1]} for member in members}
+    for one, _ in read:
+        name = job_name(options, one.attempt, last=one.attempt == numbers[-1])
+        yield replace(one, **jobs.get(one.attempt, {"name": name}))
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadAttempt:
-    """The report on an attempt, and its trace, if any."""
-
-    collected: CollectedAttempt
-    merged: MergedAttempt | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _KeptTrace:
-    """Location of a job's trace, which holds the attempts up to `last_attempt`. `problem`: why it could not be kept."""
-
-    name: str
-    last_attempt: int
-    out: str | None
-    store: str | None
-    problem: str | None
-
-    def given_to(self, one: CollectedAttempt) -> CollectedAttempt:
-        """An attempt whose trace this is."""
-        continued = one.attempt != self.last_attempt
-        return replace(one, name=self.name, out=self.out, store=self.store, problem=self.problem, continued=continued)
-
-
-def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _ReadAttempt:
-    """Merge one attempt, or report why that is impossible."""
+def _read_attempt(
+    options: CollectOptions, directory: Path, number: int
+) -> tuple[CollectedAttempt, MergedAttempt | None]:
+    """Merge one attempt, or report why that is impossible. Its trace has not been written yet."""
     unlisted: tuple[str, ...] = ()
     try:
         write_manifest(attempt_directory(directory, number))
@@ -109,12 +84,19 @@ def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _Rea
     try:
         recording = read_attempt(directory, number)
     except TracekitError as error:
-        return _ReadAttempt(_failed_attempt(number, None, str(error)))
+        return CollectedAttempt(number, problem=str(error)), None
     notes = (*unlisted, *recording.left_out, *find_unrecorded(recording).lines())
+    read = CollectedAttempt(
+        number,
+        world_size=recording.world_size,
+        ranks=tuple(rank_report(one) for one in recording.ranks.values()),
+        missing_ranks=recording.missing_ranks,
+        notes=notes,
+    )
     if options.schedule == IDLE and not _recorded_steps(recording):
         idle = "nothing was recorded: with --idle, only `tracekit attach` starts a recording"
-        return _ReadAttempt(replace(_failed_attempt(number, recording, None), notes=(*notes, idle)))
-    cost = recording_cost(recording)
+        return replace(read, notes=(*notes, idle)), None
+    read = replace(read, cost=recording_cost(recording))
     try:
         merged = merge_attempt(
             recording,
@@ -125,14 +107,24 @@ def _read_attempt(options: CollectOptions, directory: Path, number: int) -> _Rea
             metadata={"command": list(options.command)},
         )
     except TracekitError as error:
-        failed = _failed_attempt(number, recording, str(error), cost)
-        return _ReadAttempt(replace(failed, notes=notes, nccl=_nccl_lines(options, recording, None)))
-    nccl = _nccl_lines(options, recording, merged.trace.metadata.get("nccl"))
-    return _ReadAttempt(replace(_merged_attempt(number, merged, cost), notes=notes, nccl=nccl), merged)
+        return replace(read, problem=str(error), nccl=_nccl_lines(options, recording, None)), None
+    trace = merged.trace
+    read = replace(
+        read,
+        steps=len(trace.steps),
+        ops=trace.ops.height,
+        layout=trace.layout.to_dict(),
+        layout_source=merged.placement.source,
+        nccl=_nccl_lines(options, recording, trace.metadata.get("nccl")),
+    )
+    return read, merged
 
 
-def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) -> _KeptTrace:
-    """Write and store the trace of a job whose last attempt is `attempt`. `last`: it is the last of the run, too."""
+def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) -> dict[str, Any]:
+    """Write and store the trace of a job whose last attempt is `attempt`; returns the same fields of its attempts.
+
+    `last`: the attempt is the last of the run, too.
+    """
     name, out = job_name(options, attempt, last=last), _out_path(options, attempt, last=last)
     trace = replace(trace, name=name)
     store: Path | None = None
@@ -145,7 +137,7 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
     except TracekitError as error:
         problem = str(error)
     written = str(out) if out is not None and problem is None else None
-    return _KeptTrace(name, attempt, written, None if store is None else str(store), problem)
+    return {"name": name, "out": written, "store": None if store is None else str(store), "problem": problem}
 
 
 def _recorded_steps(recording: AttemptRecording) -> bool:
@@ -167,39 +159,6 @@ def store_trace(options: CollectOptions, trace: Trace) -> Path:
     Store(path).check_new(trace.name)
     Store(path).add([Incoming(trace, trace.name, " ".join(options.command), findings)])
     return path
-
-
-def _merged_attempt(number: int, merged: MergedAttempt, cost: RecordingCost | str | None) -> CollectedAttempt:
-    """An attempt with a trace that has not been written yet."""
-    trace = merged.trace
-    return CollectedAttempt(
-        attempt=number,
-        name=trace.name,
-        world_size=trace.layout.world_size,
-        steps=len(trace.steps),
-        ops=trace.ops.height,
-        layout=trace.layout.to_dict(),
-        layout_source=merged.placement.source,
-        ranks=merged.ranks,
-        missing_ranks=merged.missing_ranks,
-        cost=cost,
-    )
-
-
-def _failed_attempt(
-    number: int, recording: AttemptRecording | None, problem: str | None, cost: RecordingCost | str | None = None
-) -> CollectedAttempt:
-    """An attempt without a trace, with the reports of its ranks."""
-    if recording is None:
-        return CollectedAttempt(number, problem=problem)
-    return CollectedAttempt(
-        attempt=number,
-        world_size=recording.world_size,
-        ranks=tuple(rank_report(one) for one in recording.ranks.values()),
-        missing_ranks=recording.missing_ranks,
-        cost=cost,
-        problem=problem,
-    )
 
 
 def job_name(options: CollectOptions, attempt: int, *, last: bool) -> str:

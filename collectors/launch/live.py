@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,15 +81,8 @@ class WatchOptions:
 
     def arguments(self) -> list[str]:
         """The options as command-line arguments, without `notify`: its address may hold a secret."""
-        values = {
-            "--window-steps": self.window_steps,
-            "--window-seconds": self.window_seconds,
-            "--late-after": self.late_after,
-            "--metrics-port": self.metrics_port,
-            "--metrics-host": self.metrics_host,
-            "--dashboard-url": self.dashboard_url or None,
-        }
-        return [f"{name}={value}" for name, value in values.items() if value is not None]
+        values = {name: value for name, value in asdict(self).items() if name != "notify" and value not in (None, "")}
+        return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
 
     def given(self) -> list[str]:
         """Options that differ from their defaults."""

@@ -60,7 +60,6 @@ class MergedAttempt:
     """The trace of one attempt, with details of how it was made. `program`: the arguments of its first rank."""
 
     trace: Trace
-    ranks: tuple[RankReport, ...]
     missing_ranks: tuple[int, ...]
     placement: Placement
     ops: OpReport
@@ -138,7 +137,7 @@ def merge_attempt(
         },
         source=str(recording.directory),
     )
-    return MergedAttempt(trace, ranks, recording.missing_ranks, placement, report, recording.program)
+    return MergedAttempt(trace, recording.missing_ranks, placement, report, recording.program)
 
 
 def rank_report(recording: RankRecording) -> RankReport:

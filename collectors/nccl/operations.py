@@ -129,26 +129,9 @@ def channels(ring: Ring) -> pl.DataFrame:
     )
 
 
-def proxy_steps(ring: Ring) -> pl.DataFrame:
-    """One row per network transfer of a proxy op, if they were requested: `operation`, `channel`, `peer`, `is_send`,
-    `transfer` (its number in the proxy op), `bytes`, `start_ns`, `end_ns` (host clock; null if it never stopped).
-    """
-    number = ring.slots["number"]
-    slots = frame(ring.slots[(number == PROXY_OP) | (number == PROXY_STEP)])
-    steps = slots.filter(pl.col("number") == PROXY_STEP)
-    parents = slots.filter((pl.col("number") == PROXY_OP) & (pl.col("action") == START)).select(
-        "channel", "peer", operation="first", parent="handle", is_send=pl.col("flags") == 1
-    )
-    ended = steps.filter(pl.col("action") == STOP).group_by("handle").agg(end_ns=pl.col("host_ns").max())
-    size = steps.filter(pl.col("action") == STATE).group_by("handle").agg(bytes=pl.col("first").max())
-    return (
-        steps.filter(pl.col("action") == START)
-        .select("handle", parent="first", transfer="second", start_ns="host_ns")
-        .join(parents, on="parent", how="left", maintain_order="left")
-        .join(ended, on="handle", how="left", maintain_order="left")
-        .join(size, on="handle", how="left", maintain_order="left")
-        .select("operation", "channel", "peer", "is_send", "transfer", "bytes", "start_ns", "end_ns")
-    )
+def count_proxy_steps(ring: Ring) -> int:
+    """The number of network transfers of proxy ops, if they were requested."""
+    return int(((ring.slots["number"] == PROXY_STEP) & (ring.slots["action"] == START)).sum())
 
 
 def frame(slots: npt.NDArray[np.void]) -> pl.DataFrame:

@@ -15,7 +15,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.nccl.clock import GpuClock, fit_gpu_clock
-from tracekit.collectors.nccl.operations import channels, operations, proxy_steps
+from tracekit.collectors.nccl.operations import channels, count_proxy_steps, operations
 from tracekit.collectors.nccl.reader import Ring, is_ring, read_ring
 from tracekit.collectors.run_directory.segments import ProcessId
 from tracekit.collectors.runtime.nccl_wire_format import RING_SUFFIX
@@ -102,7 +102,7 @@ def _of_rank(rank: int, ring: Ring) -> RankOperations:
             .alias(name)
             for name in times
         )
-    return RankOperations(rank, ring.host, found, clock, ring.overwritten, ring.dropped, proxy_steps(ring).height)
+    return RankOperations(rank, ring.host, found, clock, ring.overwritten, ring.dropped, count_proxy_steps(ring))
 
 
 def _members(rings: Mapping[int, Ring]) -> dict[int, CommunicatorMembers]:

@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -26,12 +27,14 @@ from tracekit.analysis.attribution.compare import WorkerSteps
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import short
+from tracekit.job.load import job_of
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.report import REPORT_VERSION
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.lanes import lane_ops
 from tracekit.show.spans import StepOps, step_ops
-from tracekit.store import Incident, Store, StoredHang, TraceKind
+from tracekit.store import Store, StoredHang, TraceKind
+from tracekit.store.live_tables import LiveTables
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ AHEAD_AT_ONCE = 8
 _WITHOUT = "was stored without an analysis"
 _NO_WORKERS = "is no pipeline, so it has no workers"
 _OLDER = "It was analysed by an older version of tracekit."
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
@@ -90,6 +94,19 @@ class Stored:
         return pl.DataFrame(self.report[name], infer_schema_length=None, strict=False)  # JSON has 2 and 2.5 in a list
 
 
+def _of_live(
+    read: Callable[Concatenate[LiveTables, _Arguments], _Result],
+) -> Callable[Concatenate[Results, _Arguments], _Result]:
+    """The same read of the store as it is now, once per state of the store."""
+
+    @wraps(read)
+    def ask(results: Results, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        key = (read.__name__, args, *named.items())
+        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **named))
+
+    return ask
+
+
 class Results:
     """The results in one store.
 
@@ -99,20 +116,14 @@ class Results:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._store = Store(path)
-        self._keeping = threading.Lock()
         self._building = threading.Lock()
         self._expanding = threading.Lock()
-        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
         self._ahead = threading.Semaphore(AHEAD_AT_ONCE)
         self._pinned: list[pl.DataFrame] | None = None
         self._chosen: tuple[str, int] | None = None
-        self._lists: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-        self._jobs: OrderedDict[tuple[Any, ...], PipelineJob] = OrderedDict()
-        self._graphs: OrderedDict[tuple[Any, ...], GraphJob] = OrderedDict()
-        self._tables: OrderedDict[tuple[Any, ...], pl.DataFrame] = OrderedDict()
-        self._steps: OrderedDict[tuple[Any, ...], StepOps] = OrderedDict()
-        self._of_catalogue: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._lists, self._of_catalogue = _Kept(LISTS_KEPT), _Kept(TABLES_KEPT)
+        self._kept, self._tables = _Kept(RESULTS_KEPT), _Kept(TABLES_KEPT)
+        self._jobs, self._steps = _Kept(JOBS_KEPT), _Kept(STEPS_KEPT)
 
     def at_one_state(self) -> Results:
         """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
@@ -128,52 +139,29 @@ class Results:
         vars(made).update(fields)
         return made
 
-    def history(self, name: str, most: int, around: int | None = None) -> pl.DataFrame:
-        """The last `most` windows of a job, or those around window `around`, oldest first (`LiveTables.history`)."""
-        return self._of_store(
-            ("history", name, most, around), lambda catalogue: catalogue.live.history(name, most, around)
-        )
-
-    def live_jobs(self) -> pl.DataFrame:
-        """One row per job, with whether it still receives windows (`LiveTables.live_jobs`)."""
-        return self._of_store(("live jobs",), lambda catalogue: catalogue.live.live_jobs())
-
-    def incidents(self, name: str | None = None, most: int | None = None) -> tuple[Incident, ...]:
-        """The incidents of one job or of all (`LiveTables.incidents`)."""
-        return self._of_store(("incidents", name, most), lambda catalogue: catalogue.live.incidents(name, most=most))
-
-    def count_incidents(self) -> tuple[int, int]:
-        """Return the numbers of open and of closed incidents."""
-        return self._of_store(("counted incidents",), lambda catalogue: catalogue.live.count_incidents())
-
-    def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
-        """Hosts and the jobs in which they were culprits (`LiveTables.host_history`)."""
-        return self._of_store(
-            ("hosts", text, last, most), lambda catalogue: catalogue.live.host_history(text, last=last, most=most)
-        )
-
-    def gpu_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
-        """The GPUs that were culprits (`LiveTables.gpu_history`)."""
-        return self._of_store(
-            ("GPUs", text, last, most), lambda catalogue: catalogue.live.gpu_history(text, last=last, most=most)
-        )
+    history = _of_live(LiveTables.history)
+    live_jobs = _of_live(LiveTables.live_jobs)
+    incidents = _of_live(LiveTables.incidents)
+    count_incidents = _of_live(LiveTables.count_incidents)
+    host_history = _of_live(LiveTables.host_history)
+    gpu_history = _of_live(LiveTables.gpu_history)
 
     def left_out(self) -> tuple[str, ...]:
         """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""
-        return self._of_store(("left out",), lambda catalogue: catalogue.left_out)
+        return self.of_store(("left out",), lambda catalogue: catalogue.left_out)
 
     def state(self) -> str:
         """Return the state of the store as text; it differs after every change."""
         return self._store.state()
 
-    def _of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
+    def of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
         """Return the result of `read` on the current catalogue; run once per state of the store."""
 
         def ask() -> _Result:
             with self._store.reading() as catalogue:
                 return read(catalogue)
 
-        return self._once((self._store.state(), *what), TABLES_KEPT, self._of_catalogue, ask)
+        return self._of_catalogue.get((self._store.state(), *what), ask)
 
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: sizes, figures (null if not analysed) and causes."""
@@ -183,58 +171,53 @@ class Results:
         return self._jobs_now()
 
     def _jobs_now(self) -> pl.DataFrame:
-        return self._once((self._store.state(),), LISTS_KEPT, self._lists, self._store.job_list)
+        return self._lists.get((self._store.state(),), self._store.job_list)
 
     def stored(self, name: str) -> Stored:
         """One job with its report."""
-        return self._of(name, ("stored",), RESULTS_KEPT, self._kept, self._read_stored)
+        return self._of(name, ("stored",), self._kept, self._read_stored)
 
     def stored_jobs(self, names: Sequence[str]) -> list[Stored]:
         """Several jobs, each as `stored` returns it; those not in memory are read together."""
         rows = [self._row(name) for name in names]
-        with self._keeping:
-            unread = [(row["name"], row["number"]) for row in rows if (_window(row), "stored") not in self._kept]
+        unread = [(row["name"], row["number"]) for row in rows if (_window(row), "stored") not in self._kept]
         texts = self._store.reports(unread)
-        return [
-            self._of_row(
-                row,
-                ("stored",),
-                RESULTS_KEPT,
-                self._kept,
-                lambda each: _stored(each, texts.get((each["name"], each["number"]))),
-            )
-            for row in rows
-        ]
+
+        def read(row: dict[str, Any]) -> Stored:
+            return _stored(row, texts.get((row["name"], row["number"])))
+
+        return [self._of_row(row, ("stored",), self._kept, read) for row in rows]
 
     def worker_steps(self, name: str) -> WorkerSteps:
         """Exact S of each worker in each step."""
-        return self._of(name, ("workers",), RESULTS_KEPT, self._kept, self._read_worker_steps)
+        return self._of(name, ("workers",), self._kept, self._read_worker_steps)
 
     def worker_map(self, name: str) -> WorkerMap:
         """Exact S_w of each worker, over all steps and in each, with rank and host."""
-        return self._of(name, ("map",), RESULTS_KEPT, self._kept, self._build_worker_map)
+        return self._of(name, ("map",), self._kept, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
         """Map step number to its start in seconds since the epoch; None where unknown."""
-        return self._of(name, ("starts",), RESULTS_KEPT, self._kept, self._read_step_starts)
+        return self._of(name, ("starts",), self._kept, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
         """The job with its trace, ready to be replayed; the last few stay in memory."""
-        return self._of(name, ("job",), JOBS_KEPT, self._jobs, self._read_job)
+        job = self._job(self._row(name))
+        if not isinstance(job, PipelineJob):
+            raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
+        return job
 
     def job_of(self, stored: Stored) -> PipelineJob | GraphJob:
         """The same of any job, of the window that `stored` is of."""
         window = {"job_id": stored.job_id, "number": stored.window, "imported_at": stored.imported_at}
-        row = self._row(stored.name) | window
-        if stored.has_workers:
-            return self._of_row(row, ("job",), JOBS_KEPT, self._jobs, self._read_job)
-        from tracekit.job.graph import GraphJob
+        return self._job(self._row(stored.name) | window)
 
-        return self._of_row(row, ("job",), JOBS_KEPT, self._graphs, lambda row: GraphJob(self._ops(row)))
+    def _job(self, row: dict[str, Any]) -> PipelineJob | GraphJob:
+        return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self._store.load(row["name"], row["number"])))
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
-        return self._of(name, (table,), TABLES_KEPT, self._tables, lambda _: self.stored(name).table(table))
+        return self._of(name, (table,), self._tables, lambda _: self.stored(name).table(table))
 
     def by_worker(self, name: str) -> pl.DataFrame:
         """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
@@ -250,7 +233,7 @@ class Results:
 
         Raises SelectionError for a step that the job lacks.
         """
-        return self._of(name, ("step", step), STEPS_KEPT, self._steps, lambda _: self._take_apart(name, step))
+        return self._of(name, ("step", step), self._steps, lambda _: self._take_apart(name, step))
 
     def replay(self, name: str) -> JobReplay:
         """The graph of the job and what each op costs; it stays in memory with the job."""
@@ -302,7 +285,7 @@ class Results:
         """Return the row of one job in the list of jobs, with the figures of the chosen window."""
         if self._chosen is not None and self._chosen[0] == name:
             number = self._chosen[1]
-            return self._of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
+            return self.of_store(("row", name, number), lambda catalogue: catalogue.job_row(name, number))
         rows = self.jobs().filter(pl.col("name") == name)
         if rows.is_empty():
             raise self._missing(name)
@@ -328,8 +311,8 @@ class Results:
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
-        stored = self._of_row(row, ("stored",), RESULTS_KEPT, self._kept, self._read_stored)
-        found = self._of_row(row, ("workers",), RESULTS_KEPT, self._kept, self._read_worker_steps)
+        stored = self._of_row(row, ("stored",), self._kept, self._read_stored)
+        found = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, dropped = stored.report["by_worker"], stored.report["coverage"]["dropped"]
@@ -350,64 +333,54 @@ class Results:
         assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
         return trace
 
-    def _read_job(self, row: dict[str, Any]) -> PipelineJob:
-        trace = self._store.load(row["name"], row["number"])
-        if trace.kind is TraceKind.OPS:
-            raise NotStoredError(f"the job {row['name']!r} {_NO_WORKERS}")
-        return PipelineJob(trace)
-
     def _missing(self, name: str) -> NotStoredError:
         """Build the error for a job that does not exist, suggesting a similar name."""
         close = difflib.get_close_matches(name, self.jobs()["name"].to_list(), n=1)
         hint = f"did you mean {short(close[0])!r}?" if close else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
-    def _of(
-        self,
-        name: str,
-        what: tuple[Any, ...],
-        most: int,
-        kept: OrderedDict[tuple[Any, ...], _Result],
-        read: Callable[[dict[str, Any]], _Result],
-    ) -> _Result:
+    def _of(self, name: str, what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]) -> _Result:
         """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
-        return self._of_row(self._row(name), what, most, kept, read)
+        return self._of_row(self._row(name), what, kept, read)
 
     def _of_row(
-        self,
-        row: dict[str, Any],
-        what: tuple[Any, ...],
-        most: int,
-        kept: OrderedDict[tuple[Any, ...], _Result],
-        read: Callable[[dict[str, Any]], _Result],
+        self, row: dict[str, Any], what: tuple[Any, ...], kept: _Kept, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
-        return self._once((_window(row), *what), most, kept, lambda: read(row))
+        return kept.get((_window(row), *what), lambda: read(row))
 
-    def _once(
-        self, key: tuple[Any, ...], most: int, kept: OrderedDict[tuple[Any, ...], _Result], read: Callable[[], _Result]
-    ) -> _Result:
-        """Return the result of `read`; read again only after eviction.
 
-        Concurrent callers wait for a read in progress: reading twice takes twice the memory and time.
-        """
+class _Kept:
+    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keeping = threading.Lock()
+        self._results: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._under_way: dict[tuple[Any, ...], threading.Lock] = {}
+
+    def __contains__(self, key: tuple[Any, ...]) -> bool:
         with self._keeping:
-            if key in kept:
-                kept.move_to_end(key)
-                return kept[key]
+            return key in self._results
+
+    def get(self, key: tuple[Any, ...], read: Callable[[], _Result]) -> _Result:
+        """Return the result of `read`; read again only after eviction. Callers wait for a read in progress."""
+        with self._keeping:
+            if key in self._results:
+                self._results.move_to_end(key)
+                return cast("_Result", self._results[key])
             reading = self._under_way.setdefault(key, threading.Lock())
         with reading:
-            with self._keeping:
-                if key in kept:
-                    return kept[key]
+            if key in self:
+                return self.get(key, read)
             try:
                 result = read()
             finally:
                 with self._keeping:
                     self._under_way.pop(key, None)
             with self._keeping:
-                kept[key] = result
-                while len(kept) > most:
-                    kept.popitem(last=False)
+                self._results[key] = result
+                while len(self._results) > self._most:
+                    self._results.popitem(last=False)
         return result
 
 

@@ -16,7 +16,7 @@ from tracekit.base.text import short
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
-_WORKER = re.compile(r"\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?")
+_WORKER = re.compile(r"(?:worker\s*)?\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?", re.IGNORECASE)
 _RANK = re.compile(r"(?:rank\s*)?([0-9]{1,9})", re.IGNORECASE)
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 

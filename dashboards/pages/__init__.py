@@ -1,35 +1,7 @@
 """The pages, one module each. Importing this package registers them with Dash."""
 
-from __future__ import annotations
+from importlib import import_module
+from pkgutil import iter_modules
 
-from tracekit.dashboards.pages import (
-    attribution,
-    compare,
-    fleet,
-    hang,
-    hosts,
-    incidents,
-    job,
-    not_found_404,
-    study,
-    time,
-    timeline,
-    whatif,
-    workers,
-)
-
-__all__ = [
-    "attribution",
-    "compare",
-    "fleet",
-    "hang",
-    "hosts",
-    "incidents",
-    "job",
-    "not_found_404",
-    "study",
-    "time",
-    "timeline",
-    "whatif",
-    "workers",
-]
+for _page in iter_modules(__path__, f"{__name__}."):
+    import_module(_page.name)

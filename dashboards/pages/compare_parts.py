@@ -28,6 +28,7 @@ from tracekit.dashboards.ui.components import (
     figure_panel,
     figure_parts,
     href,
+    html_table,
     inline_csv,
     note,
     panel,
@@ -100,35 +101,28 @@ def _figures(before: Side, after: Side) -> Component:
         ),
     ]
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95 % interval"]
-    return html.Table(
-        [
-            html.Thead(html.Tr([html.Th(head, className="number" if at else "") for at, head in enumerate(heads)])),
-            html.Tbody(rows),
-        ],
-        className="plain",
-    )
+    return html_table(heads, rows, numbers=range(1, 5))
 
 
 def _row(
     title: list[Any], change: MeanDifference, show: Callable[[float], str], *, share: bool = True, points: bool = False
-) -> Component:
+) -> list[Any]:
     """`share`: the change is said in percent too. `points`: the values are percentages, their change is in points."""
     sign = "+" if change.difference > 0 else ""
     size = f" ({change.share:+.1%})" if share and change.before else ""
     interval = "" if change.low is None or change.high is None else f"{show(change.low)} to {show(change.high)}"
     by = f"{change.difference * 100:.1f} points" if points else show(change.difference)
-    cells = [show(change.before), show(change.after), f"{sign}{by}{size}", interval]
-    return html.Tr([html.Th(title, scope="row"), *(html.Td(cell, className="number") for cell in cells)])
+    return [html.Th(title, scope="row"), show(change.before), show(change.after), f"{sign}{by}{size}", interval]
 
 
 def cost_panels(before: dict[str, Any], after: dict[str, Any]) -> Component:
     """What op kinds and stages cost on either side."""
     halves = []
-    for title, table, column, y in (
+    for title, rows, column, y in (
         ("op kind", "by_kind", "kind", ""),
         ("stage", "by_pp_rank", "pp_rank", "stage"),
     ):
-        changes = cost_changes(before, after, table, column)
+        changes = cost_changes(before, after, rows, column)
         frame = pl.DataFrame(
             {
                 column: [change.name for change in changes],
@@ -307,19 +301,5 @@ def _largest(before: Side, after: Side, reports: Mapping[str, dict[str, Any]]) -
         + [f"{row['before']:.3f}", f"{row['after']:.3f}", f"{row['change']:+.3f}"]
         for row in found.iter_rows(named=True)
     ]
-    first = 2 + len(hosts)  # of the numbers
-    table = html.Table(
-        [
-            html.Thead(
-                html.Tr([html.Th(head, className="number" if at >= first else "") for at, head in enumerate(heads)])
-            ),
-            html.Tbody(
-                [
-                    html.Tr([html.Td(cell, className="number" if at >= first else "") for at, cell in enumerate(row)])
-                    for row in rows
-                ]
-            ),
-        ],
-        className="plain",
-    )
-    return panel("Workers that changed most", scrolled(table, "Workers that changed most"))
+    made = html_table(heads, rows, numbers=range(2 + len(hosts), len(heads)))
+    return panel("Workers that changed most", scrolled(made, "Workers that changed most"))

@@ -69,12 +69,7 @@ def _rank_links(stored: Stored, every: Sequence[Gpu], shown: Gpu) -> list[Any]:
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
     """A table of these rows, figures to the right. `label`: what it lists."""
     made = [
-        html.Tr(
-            [
-                html.Td(cell, className="number" if at and isinstance(cell, str) else "what")
-                for at, cell in enumerate(row)
-            ]
-        )
+        [html.Td(cell, className="number" if at and isinstance(cell, str) else "what") for at, cell in enumerate(row)]
         for row in rows
     ]
     return row_table(heads, made, label) if made else note("None.")

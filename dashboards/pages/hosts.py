@@ -53,14 +53,12 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame) -> Component |
     if machines.is_empty():
         return None
     rows = [
-        html.Tr(
-            [
-                html.Td([html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])]),
-                html.Td(_verdict(row["blamed"], row["jobs"])),
-                html.Td(_jobs(row)),
-                html.Td(viewer().moment(row["added_at"])),
-            ]
-        )
+        [
+            [html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])],
+            _verdict(row["blamed"], row["jobs"]),
+            _jobs(row),
+            viewer().moment(row["added_at"]),
+        ]
         for row in machines.iter_rows(named=True)
     ]
     table = row_table((what, "History", "In which jobs", "Last seen"), rows, f"{what}s")

@@ -20,7 +20,7 @@ from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictu
 from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.section_parts import sections
 from tracekit.dashboards.ui.charts import waterfall
-from tracekit.dashboards.ui.components import as_table, attributes, href, name_cells, note, panel, term
+from tracekit.dashboards.ui.components import as_table, attributes, href, html_table, name_cells, note, panel, term
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
@@ -103,14 +103,8 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     if not report["fixes"]:
         return [note("Nothing to fix.")]
     whole = report["job"]["whole"]
-    heads: list[Any] = [
-        ("Fix", ""),
-        ("Where", ""),
-        (term("sure", "Sure"), "number"),
-        ([f"{whole.capitalize()} then, ", term("recorded")], "number"),
-        (f"Saves a {whole}", "number"),
-        (term("GPU-hours a day"), "number"),
-    ]
+    then = [f"{whole.capitalize()} then, ", term("recorded")]
+    heads = ["Fix", "Where", term("sure", "Sure"), then, f"Saves a {whole}", term("GPU-hours a day")]
     rows = []
     for fix in report["fixes"]:
         confidence = fix["confidence"]
@@ -121,22 +115,12 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
             saves = with_error(fix["saved_s"], fix["error_s"])
             figures = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
             cells += [html.Td(figure, className="number") for figure in figures]
-        rows.append(
-            html.Tr(
-                [
-                    html.Td(_title(fix)),
-                    html.Td(fix_place(report, fix), className="short"),
-                    *cells,
-                ]
-            )
-        )
+        rows.append(html.Tr([html.Td(_title(fix)), html.Td(fix_place(report, fix), className="short"), *cells]))
     name_cells(rows, ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day"))
-    head = html.Thead(html.Tr([html.Th(shown, className=style) for shown, style in heads]))
     said = [*report["assumptions"], "A fix without a confidence is for no named cause: any job could try it"]
-    table = html.Table([head, html.Tbody(rows)], className="plain")
     return [
         html.Div(
-            table,
+            html_table(heads, rows, numbers=range(2, 6)),
             className="table-wide stacked",
             tabIndex=0,
             role="region",

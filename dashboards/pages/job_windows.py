@@ -116,16 +116,14 @@ def history(stored: Stored) -> list[Component]:
     if stored.windows < 2:
         return parts
     rows = [
-        html.Tr(
-            [
-                html.Td(dcc.Link(f"{row['number']}", href=href("/job", job=stored.name, window=row["number"]))),
-                html.Td(f"{row['first_step']} to {row['last_step']}"),
-                html.Td(viewer().moment(row["added_at"])),
-                html.Td("-" if row["slowdown"] is None else f"{row['slowdown']:.3f}", className="number"),
-                html.Td(printable(row["headline"] or row["problem"] or "not analysed")),
-            ]
-        )
+        [
+            dcc.Link(f"{row['number']}", href=href("/job", job=stored.name, window=row["number"])),
+            f"{row['first_step']} to {row['last_step']}",
+            viewer().moment(row["added_at"]),
+            "-" if row["slowdown"] is None else f"{row['slowdown']:.3f}",
+            printable(row["headline"] or row["problem"] or "not analysed"),
+        ]
         for row in reversed(results().history(stored.name, MOST_LISTED).to_dicts())
     ]
     heads = ("Window", "Steps", "Stored", "Slowdown", "What it showed")
-    return [*parts, panel("History", row_table(heads, rows, "Windows of this job"))]
+    return [*parts, panel("History", row_table(heads, rows, "Windows of this job", numbers=(3,)))]

@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 from tracekit.dashboards.data.fleet_study import FleetReport
 from tracekit.dashboards.figures.fleet import distribution
 from tracekit.dashboards.pages.job_parts import tone_class
-from tracekit.dashboards.ui.components import attributes, figure_panel, inline_csv, note, panel
+from tracekit.dashboards.ui.components import attributes, figure_panel, html_table, inline_csv, note, panel
 from tracekit.dashboards.ui.context import study, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
@@ -63,14 +63,9 @@ def _panel(table: Table) -> Component:
 
 
 def _shown(table: Table) -> Component:
-    sides = ["number" if figures else "" for figures in table.figures()]
-    head = [html.Th(text, className=side) for text, side in zip(table.heads, sides, strict=True)]
-    body = [
-        html.Tr([html.Td(text, className=side) for text, side in zip(row, sides, strict=True)]) for row in table.rows
-    ]
+    numbers = [at for at, figures in enumerate(table.figures()) if figures]
     # On a phone the table scrolls sideways, so the keyboard must reach it.
-    named = attributes(aria_label=table.title)
-    return html.Table([html.Thead(html.Tr(head)), html.Tbody(body)], className="plain", tabIndex=0, **named)
+    return html_table(table.heads, table.rows, numbers, tabIndex=0, **attributes(aria_label=table.title))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])

@@ -17,6 +17,7 @@ from tracekit.dashboards.ui.components import (
     figure_parts,
     guarded,
     href,
+    html_table,
     note,
     panel,
     term,
@@ -103,24 +104,17 @@ def _slowest(job: str, by_step: pl.DataFrame, moments: list[str]) -> Component:
     """The slowest steps with where to look at each: what a click on the figure does, for the keyboard."""
     worst = by_step.with_columns(pl.Series("moment", moments)).top_k(SLOWEST_STEPS, by="original_s")
     rows = [
-        html.Tr(
-            [
-                html.Td(html.Span(f"{row['step']}", title=row["moment"])),
-                html.Td(f"{row['slowdown']:.3f}", className="number"),
-                html.Td(seconds(row["original_s"]), className="number"),
-                html.Td(dcc.Link("timeline", href=href("/timeline", job=job, step=row["step"]))),
-                html.Td(dcc.Link("workers", href=href("/workers", job=job, step=row["step"]))),
-            ]
-        )
+        [
+            html.Span(f"{row['step']}", title=row["moment"]),
+            f"{row['slowdown']:.3f}",
+            seconds(row["original_s"]),
+            dcc.Link("timeline", href=href("/timeline", job=job, step=row["step"])),
+            dcc.Link("workers", href=href("/workers", job=job, step=row["step"])),
+        ]
         for row in worst.iter_rows(named=True)
     ]
-    heads = [
-        html.Th("Step"),
-        html.Th("Slowdown", className="number"),
-        html.Th("Original", className="number"),
-        html.Th("Open", colSpan=2),
-    ]
-    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight")
+    heads = ["Step", "Slowdown", "Original", html.Th("Open", colSpan=2)]
+    return html_table(heads, rows, numbers=(1, 2), style="tight")
 
 
 def _worker_panel(stored: Stored, rows: str) -> Component:

@@ -17,7 +17,17 @@ from tracekit.base.text import seconds, sure, with_error
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
-from tracekit.dashboards.ui.components import attributes, figure_parts, inline_csv, note, panel, problem, scrolled, term
+from tracekit.dashboards.ui.components import (
+    attributes,
+    figure_parts,
+    html_table,
+    inline_csv,
+    note,
+    panel,
+    problem,
+    scrolled,
+    term,
+)
 from tracekit.dashboards.ui.context import viewer
 
 
@@ -49,23 +59,14 @@ def fixes_panel(report: dict[str, Any]) -> Component:
         ask = "" if query is None else ask_button("Edit", query)
         bound = "at most " if fix["bound"] else ""
         title = fix["title"] if fix.get("confidence") is None else f"{fix['title']} ({sure(fix['confidence'])})"
-        rows.append(
-            html.Tr(
-                [
-                    html.Td(title),
-                    html.Td(f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}", className="number"),
-                    html.Td(bound + with_error(fix["saved_s"], fix["error_s"]), className="number"),
-                    html.Td(ask, className="ask"),
-                ]
-            )
-        )
-    heads = [("Fix", ""), (f"A {report['job']['whole']}, recorded", "number"), ("Saves", "number"), ("", "ask")]
-    head = html.Thead(html.Tr([html.Th(title, className=style) for title, style in heads]))
+        times = f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}"
+        rows.append([title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")])
+    heads = ["Fix", f"A {report['job']['whole']}, recorded", "Saves", html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form below, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
-    table = html.Table([head, html.Tbody(rows)], className="plain")
+    table = html_table(heads, rows, numbers=(1, 2))
     return panel(
         "Priced fixes", html.Div(table, className="table-wide", tabIndex=0), *([said] if "by_worker" in report else [])
     )
@@ -271,26 +272,9 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, *, kept: int)
             if at < kept
             else html.Span("not kept", className="label")
         )
-        lines.append(
-            html.Tr(
-                [
-                    html.Td(str(at + 1), className="label"),
-                    html.Td(str(query)),
-                    *cells,
-                    html.Td(last, className="number"),
-                ],
-                className="" if at < kept else "current",
-            )
-        )
-    return html.Table(
-        [
-            html.Thead(
-                html.Tr([html.Th(head, className="number" if 1 < at < 5 else "") for at, head in enumerate(heads)])
-            ),
-            html.Tbody(lines),
-        ],
-        className="plain",
-    )
+        row = [html.Td(str(at + 1), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
+        lines.append(html.Tr(row, className="" if at < kept else "current"))
+    return html_table(heads, lines, numbers=range(2, 5))
 
 
 def _figures(answer: Answer) -> tuple[str, str, str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
-from types import UnionType
-from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+import msgspec
 from dash import callback, html, set_props
 from werkzeug.exceptions import BadRequest, HTTPException
 
@@ -66,19 +66,11 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
 
 def _fits(value: Any, kind: Any) -> bool:
     """True if a value from JSON is of that type; a TypedDict needs at least its keys."""
-    if kind is Any:
-        return True
-    parts = get_args(kind)
-    if get_origin(kind) is UnionType:
-        return any(_fits(value, part) for part in parts)
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(_fits(each, parts[0]) for each in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_fits(each, parts[1]) for each in value.values())
-    if is_typeddict(kind):
-        keys = get_type_hints(kind)
-        return isinstance(value, dict) and all(name in value and _fits(value[name], keys[name]) for name in keys)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def say_failure(error: Exception) -> None:

@@ -7,7 +7,7 @@ are untrusted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 from urllib.parse import quote, urlencode
@@ -161,16 +161,31 @@ def name_cells(rows: Sequence[Component], heads: Sequence[str]) -> None:
             setattr(cell, "data-head", head)
 
 
-def row_table(heads: Sequence[str], rows: Sequence[Component], label: str) -> Component:
-    """A table of ready-made rows, each heading as the cells below it; on a phone, each row becomes a block.
+def html_table(
+    heads: Sequence[Any], rows: Sequence[Any], numbers: Collection[int] = (), *, style: str = "", **more: Any
+) -> Component:
+    """A table. `rows`: lists of cells, of which those that are no `Td` or `Th` become one, or ready-made rows.
+
+    `numbers`: the positions of columns that hold figures. `more`: attributes of the table.
+    """
+
+    def row(kind: Any, cells: Sequence[Any]) -> Component:
+        styles = ["number" if at in numbers else "" for at in range(len(cells))]
+        made = zip(cells, styles, strict=True)
+        return html.Tr([cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in made])
+
+    body = [one if isinstance(one, html.Tr) else row(html.Td, one) for one in rows]
+    return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
+
+
+def row_table(heads: Sequence[str], rows: Sequence[Any], label: str, numbers: Collection[int] = ()) -> Component:
+    """A table as `html_table` makes it, each heading as the cells below it; on a phone, each row becomes a block.
 
     `label`: what it lists.
     """
-    name_cells(rows, heads)
-    styles = [getattr(cell, "className", "") for cell in rows[0].children]
-    head = [html.Th(text, className=style) for text, style in zip(heads, styles, strict=True)]
-    table = html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain")
-    return html.Div(table, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
+    made = html_table(heads, rows, numbers)
+    name_cells(made.children[1].children, heads)
+    return html.Div(made, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
 
 
 def inline_csv(table: pl.DataFrame) -> str:
@@ -178,33 +193,10 @@ def inline_csv(table: pl.DataFrame) -> str:
     return f"data:text/csv;charset=utf-8,{quote(safe_csv(table))}"
 
 
-def plain_table(table: pl.DataFrame, titles: Mapping[str, Any] | None = None) -> Component:
-    """A frame as an HTML table; numbers have four digits. `titles`: headings to use instead of column names."""
-    numeric = {column.name for at, column in enumerate(table) if column.dtype.is_numeric() or (at and _figures(column))}
-    return html.Table(
-        [
-            html.Thead(
-                html.Tr(
-                    [
-                        html.Th((titles or {}).get(name, name), className="number" if name in numeric else "")
-                        for name in table.columns
-                    ]
-                )
-            ),
-            html.Tbody(
-                [
-                    html.Tr(
-                        [
-                            html.Td(shown(value), className="number" if name in numeric else "")
-                            for name, value in zip(table.columns, row, strict=True)
-                        ]
-                    )
-                    for row in table.iter_rows()
-                ]
-            ),
-        ],
-        className="plain",
-    )
+def plain_table(frame: pl.DataFrame) -> Component:
+    """A frame as an HTML table; numbers have four digits."""
+    numbers = [at for at, one in enumerate(frame) if one.dtype.is_numeric() or (at and _figures(one))]
+    return html_table(frame.columns, [[shown(value) for value in row] for row in frame.iter_rows()], numbers)
 
 
 def _figures(column: pl.Series) -> bool:

@@ -6,6 +6,7 @@ In: incidents of a store. Out: a component.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -22,10 +23,10 @@ _HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
 
 def incident_table(incidents: Sequence[Incident]) -> Component:
     """One row per incident; an open one names the culprit, the check and the action."""
-    return row_table(_HEADS, [_row(one) for one in incidents], "Incidents")
+    return row_table(_HEADS, [_row(one) for one in incidents], "Incidents", numbers=(4,))
 
 
-def _row(incident: Incident) -> Component:
+def _row(incident: Incident) -> list[Any]:
     is_open = incident.closed_at is None
     state = badge("open", Tone.BAD, loud=True) if is_open else badge("closed", Tone.GOOD, loud=False)
     what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
@@ -33,15 +34,13 @@ def _row(incident: Incident) -> Component:
         what += [
             html.Div([html.B(f"{title}: "), printable(text)], className="note") for title, text in advice(incident)
         ]
-    return html.Tr(
-        [
-            html.Td([f"{incident.incident_id} ", state]),
-            html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
-            html.Td(what),
-            html.Td(viewer().moment(incident.opened_at.timestamp())),
-            html.Td([lasted(incident), *_because(incident)], className="number"),
-        ]
-    )
+    return [
+        [f"{incident.incident_id} ", state],
+        html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
+        what,
+        viewer().moment(incident.opened_at.timestamp()),
+        [lasted(incident), *_because(incident)],
+    ]
 
 
 def _because(incident: Incident) -> list[Component]:

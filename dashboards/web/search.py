@@ -5,7 +5,6 @@ In: text, and the open job, if any. Out: a few links as JSON.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -14,17 +13,14 @@ import flask
 
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import short
-from tracekit.dashboards.data.worker_view import comma
+from tracekit.dashboards.data.worker_view import WorkerView, choose_worker, comma
 from tracekit.dashboards.ui.components import href
 from tracekit.dashboards.ui.context import results
 from tracekit.show.figures.worker_map import WorkerMap
-from tracekit.trace.model import Worker
 
 #: Most links of an answer, and most hosts among them.
 MOST_FOUND, MOST_HOSTS = 12, 4
 LONGEST_QUERY = 300
-_RANK = re.compile(r"(?:rank\s*)?(\d{1,7})")
-_WORKER = re.compile(r"(?:worker\s*)?\(?\s*(\d{1,7})\s*,\s*(\d{1,7})\s*\)?")
 
 
 def search() -> flask.Response:
@@ -45,18 +41,10 @@ def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
 
 
 def _in_job(found: WorkerMap, job: str, query: str) -> Iterator[dict[str, str]]:
-    if (match := _WORKER.fullmatch(query)) and found.cell(Worker(int(match[1]), int(match[2]))) is not None:
-        yield _worker(found, job, Worker(int(match[1]), int(match[2])))
-    if match := _RANK.fullmatch(query):
-        cell = found.cell_of_rank(int(match[1]))
-        if cell is not None:
-            yield _worker(found, job, found.worker(cell))
+    cell = choose_worker(found, query, WorkerView()).cell
+    if cell is not None:
+        where = href("/workers", job=job, worker=comma(found.worker(cell)))
+        yield {"text": found.full_name(cell), "kind": "worker", "href": where}
     hosts = [host for host in found.hosts if query in host.casefold()]
     for host in hosts[:MOST_HOSTS]:
         yield {"text": short(host), "kind": "host", "href": href("/workers", job=job, host=host)}
-
-
-def _worker(found: WorkerMap, job: str, worker: Worker) -> dict[str, str]:
-    cell = found.cell(worker)
-    text = worker.coordinates if cell is None else found.full_name(cell)
-    return {"text": text, "kind": "worker", "href": href("/workers", job=job, worker=comma(worker))}

@@ -134,12 +134,15 @@ def _state() -> flask.Response:
 
 
 def _metrics() -> flask.Response:
-    from tracekit.live.exposition import CONTENT_TYPE, exposition
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
     from tracekit.live.metrics import StoreMetrics
 
     states = _states(results().path)
     states()  # raises an error where the metrics would be empty
-    return flask.Response(exposition(StoreMetrics(states, flask.request.url_root).collect()), content_type=CONTENT_TYPE)
+    return flask.Response(
+        generate_latest(StoreMetrics(states, flask.request.url_root)), content_type=CONTENT_TYPE_LATEST
+    )
 
 
 @lru_cache(maxsize=1)

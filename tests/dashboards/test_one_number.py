@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.page_text import Pages
@@ -18,7 +19,6 @@ from tests.handmade import run, slow_trace
 from tracekit.base.text import seconds, with_error
 from tracekit.dashboards.data.whatif_query import WhatifQuery
 from tracekit.job.pipeline import PipelineJob
-from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.report.verdict import LossKind, Verdict
 from tracekit.store import Incoming, Store
@@ -29,7 +29,7 @@ PAGES = ("/", "/job", "/workers", "/attribution", "/time", "/whatif", "/compare"
 
 
 def metrics(store: Path, job: str) -> dict[str, float]:
-    families = text_string_to_metric_families(exposition(StoreMetrics(remembered(Store(store))).collect()).decode())
+    families = text_string_to_metric_families(generate_latest(StoreMetrics(remembered(Store(store)))).decode())
     samples = (sample for family in families for sample in family.samples)
     return {sample.name: sample.value for sample in samples if sample.labels.get("training_job") == job}
 

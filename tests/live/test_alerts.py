@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from tests.collectors.conftest import environment, forks
 from tests.handmade import command, run
 from tests.live.alert_tools import PATIENCE_S, alertmanager, prometheus, promtool
 from tests.live.test_notify import Receiver, receiving
-from tracekit.live.exposition import exposition
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.store import Store
 
@@ -76,7 +76,7 @@ def test_grafana_rules_and_document_speak_of_metrics_that_there_are(rules: Path,
     store = Store(tmp_path / "jobs.store")
     store.append(window(0, analysed=True))
     samples = re.findall(
-        r"^(tracekit_\w+)(?:\{(.*)\})? ", exposition(StoreMetrics(remembered(store)).collect()).decode(), re.MULTILINE
+        r"^(tracekit_\w+)(?:\{(.*)\})? ", generate_latest(StoreMetrics(remembered(store))).decode(), re.MULTILINE
     )
     labels: dict[str, set[str]] = {}
     for name, listed in samples:

@@ -192,9 +192,9 @@ def _left_out(found: FleetFigures) -> Table:
     return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), rows)
 
 
-def culprit_rows(found: pl.DataFrame) -> list[tuple[str, ...]]:
-    """Recurring culprits as text."""
-    return [
+def culprits_table(found: pl.DataFrame, rate: float) -> Table:
+    """Machines that recur, at that false-discovery rate; without rows if there are none."""
+    rows = [
         (
             f"{row['kind']} {short(row['machine'])}",
             f"{row['hit']:,} of {row['jobs']:,}",
@@ -206,19 +206,9 @@ def culprit_rows(found: pl.DataFrame) -> list[tuple[str, ...]]:
         )
         for row in found.iter_rows(named=True)
     ]
-
-
-def culprits_table(found: pl.DataFrame, rate: float) -> Table:
-    """Machines that recur, at that false-discovery rate; without rows if there are none."""
-    return Table("Machines that hold up one job after another", CULPRIT_HEADS, culprit_rows(found), culprits_note(rate))
-
-
-def culprits_note(rate: float) -> str:
-    """Explain the false-discovery rate."""
-    return f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
-
-
-CULPRIT_HEADS = ("Machine", "held up", "by chance", "q", "GPU-hours lost", "slow in", "last")
+    heads = ("Machine", "held up", "by chance", "q", "GPU-hours lost", "slow in", "last")
+    note = f"At most {rate:.0%} of them are expected to be named by chance (Benjamini-Hochberg)."
+    return Table("Machines that hold up one job after another", heads, rows, note)
 
 
 def between(found: Interval) -> str:

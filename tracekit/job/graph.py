@@ -83,7 +83,6 @@ class OfGraph(Job):
         layers: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> GraphReport:
-        """See `Job.whatif`."""
         if layers is not None:
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
         tell = progress or (lambda _: None)
@@ -126,11 +125,9 @@ class OfGraph(Job):
         return Times(recorded, with_delays, original, ideal, noisy_step_times_of_ops(replay, self.graph))
 
     def attribute_by(self, *labels: str) -> ByLabel:
-        """See `Job.attribute_by`."""
         return by_labels(self.replay, *labels)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """See `Job.answer`."""
         _ = self.times  # or the error that there are none
         return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
 
@@ -203,12 +200,10 @@ class GraphJob(OfGraph):
 
     @property
     def source(self) -> str:
-        """See `Job.source`."""
         return "an op trace (docs/op-trace.md)"
 
     @property
     def ops(self) -> OpTrace:
-        """See `OfGraph.ops`."""
         return self.trace
 
     def redacted(self) -> Job:
@@ -233,7 +228,6 @@ class RecordingJob(OfGraph):
 
     @property
     def source(self) -> str:
-        """See `Job.source`."""
         return "of torch.profiler (docs/kineto.md)"
 
     @property
@@ -243,7 +237,6 @@ class RecordingJob(OfGraph):
 
     @property
     def ops(self) -> OpTrace:
-        """See `OfGraph.ops`."""
         return self.op_trace.trace
 
     @cached_property
@@ -266,10 +259,8 @@ class RecordingJob(OfGraph):
         return Kept.of(self.recording, part, late, self.op_trace.whats)
 
     def recorded(self) -> Recorded:
-        """See `OfGraph.recorded`."""
         part = self.comparable
         return Recorded(part, self.kept, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
 
     def redacted(self) -> RecordingJob:
-        """See `Job.redacted`."""
         return RecordingJob(self.recording.redacted())

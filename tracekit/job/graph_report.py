@@ -57,7 +57,6 @@ class GraphReport(Report):
 
     @property
     def sizes(self) -> str:
-        """See `Report.sizes`."""
         kept = self.evidence.kept
         counts = {"rank": len(self.evidence.ranks), "step": self.steps_traced, "op": self.evidence.ops.height}
         if kept is not None:
@@ -68,17 +67,14 @@ class GraphReport(Report):
 
     @property
     def gpus(self) -> int:
-        """See `Report.gpus`."""
         return self.evidence.gpus
 
     @property
     def whole(self) -> str:
-        """See `Report.whole`."""
         return self.evidence.whole
 
     @property
     def times_s(self) -> dict[str, float]:
-        """See `Report.times_s`."""
         times = self.evidence.times
         return {name: float(getattr(times, name).mean()) for name in ("recorded", "original", "ideal")}
 
@@ -89,7 +85,6 @@ class GraphReport(Report):
 
     @property
     def steps_traced(self) -> int:
-        """See `Report.steps_traced`."""
         return len(self.evidence.steps) if self.evidence.kept is None else self.evidence.kept.steps
 
     @property
@@ -99,19 +94,16 @@ class GraphReport(Report):
         return {int(share.values[0]): share.slowdown for share in shares}
 
     def step_times(self) -> StepTimes:
-        """See `Report.step_times`."""
         times = self.evidence.times
         return StepTimes(self.evidence.steps, times.recorded, times.original, times.ideal)
 
     @property
     def workers(self) -> pl.DataFrame:
-        """See `Report.workers`."""
         by_rank, hosts = sorted(self.slowdown_by_rank.items()), self.evidence.hosts
         schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
         return pl.DataFrame([(None, None, rank, hosts.get(rank), one) for rank, one in by_rank], schema, orient="row")
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        """See `Report.remarks_of_source`."""
         kept = self.evidence.kept
         gpu = self.evidence.gpu
         if self.evidence.alone and gpu is not None:
@@ -120,7 +112,6 @@ class GraphReport(Report):
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
-        """See `Report.sections`."""
         found, gpu = self.recorded, self.evidence.gpu if self.evidence.alone else None
         if full and len(self.evidence.ranks) > 1:
             yield self._method()
@@ -177,7 +168,6 @@ class GraphReport(Report):
         return Table("Critical path", ("On the critical path", of_whole(self.whole), "share"), rows)
 
     def details(self) -> dict[str, Any]:
-        """See `Report.details`."""
         evidence, found = self.evidence, self.recorded
         content: dict[str, Any] = {
             "job": {

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import printable, short
@@ -24,6 +24,7 @@ from tracekit.base.text import printable, short
 if TYPE_CHECKING:
     import pandas
 
+    from tracekit.job.replayed import ReplayedJob
     from tracekit.report.finding import Finding
     from tracekit.report.findings import Findings, Unanalysed
     from tracekit.report.question import ByLabel, Question
@@ -41,21 +42,6 @@ class Exported:
     steps: int
     steps_in_job: int
     slices: int
-
-
-class Analysable(Protocol):
-    """Whatever makes a report."""
-
-    def whatif(
-        self,
-        *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
-        layers: tuple[int, ...] | None = None,
-        progress: Progress | None = None,
-    ) -> Report:
-        """See `Job.whatif`."""
 
 
 class Job(ABC):
@@ -134,7 +120,7 @@ class Job(ABC):
     def validate(self) -> None:  # noqa: B027
         """Raise GraphError if the ops of the job contradict each other and its report would not say so."""
 
-    def lean(self) -> Analysable:
+    def lean(self) -> Job | ReplayedJob:
         """Return the part of the job that a report needs, without what takes memory for nothing."""
         return self
 

@@ -19,6 +19,7 @@ from tracekit.trace.model import TraceKind
 from tracekit.trace.op import is_op_trace, read_op_trace
 
 if TYPE_CHECKING:
+    from tracekit.job.graph import GraphJob
     from tracekit.store.window import AnyTrace
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Unit
@@ -116,7 +117,7 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
     return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
 
 
-def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> Job:
+def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> PipelineJob | GraphJob:
     """Return the job of a trace. `method` as in `load`. Raises SelectionError for an op trace with another method."""
     if trace.kind is TraceKind.OPS:
         if Method(method) is not Method.TRACEKIT:

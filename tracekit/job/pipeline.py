@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.evidence import Evidence
     from tracekit.analysis.replay.engine import JobReplay
-    from tracekit.analysis.whatif.scenario import Scenario
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.question import ByLabel, Question
@@ -41,12 +40,10 @@ class PipelineJob(Job):
 
     @property
     def source(self) -> str:
-        """See `Job.source`."""
         return "a pipeline trace"
 
     @property
     def has_workers(self) -> bool:
-        """See `Job.has_workers`."""
         return True
 
     @cached_property
@@ -76,7 +73,6 @@ class PipelineJob(Job):
         layers: tuple[int, ...] | None = None,
         progress: Progress | None = None,
     ) -> PipelineReport:
-        """See `Job.whatif`."""
         known = None if progress is not None else lambda: self.attribution
         return self.lean().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
 
@@ -102,7 +98,6 @@ class PipelineJob(Job):
         return by_labels(self.replay, *labels)
 
     def redacted(self) -> PipelineJob:
-        """See `Job.redacted`."""
         return PipelineJob(self.trace.redacted(), self.method)
 
     def without_steps(self, steps: Sequence[int]) -> PipelineJob:
@@ -126,10 +121,6 @@ class PipelineJob(Job):
         from tracekit.analysis.evidence.evidence import Evidence
 
         return Evidence.of(self.trace, self.replay, self.attribution)
-
-    def step_time(self, scenario: Scenario) -> float:
-        """T(scenario), the mean step time in seconds."""
-        return self.replay.mean_step_time(scenario)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.

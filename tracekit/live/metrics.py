@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import polars as pl
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tracekit.base.errors import TracekitError
 from tracekit.base.text import printable
-from tracekit.live.exposition import JobFamily, LabelSets
 from tracekit.store import Incident, Store
 
 #: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
@@ -97,15 +96,20 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
     total.add_metric(["yes"], analysed)
     total.add_metric(["no"], jobs.height - analysed)
     yield total
-    names = LabelSets(**{LABEL: jobs["name"].to_list()})
-    for kind, figures in (("gauge", _GAUGES), ("counter", _COUNTERS)):
+    for kind, figures in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for metric, says, made in figures:
-            values = jobs.select(made.cast(pl.Float64).alias("value"))["value"]
-            yield JobFamily(metric, says, kind, names, values)
-    judged = jobs.drop_nulls("verdict")
-    kinds = LabelSets(**{LABEL: judged["name"].to_list(), "verdict": judged["verdict"].to_list()})
-    ones = pl.Series([1.0] * judged.height, dtype=pl.Float64)
-    yield JobFamily("tracekit_job_verdict", "1 for the kind of loss that costs most", "gauge", kinds, ones)
+            family = kind(metric, says, labels=[LABEL])
+            for name, value in (
+                jobs.select("name", made.cast(pl.Float64).alias("value")).drop_nulls("value").iter_rows()
+            ):
+                family.add_metric([name], value)
+            yield family
+    verdicts = GaugeMetricFamily(
+        "tracekit_job_verdict", "1 for the kind of loss that costs most", labels=[LABEL, "verdict"]
+    )
+    for labels in jobs.select("name", "verdict").drop_nulls("verdict").iter_rows():
+        verdicts.add_metric(labels, 1)
+    yield verdicts
 
 
 def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:

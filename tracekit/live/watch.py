@@ -147,21 +147,20 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 @contextmanager
 def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str) -> Iterator[tuple[int, Scrapes]]:
     """Serve /metrics meanwhile; yields the port and the scrapes. Raises SelectionError if the port cannot be used."""
-    from prometheus_client import start_http_server
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
 
-    from tracekit.live.exposition import CONTENT_TYPE, exposition
     from tracekit.live.metrics import StoreMetrics, remembered
     from tracekit.live.scrapes import Scrapes
     from tracekit.live.watch_metrics import WatchMetrics
 
-    collectors = (StoreMetrics(remembered(store), page), WatchMetrics(watch.run, watch.notifier))
-
-    scrapes = Scrapes()
+    registry, scrapes = CollectorRegistry(), Scrapes()
+    for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch.run, watch.notifier)):
+        registry.register(collector)
 
     def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         asked_at = time.monotonic()
-        body = exposition(family for collector in collectors for family in collector.collect())
-        start_response("200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))])
+        body = generate_latest(registry)
+        start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         yield body
         # Only now: the watch must not end until the answer is sent.
         scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)

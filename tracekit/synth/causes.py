@@ -46,7 +46,6 @@ class SlowWorker(OnWorker):
     factor: float = 1.5
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         return _scaled(WORK, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
@@ -60,7 +59,6 @@ class SlowHost(InjectedCause):
     factor: float = 1.5
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         here: dict[int | None, npt.NDArray[np.bool_]] = {
             stage: np.tile([job.host(dp_rank, stage) == self.host for dp_rank in range(job.layout.dp_ranks)], job.steps)
             for stage in range(job.layout.pp)
@@ -76,7 +74,6 @@ class SlowLastStage(InjectedCause):
     factor: float = 1.5
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         last = job.layout.pp - 1, job.layout.vpp - 1
         # Scaled rather than added: the loss layer shares the noise of the layers before it.
         factor = 1 + (self.factor - 1) / job.chunk_work(last[0])
@@ -95,7 +92,6 @@ class SequenceLengthImbalance(InjectedCause):
     quadratic_share: float = 0.5
 
     def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         factor = self.factor(job, rng)
         return Effect(factor=lambda op: factor[op.microbatch] if op.kind in COMPUTE else None)
 
@@ -131,7 +127,6 @@ class PythonGc(InjectedCause):
     growth: float = 0.0
 
     def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         shape = (job.layout.pp, job.lanes)
         forwards = job.microbatches * job.layout.vpp
         paused = np.where(rng.random(shape) < self.rate, rng.integers(forwards, size=shape), -1)
@@ -157,7 +152,6 @@ class LateDataLoading(InjectedCause):
     everywhere: bool = False
 
     def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         lanes = (job.dp_rank_of_lane == self.dp_rank) | self.everywhere
         late = np.where(lanes, self.delay_s * rng.uniform(0.8, 1.2, job.lanes), 0.0)
         first = OpKind.FORWARD_COMPUTE, 0, 0
@@ -178,7 +172,6 @@ class SlowSteps(InjectedCause):
     factor: float = 1.5
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         first = self.position or 0
         lanes = (job.step_of_lane >= first) & (job.step_of_lane < first + self.count)
         return _scaled(COMPUTE, dict.fromkeys(range(job.layout.pp), lanes), self.factor)
@@ -195,11 +188,9 @@ class SlowP2pLink(OnWorker):
     factor: float = 40.0
 
     def places(self, name: str, job: JobShape) -> int:
-        """See `InjectedCause.places`."""
         return job.places(name) - (name == "pp_rank")
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         factor = np.where(job.dp_rank_of_lane == self.dp_rank, self.factor, 1.0)
         earlier = self.pp_rank or 0
         stages = {
@@ -217,11 +208,9 @@ class SlowNic(OnWorker):
     factor: float = 4.0
 
     def places(self, name: str, job: JobShape) -> int:
-        """See `InjectedCause.places`."""
         return job.places(name) if job.layout.has_dp_collectives else 0
 
     def effect(self, job: JobShape, _rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         return _scaled(DP_COLLECTIVES, {self.pp_rank: job.dp_rank_of_lane == self.dp_rank}, self.factor)
 
 
@@ -234,7 +223,6 @@ class FlappingNetwork(InjectedCause):
     factor: float = 400.0
 
     def effect(self, job: JobShape, rng: np.random.Generator) -> Effect:
-        """See `InjectedCause.effect`."""
         seed = int(rng.integers(2**32))
 
         def factor(op: PlannedOp) -> Floats | None:

@@ -1,4 +1,4 @@
-"""Labelled synthetic jobs, and how well `find_causes` reads them.
+"""Labelled synthetic jobs, and how well `causes_of` reads them.
 
 A cause must be found where it alone slows the job by 10 % or more (clock errors and missing ranks: always); where it
 does less, naming it is neither right nor wrong. Whatever is named without having been injected is wrong.
@@ -15,7 +15,8 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.diagnosis.find import find_causes
+from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.report.finding import Finding as Found
 from tracekit.synth import (
@@ -188,7 +189,7 @@ def workers_of_host(label: dict, trace: Trace) -> set:
 
 def found_in(trace: Trace) -> tuple[Found, ...]:
     replay = JobReplay.from_trace(trace)
-    return find_causes(trace, replay, attribute(replay))
+    return causes_of(Evidence.of(trace, replay, attribute(replay)))
 
 
 def location_is_right(label: dict, found: Found, trace: Trace) -> bool:

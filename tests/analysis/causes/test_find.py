@@ -22,8 +22,9 @@ from tests.analysis.causes.disturbed import disturbed, one_worker
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
 from tracekit.analysis.detectors.registry import detectors
-from tracekit.analysis.diagnosis.find import find_causes
+from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
@@ -112,7 +113,7 @@ class TestSlowInOneKind:
         trace = job(layout=layout, noise=0.01)
         replay = JobReplay.from_trace(trace)
         slow = disturbed(replay, one_worker(replay, [kind], layout.pp - 1, 1, 1.7))
-        (cause,) = find_causes(trace, slow, attribute(slow))
+        (cause,) = causes_of(Evidence.of(trace, slow, attribute(slow)))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, layout.pp - 1),))
         assert cause.confidence > 0.95
         lost_s = (step_times(slow, ()) - step_times(replay, ())).mean()
@@ -277,7 +278,7 @@ class TestVerdicts:
         trace = Trace.from_frame(ops, few.layout, name="two structures", metadata=dict(few.metadata))
         replay = JobReplay.from_trace(trace)
         assert len(replay.graph.blocks) == 2
-        (cause,) = find_causes(trace, replay, attribute(replay))
+        (cause,) = causes_of(Evidence.of(trace, replay, attribute(replay)))
         assert (cause.kind, cause.where.workers) == ("bad-worker", (Worker(1, 2),))
 
 

@@ -15,8 +15,8 @@ from benchmarks.verdicts import judged_job
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.diagnosis.find import causes_of, find_causes
-from tracekit.analysis.diagnosis.price import fixes_of, price_fixes
+from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.fixes.workers import fewest_that_suffice
@@ -298,9 +298,9 @@ class TestDiagnosis:
         replay = JobReplay.from_trace(trace)
         attribution = attribute(replay)
         whole = diagnose(trace, replay, attribution)
-        causes = find_causes(trace, replay, attribution)
+        causes = causes_of(Evidence.of(trace, replay, attribution))
         assert [shaped(Finding, cause) for cause in whole.causes] == [shaped(Finding, cause) for cause in causes]
-        fixes = price_fixes(trace, replay, attribution, causes)
+        fixes = fixes_of(Evidence.of(trace, replay, attribution), causes)
         assert list(map(fix_as_data, whole.fixes)) == list(map(fix_as_data, fixes))
 
 

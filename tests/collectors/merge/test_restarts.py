@@ -22,7 +22,7 @@ def attempt(number, *, ranks=2, host="node-1", program=("train.py",), numbered_f
         metadata={"attempt": number, "hosts": {str(rank): host for rank in range(ranks)}, "dropped_records": 1},
     )
     report = OpReport(moved.ops.height, {}, {}, 0, 0, 0)
-    return MergedAttempt(moved, (), (), Placement(moved.layout, {}, "test"), report, tuple(program))
+    return MergedAttempt(moved, (), Placement(moved.layout, {}, "test"), report, tuple(program))
 
 
 def test_only_attempts_alike_are_one_job():

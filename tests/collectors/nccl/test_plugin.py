@@ -24,7 +24,9 @@ from tests.collectors.nccl.harness import (
     VERSIONS,
 )
 from tests.properties import examples
-from tracekit.collectors.nccl.operations import channels, operations, proxy_steps
+from tracekit.collectors.nccl.operations import PROXY_OP as OP_SLOT
+from tracekit.collectors.nccl.operations import PROXY_STEP as STEP_SLOT
+from tracekit.collectors.nccl.operations import START, STATE, STOP, channels, count_proxy_steps, operations
 from tracekit.collectors.nccl.reader import HEADER_BYTES, SLOT, Communicator
 
 HERE = Path(__file__).parent
@@ -114,9 +116,17 @@ def test_proxy_steps_are_recorded_when_asked_for(load, version):
     ]
     nccl.state(steps[0], 9, transSize=4096)
     nccl.stop(steps[0])
-    rows = proxy_steps(loaded.ring).drop("start_ns", "end_ns").rows()
-    assert rows == [(handle, 5, 2, True, 0, 4096), (0, 6, 1, False, 1, None)]
-    assert proxy_steps(loaded.ring)["end_ns"].null_count() == 1
+    slots = loaded.ring.slots
+    ops = slots[slots["number"] == OP_SLOT][["handle", "first", "channel", "peer", "flags"]].tolist()
+    assert [op[1:] for op in ops] == [(handle, 5, 2, 1), (0, 6, 1, 0)]
+    transfers = slots[slots["number"] == STEP_SLOT][["handle", "action", "first", "second"]]
+    (first, *_), (second, *_) = begun = transfers[transfers["action"] == START].tolist()
+    assert begun == [(first, START, ops[0][0], 0), (second, START, ops[1][0], 1)]
+    assert transfers[transfers["action"] != START][["handle", "action", "first"]].tolist() == [
+        (first, STATE, 4096),
+        (first, STOP, 0),
+    ]
+    assert count_proxy_steps(loaded.ring) == 2
 
 
 names = st.sampled_from(["AllReduce", "AllGather", "Broadcast", "Reduce", "a name much longer than the room for names"])
