@@ -34,8 +34,6 @@ def sentence(found: Bubbles) -> str:
         f"{seconds(row.lost_s)}{'' if number else ' of it'} because {_BECAUSE[row.cause]}"
         for number, row in enumerate(largest)
     ]
-    if found.unknown:
-        parts.append(found.unknown)
     lanes = len(found.left_out)
     left_out = (
         f"; left out: {lanes:,} incomplete {'lanes' if lanes > 1 else 'lane'} (step and DP rank)" if lanes else ""
