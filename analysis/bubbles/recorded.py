@@ -16,6 +16,7 @@ from tracekit.analysis.graph.op_grid import paired_rows
 from tracekit.analysis.graph.rules.megatron import BACKWARD as BACKWARDS
 from tracekit.analysis.graph.rules.megatron import FORWARD as FORWARDS
 from tracekit.analysis.graph.rules.megatron import merged_order
+from tracekit.analysis.graph.rules.posting import RECVS, SENDS
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace.model import KINDS, OpKind
@@ -155,6 +156,8 @@ def _receives(block: Block, order: Order) -> Ints | None:
     """The row of the receive of each of `order.received`, [transfers]; None if they do not match."""
     template = block.template
     real = np.sort(paired_rows(template)[1])
+    if not np.isin(template.kind, SENDS).any():  # inferred receives
+        real = np.flatnonzero(np.isin(template.kind, RECVS))
     received = np.empty(len(order.received), np.int64)
     for kind, recv in ((FORWARD, FORWARDS.recv), (BACKWARD, BACKWARDS.recv)):
         rows, these = real[template.kind[real] == recv.code], order.kind[order.received] == kind
