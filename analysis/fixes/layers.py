@@ -56,7 +56,11 @@ def layer_plans(
         if cause is None:
             continue
         slowness = _slowness(evidence) if around else np.ones(evidence.stages)
-        if known is None:
+        if known is None and cause.where.chunks:
+            title = f"Make {cause.where} as fast as other chunks: fewer layers, or a faster head, loss or embedding"
+            details = {"assumes": "the speed of other chunks afterwards"}
+            yield Plan("even-chunks", title, cause.where, cause.change, cause.without_s, details=details, cause=cause)
+        elif known is None:
             yield from _shares(evidence, slowness, cause, around=around)
         else:
             model = replace(stage_model(profile.base_s, known), slowness=slowness)
