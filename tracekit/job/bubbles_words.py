@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracekit.analysis.bubbles.picture import Picture
 from tracekit.base.text import seconds, three_digits
 from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
 from tracekit.report.section import Table
@@ -73,6 +74,19 @@ def tables(found: Bubbles) -> Iterator[Table]:
             tuple(map(_schedule, found.schedules)),
             "\n".join(_notes(found.schedules)),
         )
+
+
+def summary(pictures: Sequence[Picture]) -> list[str]:
+    """What each schedule takes and holds, next to the recorded one."""
+    recorded, *others = pictures
+    held = three_digits(recorded.peak_microbatches)
+    found = [f"recorded: {seconds(recorded.window_s)}, at most {held} microbatches held"]
+    for one in others:
+        change = recorded.window_s - one.window_s
+        words = f"{seconds(abs(change))} {'less' if change >= 0 else 'more'}"
+        held = three_digits(one.peak_microbatches)
+        found.append(f"{one.name}: {seconds(one.window_s)}, {words}, at most {held} microbatches held")
+    return found
 
 
 def _notes(schedules: Sequence[PricedSchedule]) -> Iterator[str]:
