@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import factors_of
@@ -22,6 +23,8 @@ from tracekit.base.text import seconds
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")
 WHATS = (*COMPUTES, *REASONS)
+#: More bars make a page slow: the shortest are left out.
+MOST_BARS = 6000
 _WAITS = {
     "peer": "waits for stage {}",
     "transfer": "waits for the transfer from stage {}",
@@ -57,7 +60,7 @@ class Bar(Struct, frozen=True):
 
 class Picture(Struct, frozen=True):
     """One schedule. `name`: "recorded", or as asked for. `window_s`: from the first start to the last end of any
-    compute. `peak_microbatches`: the most that any stage holds.
+    compute. `peak_microbatches`: the most that any stage holds. `left_out`: the number of bars that did not fit.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Picture(Struct, frozen=True):
     window_s: float
     peak_microbatches: float
     bars: list[Bar]
+    left_out: int = 0
 
 
 def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedules: Sequence[str] = ()) -> list[Picture]:
@@ -88,10 +92,18 @@ def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedule
     chosen = max(window_s, key=lambda rank: window_s[rank][0]) if dp_rank is None else dp_rank
     _, recorded, lane = window_s[chosen]
     factors = factors_of(recorded)
-    return [
+    drawn = [
         _picture("recorded", recorded, lane),
         *(_picture(one.text, rescheduled(recorded, factors, one), lane) for one in asked),
     ]
+    return [_with_the_longest(one, MOST_BARS // len(drawn)) for one in drawn]
+
+
+def _with_the_longest(picture: Picture, most: int) -> Picture:
+    if len(picture.bars) <= most:
+        return picture
+    longest = sorted(picture.bars, key=lambda bar: bar.start_s - bar.end_s)[:most]
+    return replace(picture, bars=longest, left_out=len(picture.bars) - most)
 
 
 def _picture(name: str, drawn: RecordedPipeline, lane: int) -> Picture:

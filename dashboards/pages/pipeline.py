@@ -50,6 +50,7 @@ def build(
             pipeline_step(drawn, viewer().theme),
             label=f"Computes and bubbles of {drawn[0].stages} stages in step {chosen}. {'; '.join(lines)}",
             table=table,
+            id="pipeline-step",
         ),
         panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
         panel("Show", *(_choices(stored.name, title, of) for title, of in links.items())),

@@ -86,6 +86,8 @@ def summary(pictures: Sequence[Picture]) -> list[str]:
         words = f"{seconds(abs(change))} {'less' if change >= 0 else 'more'}"
         held = three_digits(one.peak_microbatches)
         found.append(f"{one.name}: {seconds(one.window_s)}, {words}, at most {held} microbatches held")
+    if left_out := sum(one.left_out for one in pictures):
+        found.append(f"the {left_out:,} shortest computes and bubbles are not drawn")
     return found
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
 _BAR, _HEIGHT = 8, 96
-#: Width of the pipeline, height of a stage, and the most bars; beyond that, the shortest are left out.
-_WIDE, _ROW, _MOST_PIECES = 1000, 20, 6000
+#: Width of the pipeline, and height of a stage.
+_WIDE, _ROW = 1000, 20
 
 
 def worker_map(report: PipelineReport) -> str:
@@ -104,8 +104,6 @@ def step_bars(report: PipelineReport) -> str:
 def pipeline(pictures: Sequence[Picture]) -> str:
     """What each stage computes and waits for, the pictures below each other on one axis of time."""
     scale = (_WIDE - _LEFT - 10) / max(one.window_s for one in pictures)
-    every = sorted((bar.end_s - bar.start_s for one in pictures for bar in one.bars), reverse=True)
-    least_s = every[_MOST_PIECES] if len(every) > _MOST_PIECES else -1.0
     marks, top = [], 0
     for one in pictures:
         marks.append(f'<text x="0" y="{top + _ROW - 6}">{escape(one.name)}</text>')
@@ -118,14 +116,12 @@ def pipeline(pictures: Sequence[Picture]) -> str:
             f' y="{top + bar.stage * _ROW}" width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}"'
             f' height="{_ROW - 3}"><title>{escape(bar.words)}</title></rect>'
             for bar in one.bars
-            if bar.end_s - bar.start_s > least_s
         ]
         top += one.stages * _ROW
     there = {bar.what for one in pictures for bar in one.bars}
     legend = "".join(f'<span><i class="what{at}"></i>{what}</span>' for at, what in enumerate(WHATS) if what in there)
-    note = "" if least_s < 0 else f"<p>Shows the {_MOST_PIECES:,} longest computes and bubbles.</p>"
     return (
         f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'
         f' is waited for" viewBox="0 0 {_WIDE} {top}" width="{_WIDE}" height="{top}">{"".join(marks)}</svg>'
-        f'{note}<p class="legend">{legend}</p>'
+        f'<p class="legend">{legend}</p>'
     )

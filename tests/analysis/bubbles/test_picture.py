@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 
 from tests.analysis.bubbles.simulated import Pipeline, gpipe, one_f_one_b, random_lanes, trace
+from tracekit.analysis.bubbles import picture as picture_module
 from tracekit.analysis.bubbles.bubbles import find_bubbles
 from tracekit.analysis.bubbles.picture import Picture, draw_step
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import LayoutError, SelectionError
+from tracekit.job.bubbles_words import summary
 
 #: 1F1B of two stages, forwards of 1 s, backwards of 2 s, transfers of 0.25 s; the last forward is launched 0.5 s late.
 ORDERS = one_f_one_b(2, 2)
@@ -91,3 +93,13 @@ def test_what_cannot_be_drawn_is_one_error() -> None:
     uneven = Pipeline(orders, {c: 1.0 for order in orders for c in order}, lambda _: 0.0).run()
     with pytest.raises(LayoutError, match="4 is not a multiple of pp 3"):
         draw_step(JobReplay.from_trace(trace({(0, 0): uneven})), 0, schedules=("interleaved:chunks=2",))
+
+
+def test_of_very_many_bars_the_shortest_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole,) = draw_step(small(), 0)
+    monkeypatch.setattr(picture_module, "MOST_BARS", 5)
+    (some,) = draw_step(small(), 0)
+    assert some.left_out == len(whole.bars) - 5
+    lengths = sorted((bar.end_s - bar.start_s for bar in whole.bars), reverse=True)
+    assert sorted((bar.end_s - bar.start_s for bar in some.bars), reverse=True) == pytest.approx(lengths[:5])
+    assert summary([some])[-1] == f"the {some.left_out} shortest computes and bubbles are not drawn"

@@ -18,6 +18,8 @@ from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
+READ_BARS = """() => window.tracekitChart.marks(document.querySelector("#pipeline-step").figure).bars
+    .map((bar) => [bar.point.text, bar.box.x, bar.box.y])"""
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +74,15 @@ def test_the_browser_draws_a_bar_for_each_compute_and_bubble(
     visit: Visit, show: Callable[[Path], Serving], store: Path, job: PipelineJob
 ) -> None:
     page = visit("/pipeline?job=pipes", base=show(store).url)
-    page.wait_for_selector("#page .area")
-    names = page.locator("#page").inner_text()
-    assert all(word in names for word in ("forward", "backward", "peer", "transfer"))
+    page.wait_for_selector("#pipeline-step .area")
+    (picture,) = draw_step(job.replay, slowest(job))
+    drawn = {text: (x, y) for text, x, y in page.evaluate(READ_BARS)}
+    assert len(page.evaluate(READ_BARS)) == len(picture.bars)
+    for bar in picture.bars:
+        if bar.microbatch is not None:  # words of bubbles repeat
+            x, y = drawn[bar.words]
+            assert x == pytest.approx([bar.start_s * 1e3, bar.end_s * 1e3])
+            assert y == pytest.approx([bar.stage + 1 - 0.4, bar.stage + 1 + 0.4])  # below the row of the name
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 

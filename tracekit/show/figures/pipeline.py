@@ -32,15 +32,13 @@ def pipeline_step(pictures: Sequence[Picture], theme: Theme) -> go.Figure:
                 base=[bar.start_s * 1e3 for _, bar in bars],
                 x=[(bar.end_s - bar.start_s) * 1e3 for _, bar in bars],
                 y=[row for row, _ in bars],
-                offset=-0.4,
-                width=0.8,
                 marker={"color": colour, "line": {"width": 0}},
                 text=[bar.words for _, bar in bars],
                 textposition="none",
                 hovertemplate="%{text}<extra></extra>",
                 name=what,
             )
-    drawn.update_layout(barmode="overlay", bargap=0, hovermode="closest")
+    drawn.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
     drawn.update_yaxes(axis(names, len(names), down=True, showgrid=False))
     drawn.update_xaxes(rangemode="tozero")
     return drawn
