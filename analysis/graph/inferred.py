@@ -3,7 +3,7 @@
 In: the trace of a pipeline without any send or receive. Out: the trace with a receive before each compute that needs
 the result of another stage. It begins when that result is there. If the stage had nothing else to do by then, it waited
 for the transfer, which took until the compute began. Any other transfer takes the median of those that its stage waited
-for, at most until the compute began.
+for, at most as long as it could.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def _received(computes: pl.DataFrame, direction: Direction, name: str) -> pl.Dat
             f"{_where(name, early.row(0, named=True))} ends before the compute that it needs begins: the clocks of the"
             " ranks differ too much, or the schedule is V-shaped, which is not supported"
         )
-    took, waited = (_START - pl.col("sent")).clip(0), (pl.col("sent") >= pl.col("free")).fill_null(value=True)
+    # A link carries one transfer after the other: the one before had ended when its compute began.
+    linked = pl.max_horizontal("sent", _START.shift(1).over(_STAGE))
+    took, waited = (_START - linked).clip(0), (pl.col("sent") >= pl.col("free")).fill_null(value=True)
     usual = pl.when(waited).then(took).median().over("pp_rank").fill_null(0.0)
     receives = found.with_columns(
         kind=pl.lit(str(direction.recv)),

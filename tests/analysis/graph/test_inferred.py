@@ -72,6 +72,26 @@ def test_the_rest_is_launch_delay_and_the_replay_reproduces_the_recording() -> N
     assert replay.durations.clamped_delays == replay.durations.clamped_transfers == 0
 
 
+def test_a_link_carries_one_transfer_after_the_other() -> None:
+    """The second activation is sent at 1.5, but the first one arrives at 2.0: half a second is left for it."""
+    lane = (
+        (0, "forward-compute", 0, 0.0, 1.0),
+        (0, "forward-compute", 1, 1.0, 1.5),
+        (1, "forward-compute", 0, 2.0, 2.5),
+        (1, "forward-compute", 1, 2.5, 3.0),
+        (1, "backward-compute", 0, 3.0, 4.0),
+        (0, "backward-compute", 0, 4.25, 5.0),
+        (1, "backward-compute", 1, 4.0, 5.0),
+        (0, "backward-compute", 1, 5.25, 6.0),
+    )
+    assert [row for row in receives(job(lane)) if row[1] == "forward-recv"] == [
+        (1, "forward-recv", 0, 1.0, 1.0),
+        (1, "forward-recv", 1, 1.5, 0.5),
+    ]
+    found = find_bubbles(JobReplay.from_trace(job(lane)))
+    assert {row.cause: row.lost_s for row in found.causes}["host"] == pytest.approx(0.0)
+
+
 def test_microbatches_that_were_not_recorded_are_counted_in_order() -> None:
     unknown = tuple((stage, kind, None, start, end) for stage, kind, _, start, end in LANE)
     for chunk in (0, None):
