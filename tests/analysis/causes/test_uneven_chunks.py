@@ -57,6 +57,16 @@ def test_a_chunk_with_more_work_is_named_and_priced_by_replay(
     assert fix.title.startswith(f"Make chunk {chunk} of stage {stage} as fast as other chunks")
 
 
+def test_if_both_directions_are_slower_each_has_a_price_of_its_own() -> None:
+    longer = {("B", 3): 3.0, ("F", 3): 5.0}
+    fixes = {fix.kind: fix.saved_s for fix in report(longer).fixes}
+    uneven = mean(one.window for one in lanes(longer).values())
+    for kind, left in (("even-chunk-backwards", ("F", 3)), ("even-chunk-forwards", ("B", 3))):
+        without = mean(one.window for one in lanes({left: longer[left]}).values())
+        assert fixes[kind] == pytest.approx(uneven - without)
+    assert not {"even-chunk-backwards", "even-chunk-forwards"} & {fix.kind for fix in report({("B", 3): 3.0}).fixes}
+
+
 def test_a_stage_whose_chunks_all_have_more_work_is_named_whole() -> None:
     found = report({("B", 1): 1.5, ("B", 3): 1.5})
     (cause,) = (one for one in found.causes if one.kind == "stage-imbalance")
