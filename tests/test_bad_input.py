@@ -363,6 +363,7 @@ def test_a_missing_rank_is_left_out_and_said(tmp_path: Path) -> None:
         "hidden_slowdown": 15.5 / 10,  # the healthy step, 11.25 s, without collectives (0.5 s each) and clip (0.25 s)
         "left_out_steps": [],
         "dropped": [{"step": 0, "dp_rank": 1}, {"step": 1, "dp_rank": 1}],
+        "inferred_transfers": False,
     }
     shown = " ".join(run("whatif", tmp_path / "trace.parquet").out.split())
     assert "3 of 4 workers traced (missing dp 1, stage 1)" in shown

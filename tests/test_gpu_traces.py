@@ -9,11 +9,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import tracekit
 from tests.handmade import run
-from tests.kineto_files import GEMM, document, event, kernel, write
+from tests.kineto_files import GEMM, document, event, kernel, launch, write
+from tracekit.job.load import load
 from tracekit.store import Store
 
 SAMPLE = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
@@ -215,3 +217,42 @@ def test_a_memory_snapshot_says_what_it_is_and_what_to_do_alone_and_in_a_folder(
         assert "record a trace with torch.profiler.profile" in ran.err
         assert run("import", given, "--store", tmp_path / "jobs.store").code == 2
     assert not (tmp_path / "jobs.store").exists()
+
+
+ACTIONS = ("PP:2F0", "PP:2SEND_F0", "PP:2I0", "PP:2W0", "PP:2RECV_F1", "PP:2F1", "PP:2B1", "PP:2UNSHARD", "optimizer")
+
+
+def test_actions_of_a_pipeline_schedule_give_stage_microbatch_and_action(tmp_path):
+    """Autograd launches the kernels of a backward from another thread than the one that runs the schedule."""
+    events = []
+    for at, name in enumerate(ACTIONS):
+        begin, of_autograd = at * 100, name in {"PP:2I0", "PP:2W0", "PP:2B1"}
+        events += [
+            event("user_annotation", name, begin, 90),
+            launch(begin + 10, at, tid=101 if of_autograd else 100),
+            kernel(GEMM, begin + 20, 60, correlation=at),
+        ]
+    path = write(tmp_path / "t.json", document(events, world=1))
+    ops = load(path).trace.ops.filter(pl.col("role") == "gpu").sort("start")
+    assert ops.select("stage", "action", "microbatch").rows() == [
+        (2, "forward", 0),
+        (2, "forward-send", 0),
+        (2, "backward-input", 0),
+        (2, "backward-weight", 0),
+        (2, "forward-recv", 1),
+        (2, "forward", 1),
+        (2, "backward", 1),
+        (None, None, None),
+        (None, None, None),
+    ]
+    report = json.loads(
+        run("whatif", path, "--json", "--by", "stage,action", "--fix", "action=forward and microbatch=1").out
+    )
+    by = {row["value"] for row in report["by_label"] if row["labels"] == "stage,action"}
+    assert {"2,forward", "2,backward-weight"} <= by
+    assert report["questions"][0]["ops"] > 0
+
+
+def test_a_recording_without_such_a_schedule_has_no_such_labels(tmp_path):
+    path = write(tmp_path / "t.json", document([launch(0, 1), kernel(GEMM, 10, 50, correlation=1)], world=1))
+    assert not {"stage", "microbatch", "action"} & set(load(path).trace.ops.columns)

@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import SWITCHES, Factors, factors_of, find_causes
 from tracekit.analysis.bubbles.places import PLACES, REASONS, Places, find_places
-from tracekit.analysis.bubbles.price import Price, price
+from tracekit.analysis.bubbles.price import price
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
@@ -31,7 +31,6 @@ from tracekit.report.bubbles import (
 
 #: Computes of a stage that overlap by more than this share of the window do not follow each other.
 MOST_OVERLAP = 1e-3
-_V_SHAPED = "the second chunk of each stage runs from the last stage to the first (V-shaped)"
 
 
 def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
@@ -50,10 +49,9 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
     window = sum(each.window_s for each in places) / lanes
     if max(each.overlap_s for each in places) > MOST_OVERLAP * window:
         return _unknown("computes of one stage overlap, so that its idle time is not defined", left_out)
-    shape = _V_SHAPED if any(each.v_shaped for each in recorded) else None
     work, idle = (_mean([getattr(each, name) for each in places], lanes) for name in ("work_s", "idle_s"))
     idle_s = float(idle.sum()) / len(work)
-    factors = [] if shape else [factors_of(each) for each in recorded]
+    factors = [factors_of(each) for each in recorded]
     outside = float(replay.recorded_step_times().mean()) - window
     return Bubbles(
         window_s=window,
@@ -67,9 +65,9 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
             if idle[:, at, why].any()
         ],
         by_stage=_stages(recorded, places, idle, lanes),
-        causes=[] if shape else _causes(recorded, factors, idle_s),
-        schedules=[_priced(recorded, factors, each, window, outside, shape) for each in asked],
-        unknown=shape and f"{shape}: causes and prices are unknown",
+        causes=_causes(recorded, factors, idle_s),
+        schedules=[_priced(recorded, factors, each, window, outside) for each in asked],
+        unknown=None,
         left_out=left_out,
     )
 
@@ -124,17 +122,12 @@ def _priced(
     asked: AskedSchedule,
     window: float,
     outside: float,
-    refused: str | None,
 ) -> PricedSchedule:
     """One row. `outside`: seconds of a step outside the window."""
-    found: list[Price] = []
     try:
-        if refused is None:
-            found = [price(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
+        found = [price(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
     except LayoutError as error:
-        refused = str(error)
-    if refused is not None:
-        return PricedSchedule(asked.text, None, None, None, None, None, None, refused, None)
+        return PricedSchedule(asked.text, None, None, None, None, None, None, str(error), None)
     lanes = [each.lanes for each in recorded]
     low, high = (sum(getattr(one, name) for one in found) / sum(lanes) for name in ("low_s", "high_s"))
     held = [one.order.peak_microbatches * count for one, count in zip(found, lanes, strict=True)]

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.compiled import NO_RENDEZVOUS, CompiledGraph, Wiring, compile_graphs
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, LanesToReplay, Timeline, replay_lanes, replay_timelines
 from tracekit.trace.model import OpKind
 
 #: Kinds of compute, which have these numbers in arrays. A backward is whole if its weight gradients are not separate.
@@ -102,7 +102,19 @@ class Order(Struct, frozen=True, eq=False, dict=True):
         `durations`: [rows, lanes], of which compute c takes row `row[c]`. `transfers`: [transfers, lanes], or
         [transfers] if lanes agree, none: no time. `delays`: launch delays, [computes, lanes].
         """
-        count, lanes = len(self.received), durations.shape[1]
+        costs = self._costs(durations, row, transfers, delays)
+        return replay_lanes(self.graph, np.arange(durations.shape[1] + 1), costs)
+
+    def timeline(
+        self, durations: Floats, row: Ints, transfers: Floats | None = None, delays: Floats | None = None
+    ) -> Timeline:
+        """Times of the computes, then of the transfers, of the same replay."""
+        costs, lanes = self._costs(durations, row, transfers, delays), np.arange(durations.shape[1] + 1)
+        parts = [LanesToReplay(self.graph, lanes[:-1].astype(np.int32), lanes, costs)]
+        return replay_timelines(parts, 0, meet=False)[0]
+
+    def _costs(self, durations: Floats, row: Ints, transfers: Floats | None, delays: Floats | None) -> Costs:
+        count = len(self.received)
         constant, changed, of_transfer = np.zeros(len(row) + count), NO_MATRIX, np.full(count, -1)
         if transfers is not None and transfers.ndim == 1:
             constant[len(row) :] = transfers
@@ -111,7 +123,7 @@ class Order(Struct, frozen=True, eq=False, dict=True):
         delay_row = np.full(len(constant), -1)
         if delays is not None:
             delay_row[: len(row)] = np.arange(len(row))
-        costs = Costs(
+        return Costs(
             matrix=durations,
             matrix_row=np.concatenate([row, of_transfer]),
             constant=constant,
@@ -119,4 +131,3 @@ class Order(Struct, frozen=True, eq=False, dict=True):
             delay_row=delay_row,
             changed=changed,
         )
-        return replay_lanes(self.graph, np.arange(lanes + 1), costs)

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.bubbles.recorded import RecordedPipeline
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.report.bubbles import PlaceOfIdle, ReasonOfIdle
 
 PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
@@ -33,36 +33,62 @@ class Places(Struct, frozen=True, eq=False):
     overlap_s: float
 
 
+class Gaps(Struct, frozen=True, eq=False):
+    """The gap before each compute of a stage, in all lanes. `cuts`: where it begins, where each of `REASONS` ends, [5,
+    computes, lanes]. `waits_for`: the stage whose result the compute needs, -1: none, [computes]. `work_s`: time in
+    which nothing else computes, `overlap_s`: time in which the compute before runs, too, [computes, lanes]. `until`:
+    when the last compute ends, [lanes].
+    """
+
+    cuts: Floats
+    waits_for: Ints
+    work_s: Floats
+    overlap_s: Floats
+    until: Floats
+
+
+def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
+    """Cut every gap of one stage."""
+    order, start, end = recorded.order, recorded.start, recorded.end
+    rows = np.flatnonzero(order.stage == stage)
+    here = slice(int(rows[0]), int(rows[-1]) + 1)
+    until = np.maximum.accumulate(end[here], axis=0)
+    free = np.concatenate([start.min(axis=0)[None], until[:-1]])  # from when on the stage has nothing else to do
+    low, high = np.minimum(free, start[here]), start[here]
+    needs = order.needs[here]
+    needed = np.where(needs[:, None] >= 0, end[needs], -np.inf)
+    arrived = np.maximum(recorded.arrived[here], needed)
+    gathered = recorded.gathered[here] > arrived
+    cuts = np.stack([low, *(np.clip(one, low, high) for one in (needed, arrived, recorded.gathered[here])), high])
+    cuts[1:3] = np.where(gathered, low, cuts[1:3])
+    cuts[3] = np.where(gathered, cuts[3], cuts[2])
+    return Gaps(
+        cuts=cuts,
+        waits_for=np.where(needs >= 0, order.stage[needs], -1),
+        work_s=np.maximum(end[here] - np.maximum(high, free), 0),
+        overlap_s=free - low,
+        until=until[-1],
+    )
+
+
 def find_places(recorded: RecordedPipeline) -> Places:
     """Name every idle interval of every stage."""
     order, stages = recorded.order, recorded.order.stages
-    start, end = recorded.start, recorded.end
-    begin, finish = start.min(axis=0), end.max(axis=0)
-    last_stage = order.stage[end.argmax(axis=0)]
+    begin, finish = recorded.start.min(axis=0), recorded.end.max(axis=0)
+    last_stage = order.stage[recorded.end.argmax(axis=0)]
     work, usable = np.zeros(stages), np.zeros(stages)
     idle = np.zeros((stages, len(PLACES), len(REASONS), stages + 1))
     overlap = 0.0
     for stage in range(stages):
-        rows = np.flatnonzero(order.stage == stage)
-        here = slice(int(rows[0]), int(rows[-1]) + 1)
-        until = np.maximum.accumulate(end[here], axis=0)
-        free = np.concatenate([begin[None], until[:-1]])  # from when on the stage has nothing else to do
-        low, high = np.minimum(free, start[here]), start[here]
-        overlap = max(overlap, float((free - low).sum(axis=0).max()))
-        work[stage] = np.maximum(end[here] - np.maximum(start[here], free), 0).sum()
-        needs = order.needs[here]
-        needed = np.where(needs[:, None] >= 0, end[needs], -np.inf)
-        arrived = np.maximum(recorded.arrived[here], needed)
-        gathered = recorded.gathered[here] > arrived
-        cuts = [low, *(np.clip(one, low, high) for one in (needed, arrived, recorded.gathered[here])), high]
-        cuts[1], cuts[2] = (np.where(gathered, low, cut) for cut in cuts[1:3])
-        cuts[3] = np.where(gathered, cuts[3], cuts[2])
-        waits_for = np.where(needs >= 0, order.stage[needs] + 1, 0)
-        place = np.minimum(np.arange(len(rows)), 1)
+        gaps = gaps_of(recorded, stage)
+        overlap = max(overlap, float(gaps.overlap_s.sum(axis=0).max()))
+        work[stage] = gaps.work_s.sum()
+        cuts, waits_for = gaps.cuts, gaps.waits_for + 1
+        place = np.minimum(np.arange(len(waits_for)), 1)
         nobody = np.zeros_like(waits_for)
         for reason, waits in enumerate((waits_for, waits_for, nobody, nobody)):
             np.add.at(idle[stage, :, reason], (place, waits), (cuts[reason + 1] - cuts[reason]).sum(axis=1))
-        drain, gaps = finish - until[-1], high - low
+        drain, idle_s = finish - gaps.until, cuts[-1] - cuts[0]
         np.add.at(idle[stage, PLACES.index("drain"), REASONS.index("peer")], last_stage + 1, drain)
-        usable[stage] = gaps[gaps > USABLE_S].sum() + drain[drain > USABLE_S].sum()
+        usable[stage] = idle_s[idle_s > USABLE_S].sum() + drain[drain > USABLE_S].sum()
     return Places(float((finish - begin).sum()), work, usable, idle, overlap)

@@ -36,32 +36,66 @@ class Price(Struct, frozen=True, eq=False):
 
 def price(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> Price:
     """The window under that schedule. Raises LayoutError if it cannot run in this pipeline."""
-    old = recorded.order
-    order = asked.order(old.stages, old.microbatches)
-    work, delay = _redistributed(recorded, factors, order.virtual_stages)
-    transfers = recorded.usual_transfer[order.kind[order.received], order.stage[order.needs[order.received]]]
-    kept = recorded.kinds > WEIGHT and asked.weight is None
-    shares: Sequence[float | None] = (None,)
-    if asked.splits_backward and not kept:
-        shares = WEIGHT_SHARES if asked.weight is None else (asked.weight,)
-    windows = []
-    for share in shares:
-        durations, delays = work, delay
-        if not (asked.splits_backward and kept):
-            durations, delays = _backward_whole(work, delay)
-        if share is not None:
-            whole = durations[BACKWARD]
-            durations = np.stack([durations[0], whole * (1 - share), whole * share])
-            delays = np.stack([*delays, delays[BACKWARD]])
-        flat = durations.reshape(-1, recorded.lanes)
-        launch = delays.reshape(-1, recorded.lanes)[order.cell]
-        windows.append(float(order.windows(flat, order.cell, transfers, launch).sum()))
+    shares = _shares(recorded, asked)
+    planned = [_planned(recorded, factors, asked, share) for share in shares]
+    windows = [float(one.order.windows(one.durations, one.order.cell, *one.between).sum()) for one in planned]
+    order = planned[0].order
     assumes = ["transfers as usual on their link"]
-    if order.virtual_stages != old.virtual_stages:
+    if order.virtual_stages != recorded.order.virtual_stages:
         assumes.append("layers spread evenly within a stage")
     if None not in shares:
         assumes.append(f"W takes {' to '.join(f'{share:.0%}' for share in shares)} of the whole backward")
     return Price(min(windows), max(windows), order, assumes)
+
+
+def rescheduled(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> RecordedPipeline:
+    """The pipeline as it would run under that schedule; if the share of the weight gradients is unknown, the least.
+
+    Raises LayoutError if it cannot run in this pipeline.
+    """
+    planned = _planned(recorded, factors, asked, _shares(recorded, asked)[0])
+    order, computes = planned.order, len(planned.order.kind)
+    found = order.timeline(planned.durations, order.cell, *planned.between)
+    arrived = np.full((computes, recorded.lanes), -np.inf)
+    arrived[order.received] = found.end[computes:]
+    return RecordedPipeline(
+        order=order,
+        dp_rank=recorded.dp_rank,
+        start=found.start[:computes],
+        end=found.end[:computes],
+        arrived=arrived,
+        gathered=np.full_like(arrived, -np.inf),
+        transfer=found.end[computes:] - found.start[computes:],
+    )
+
+
+class _Planned(Struct, frozen=True, eq=False):
+    """The order of a schedule and what it takes: `durations`, [rows, lanes], and `between`, transfers and delays."""
+
+    order: Order
+    durations: Floats
+    between: tuple[Floats, Floats]
+
+
+def _shares(recorded: RecordedPipeline, asked: AskedSchedule) -> Sequence[float | None]:
+    """The shares of the weight gradients in the whole backward to assume; None: as recorded."""
+    if not asked.splits_backward or (recorded.kinds > WEIGHT and asked.weight is None):
+        return (None,)
+    return WEIGHT_SHARES if asked.weight is None else (asked.weight,)
+
+
+def _planned(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule, share: float | None) -> _Planned:
+    order = asked.order(recorded.order.stages, recorded.order.microbatches)
+    durations, delays = _redistributed(recorded, factors, order.virtual_stages)
+    transfers = recorded.usual_transfer[order.kind[order.received], order.stage[order.needs[order.received]]]
+    if share is not None or not asked.splits_backward:
+        durations, delays = _backward_whole(durations, delays)
+    if share is not None:
+        whole = durations[BACKWARD]
+        durations = np.stack([durations[0], whole * (1 - share), whole * share])
+        delays = np.stack([*delays, delays[BACKWARD]])
+    launch = delays.reshape(-1, recorded.lanes)[order.cell]
+    return _Planned(order, durations.reshape(-1, recorded.lanes), (transfers, launch))
 
 
 def _backward_whole(work: Floats, delay: Floats) -> tuple[Floats, Floats]:

@@ -16,6 +16,7 @@ from tracekit.analysis.graph.op_grid import paired_rows
 from tracekit.analysis.graph.rules.megatron import BACKWARD as BACKWARDS
 from tracekit.analysis.graph.rules.megatron import FORWARD as FORWARDS
 from tracekit.analysis.graph.rules.megatron import merged_order
+from tracekit.analysis.graph.rules.posting import RECVS, SENDS
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace.model import KINDS, OpKind
@@ -26,14 +27,12 @@ Lane = tuple[int, int]
 class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
     """Lanes whose stages compute in the same order, with recorded seconds.
 
-    `v_shaped`: the second chunk of each stage runs from the last stage to the first. `dp_rank`: [lanes]. `start`,
-    `end`: of computes, [computes, lanes]. `arrived`: when the receive of a compute's input ended, `gathered`: when the
-    gathering of its parameters did, -inf if there is none, [computes, lanes]. `transfer`: own cost of each transfer in
-    `order.received`, [transfers, lanes].
+    `dp_rank`: [lanes]. `start`, `end`: of computes, [computes, lanes]. `arrived`: when the receive of a compute's input
+    ended, `gathered`: when the gathering of its parameters did, -inf if there is none, [computes, lanes]. `transfer`:
+    own cost of each transfer in `order.received`, [transfers, lanes].
     """
 
     order: Order
-    v_shaped: bool
     dp_rank: Int32s
     start: Floats
     end: Floats
@@ -89,7 +88,7 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
         """The lanes of both, of the same order."""
         names = ("dp_rank", "start", "end", "arrived", "gathered", "transfer")
         both = {name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in names}
-        return RecordedPipeline(self.order, self.v_shaped, **both)
+        return RecordedPipeline(self.order, **both)
 
 
 def recorded_pipelines(replay: JobReplay) -> tuple[list[RecordedPipeline], list[Lane]]:
@@ -127,10 +126,7 @@ def _pipeline(block: Block, cost: Floats, stages: int, chunks: int) -> RecordedP
         return None
     if counts[2, 0, 0] not in (0, microbatches):
         return None
-    v_shaped = chunks == 2 and stages > 1 and _v_shaped(begin[rows], kind, stage, chunk, stages)
-    virtual = chunk.astype(np.int64) * stages + (stages - 1 - stage if v_shaped else stage)
-    if v_shaped:
-        virtual[chunk == 0] = stage[chunk == 0]
+    virtual = chunk.astype(np.int64) * stages + stage
     microbatch = _microbatches(block, rows, (kind * chunks + chunk) * stages + stage, microbatches)
     order = Order(stage, kind, virtual, microbatch, stages, stages * chunks, microbatches)
     recv = _receives(block, order)
@@ -139,13 +135,7 @@ def _pipeline(block: Block, cost: Floats, stages: int, chunks: int) -> RecordedP
     start, end = block.start[rows], block.start[rows] + block.duration[rows]
     arrived = np.full_like(start, -np.inf)
     arrived[order.received] = block.start[recv] + block.duration[recv]
-    return RecordedPipeline(order, v_shaped, block.dp_rank, start, end, arrived, _gathered(block, rows), cost[recv])
-
-
-def _v_shaped(begin: Floats, kind: Ints, stage: Ints, chunk: Ints, stages: int) -> bool:
-    """Whether the second chunk begins on the last stage. `begin`: recorded starts of the computes in one lane."""
-    second = (kind == FORWARD) & (chunk == 1)
-    return bool(begin[second & (stage == stages - 1)].min() < begin[second & (stage == 0)].min())
+    return RecordedPipeline(order, block.dp_rank, start, end, arrived, _gathered(block, rows), cost[recv])
 
 
 def _microbatches(block: Block, rows: Ints, group: Ints, microbatches: int) -> Ints:
@@ -166,6 +156,8 @@ def _receives(block: Block, order: Order) -> Ints | None:
     """The row of the receive of each of `order.received`, [transfers]; None if they do not match."""
     template = block.template
     real = np.sort(paired_rows(template)[1])
+    if not np.isin(template.kind, SENDS).any():  # inferred receives
+        real = np.flatnonzero(np.isin(template.kind, RECVS))
     received = np.empty(len(order.received), np.int64)
     for kind, recv in ((FORWARD, FORWARDS.recv), (BACKWARD, BACKWARDS.recv)):
         rows, these = real[template.kind[real] == recv.code], order.kind[order.received] == kind

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Treatment
-from tracekit.analysis.evidence.compute_profile import ComputeProfile
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, ComputeProfile
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, larger_chunks, slow_workers, stage_excess
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
@@ -21,7 +21,8 @@ class StageImbalance(Detector):
 
     Paper: M_S, the share of the loss saved by idealising the last stage; above 0.5 the last stage explains most of it.
     tracekit does not clamp M_S (idealising also lengthens the faster stages, so it can exceed 1), looks at every stage,
-    not only the last, and compares medians over DP ranks, so that one slow worker does not affect a stage. If
+    not only the last, and compares medians over DP ranks, so that one slow worker does not affect a stage. A model
+    chunk that has more work than the other chunks of its stage is named alone. If
     microbatches differ, the work that is equal for all of them (a loss per token) and the work that follows the layers
     are fitted separately, and the price is that of a stage that follows its microbatches as the usual one does. 6 %:
     one layer more than the 16 layers of the other stages.
@@ -45,7 +46,9 @@ class StageImbalance(Detector):
         if len(evidence.dp_ranks) == 1:
             excess[slow_workers(evidence)[:, 0]] = 0.0
         larger = larger_chunks(evidence, profile) & (excess > SMALLEST_STAGE_EXCESS)
-        for stage in np.flatnonzero(larger.any(axis=1)):
+        for stage in np.flatnonzero(larger.any(axis=1) & ~larger.all(axis=1)):
+            yield from _uneven_chunks(self.kind, evidence, profile, int(stage), np.flatnonzero(larger[stage]))
+        for stage in np.flatnonzero(larger.all(axis=1)):
             figures = (
                 Figure(
                     "compute beyond that of the usual stage",
@@ -64,6 +67,44 @@ class StageImbalance(Detector):
                 confidence_from(figures[:1]),
                 Scale(evidence.table, _like_the_usual_stage(profile, int(stage), larger[stage])),
             )
+
+
+def _uneven_chunks(
+    kind: str, evidence: Evidence, profile: ComputeProfile, stage: int, chunks: Ints
+) -> Iterator[Candidate]:
+    """Yield each of these chunks of a stage of which others have no more work than usual."""
+    for chunk in chunks.tolist():
+        others = np.ones(profile.stage_s.shape, np.bool_)
+        others[stage, chunk] = False
+        times = profile.base_s[:, stage, chunk] / safe(lower_median(profile.base_s[:, others], -1))
+        of = {"forward": float(times[FORWARD])}
+        if len(times) > 1:
+            of = {"backward": float(times[BACKWARD])} | of
+        longer = [(name, factor) for name, factor in of.items() if factor > 1 + SMALLEST_STAGE_EXCESS]
+        (first, most), *more = longer or [max(of.items(), key=lambda one: one[1])]
+        takes = f"its {first} takes {most:.2g} times as long as that of other chunks"
+        figures = (
+            Figure(
+                "compute beyond that of the usual stage",
+                float(stage_excess(profile)[stage, chunk]),
+                SMALLEST_STAGE_EXCESS,
+                Unit.SHARE,
+            ),
+            *(Figure(f"{name} over that of other chunks", factor, 0.0, Unit.FACTOR) for name, factor in of.items()),
+        )
+        factor = np.ones(profile.base_s.shape)
+        factor[:, stage, chunk] = np.minimum(1 / safe(times), 1.0)
+        yield Candidate(
+            kind,
+            Place(pp_ranks=(stage,), chunks=(chunk,)),
+            takes + "".join(f", its {name} {factor:.2g} times" for name, factor in more),
+            figures,
+            confidence_from(figures[:1]),
+            Scale(evidence.table, factor[:, :, :, None, None, None]),
+            title="Model chunk has more work than the others",
+            next_check="layers of the chunk; output head, vocabulary size and loss in the last, embedding in the first",
+            suggested_fix="give {place} fewer layers, or make its embedding, output head or loss faster",
+        )
 
 
 def _like_the_usual_stage(profile: ComputeProfile, stage: int, chunks: Bools) -> Floats:

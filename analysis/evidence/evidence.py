@@ -267,8 +267,11 @@ class Evidence(Subject, frozen=True, eq=False):
         return float(delayed_step_times(self.replay).mean()) / self.attribution.original_s - 1
 
     def delay_share_without(self, changes: Sequence[Intervention]) -> float:
-        """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0."""
-        gone_s = self._delays_s(()) - self._delays_s(changes)
+        """As `delay_share`, without the launch delays that go with `changes`: the part left to explain, at least 0.
+
+        Delays that only show once a change has made room for them cost the recorded step nothing.
+        """
+        gone_s = max(self._delays_s(()) - self._delays_s(changes), 0.0)
         return max(self.delay_share - gone_s / self.attribution.original_s, 0.0)
 
     def _delays_s(self, changes: Sequence[Intervention]) -> float:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.workers import worker_factor
+from tracekit.analysis.evidence.workers import SMALLEST_STAGE_EXCESS, worker_factor
 from tracekit.analysis.fixes.partition import (
     MOST_LAYERS,
     OneLane,
@@ -56,11 +57,28 @@ def layer_plans(
         if cause is None:
             continue
         slowness = _slowness(evidence) if around else np.ones(evidence.stages)
-        if known is None:
+        if known is None and cause.where.chunks:
+            yield from _even_chunks(cause)
+        elif known is None:
             yield from _shares(evidence, slowness, cause, around=around)
         else:
             model = replace(stage_model(profile.base_s, known), slowness=slowness)
             yield from _repartitioned(evidence, model, cause, around=around)
+
+
+def _even_chunks(cause: Finding) -> Iterator[Plan]:
+    """Give a chunk the speed of other chunks; if forwards and backwards both lack it, also those of one alone."""
+    details, factor = {"assumes": "the speed of other chunks afterwards"}, cause.change.factor
+    title = f"Make {cause.where} as fast as other chunks: fewer layers, or a faster head, loss or embedding"
+    yield Plan("even-chunks", title, cause.where, cause.change, cause.without_s, details=details, cause=cause,
+               excludes="even-chunks")  # fmt: skip
+    slower = [kind for kind in (BACKWARD, FORWARD) if factor[kind].min() < 1 / (1 + SMALLEST_STAGE_EXCESS)]
+    for kind in slower if len(factor) > 1 and len(slower) > 1 else ():
+        alone, name = np.ones_like(factor), "backward" if kind == BACKWARD else "forward"
+        alone[kind] = factor[kind]
+        yield Plan(f"even-chunk-{name}s", f"Make the {name}s of {cause.where} alone as fast as those of other chunks",
+                   cause.where, Scale(cause.change.ops, alone), details=details, cause=cause,
+                   excludes="even-chunks")  # fmt: skip
 
 
 def _shares(evidence: Evidence, slowness: Floats, cause: Finding, *, around: bool) -> Iterator[Plan]:

@@ -70,7 +70,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     read = {*COLUMNS, *_OF_PEERS}
     ops = pl.concat(
         [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)], how="diagonal"
-    )
+    ).with_columns(_OF_PIPELINE)
     peer, from_end = _peers(ops, recording.step_spans)
     # Of ops at cut-off ends of windows or files, keep those that every rank has.
     whole = ~from_end & _on_all_ranks(np.zeros(ops.height, np.int64), ops) & (not recording.cut)
@@ -94,11 +94,23 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
 #: Columns of the trace: those of every op trace, labels, and inputs of the rule.
 COLUMNS = (
     "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
-    "kind", "name", "phase", "host", "group", "profiler_step", "operator",
+    "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
     "did", "did_s", "did_n", "bytes", "inner", "inputs", "own",
 )  # fmt: skip
+
+
+#: The actions of torch's pipeline schedules, such as PP:2SEND_F0, as labels.
+_ACTIONS = {
+    "F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight", "SEND_F": "forward-send",
+    "RECV_F": "forward-recv", "SEND_B": "backward-send", "RECV_B": "backward-recv",
+}  # fmt: skip
+_OF_PIPELINE = (
+    pl.col("action").str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.String),
+    pl.col("action").str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
+    pl.col("action").str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
+)
 
 
 #: With name and role, these columns identify equal ops.
@@ -138,7 +150,7 @@ def _aligned(
         profiler_step="step",
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
-    around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs")})
+    around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs", "action")})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
 
 

@@ -104,7 +104,8 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     were not recorded; `reconstructed`: they were added. `posting`: the rule by which receives are posted. `trace`: a
     summary of the trace, with its ranks and hosts. `rank_begin_s`: usual begin of a step on each worker, seconds after
     the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together. `lanes`:
-    those of the whole trace, without inferred rules.
+    those of the whole trace, without inferred rules. `inferred_transfers`: no transfer was recorded; each was inferred
+    from the computes at its ends.
     """
 
     layout: Layout
@@ -118,6 +119,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     trace: Trace | None = None
     rank_begin_s: Floats | None = None
     lanes: Lanes | None = None
+    inferred_transfers: bool = False
 
     @classmethod
     def from_trace(
@@ -170,6 +172,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
             dropped_lanes=lanes.dropped_lanes,
             posting=posting,
             trace=trace.outline(),
+            inferred_transfers=lanes.inferred_transfers,
         )
 
     @property
@@ -290,7 +293,7 @@ def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
     if len(known) == len(recorded):
         rule, structures = RECORDED, known
     else:
-        rule = infer_posting(recorded)
+        rule = PUBLISHED if lanes.inferred_transfers else infer_posting(recorded)
         structures = [with_posting(some, rule) for some in recorded]
     if gathers_first(recorded):
         structures = [with_gathers_first(structure) for structure in structures]

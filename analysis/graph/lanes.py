@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.gaps import MissingOps, missing_ops
+from tracekit.analysis.graph.inferred import with_inferred_transfers
 from tracekit.analysis.graph.occasional import OccasionalOps, optional_kinds, varying_kinds, with_occasional
 from tracekit.analysis.graph.placed import PlacedLanes, by_structure, by_value, row_hash
-from tracekit.analysis.graph.rules.megatron import build_structure
+from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD, build_structure
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -32,6 +33,7 @@ from tracekit.trace.schema import POSTED, RESUMED, distinct_steps, step_position
 NONE = -1
 #: The largest number of DP ranks, or stages, that a message names.
 _MOST_SHOWN = 4
+_TRANSFERS = (FORWARD.send, FORWARD.recv, BACKWARD.send, BACKWARD.recv)
 
 
 class LaneGroup(PlacedLanes, frozen=True, eq=False, kw_only=True):
@@ -44,13 +46,15 @@ class Lanes(Struct, frozen=True, eq=False):
     """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that cannot replay because a stage is
     missing.
 
-    `missing`: ops that are missing from a lane although its peers recorded them.
+    `missing`: ops that are missing from a lane although its peers recorded them. `inferred_transfers`: no transfer was
+    recorded, so they were inferred from the computes.
     """
 
     steps: Int32s
     groups: tuple[LaneGroup, ...]
     dropped_lanes: tuple[tuple[int, int], ...]
     missing: MissingOps
+    inferred_transfers: bool = False
 
 
 def place_lanes(trace: Trace) -> Lanes:
@@ -58,14 +62,18 @@ def place_lanes(trace: Trace) -> Lanes:
     layout = trace.layout
     ops = _Ops(trace)
     counts = ops.counts()
+    inferred = layout.pp > 1 and not counts.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
+    if inferred:
+        ops = _Ops(with_inferred_transfers(trace), inferred=True)
+        counts = ops.counts()
     if not layout.has_dp_collectives:
         dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
         counts.reshape(-1, layout.pp, len(KINDS))[:, :, dropped_kinds] = 0
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
     placed = _united(ops, counts, lanes) or _alike(ops, counts, lanes)
-    groups = [_group(part, trace, ops.steps) for part in placed]
-    return Lanes(steps=ops.steps, groups=tuple(groups), dropped_lanes=dropped_lanes, missing=missing)
+    groups = [_group(part, ops) for part in placed]
+    return Lanes(ops.steps, tuple(groups), dropped_lanes, missing, inferred)
 
 
 def _united(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes] | None:
@@ -107,19 +115,20 @@ def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[Plac
     """The counted ops of `lanes`, placed and grouped by structure."""
     found = []
     for placed in ops.placed(counts, lanes):
-        for same in by_structure(placed):
+        for same in by_structure(placed, by_microbatch=ops.inferred):
             part = placed.only(same)
-            found.append(replace(part, chunk=part.chunk[:, :1]))
+            part = replace(part, chunk=part.chunk[:, :1])
+            found.append(replace(part, microbatch=part.microbatch[:, :1]) if ops.inferred else part)
     return found
 
 
 class _Ops:
     """The columns of a trace, with steps and DP ranks as indices."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, inferred: bool = False) -> None:
         names = ("step", "dp_rank", "pp_rank", "seq", "start", "duration")
         columns = {name: trace.ops[name].to_numpy() for name in names}
-        self.trace, self.stages, self.chunks = trace, trace.layout.pp, trace.layout.vpp
+        self.trace, self.stages, self.inferred = trace, trace.layout.pp, inferred
         self.steps = trace.steps
         # often only a few of many are traced: count lanes over those
         self.dp_ranks = distinct_steps(columns["dp_rank"])
@@ -247,10 +256,10 @@ def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
     return positions
 
 
-def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
+def _group(placed: PlacedLanes, ops: _Ops) -> LaneGroup:
     """The lanes of one structure. Raises GraphError if their ops contradict each other."""
     cell = np.repeat(np.arange(len(placed.counts)), placed.counts)
-    start = np.ascontiguousarray(placed.start[:, 0])
+    trace, start = ops.trace, np.ascontiguousarray(placed.start[:, 0])
     structure = build_structure(
         LaneOps(
             pp_rank=(cell // len(KINDS)).astype(np.int16),
@@ -262,7 +271,8 @@ def _group(placed: PlacedLanes, trace: Trace, steps: Int32s) -> LaneGroup:
             stream_order=start if placed.stream_order is None else placed.stream_order,
             stages=trace.layout.pp,
             chunks=trace.layout.vpp,
-            where=f"{short(trace.name)}: step {steps[placed.step[0]]}, dp_rank {placed.dp_rank[0]}",
+            where=f"{short(trace.name)}: step {ops.steps[placed.step[0]]}, dp_rank {placed.dp_rank[0]}",
+            microbatch=placed.microbatch[:, 0] if ops.inferred else None,
         )
     )
     return LaneGroup(**{name: getattr(placed, name) for name in placed.__struct_fields__}, structure=structure)

@@ -63,11 +63,16 @@ class PlacedLanes(Struct, frozen=True, eq=False):
         return matrix if shared or len(lanes) == len(self.step) else np.ascontiguousarray(matrix[:, lanes])
 
 
-def by_structure(placed: PlacedLanes) -> list[npt.NDArray[np.int64]]:
-    """Indices of lanes by chunk assignment, order within streams, and sends that waited for a reduction."""
+def by_structure(placed: PlacedLanes, *, by_microbatch: bool = False) -> list[npt.NDArray[np.int64]]:
+    """Indices of lanes by chunk assignment, order within streams, and sends that waited for a reduction.
+
+    `by_microbatch`: also by the order of microbatches.
+    """
     signature = np.zeros(len(placed.step), np.uint64)
     if placed.chunk.shape[1] > 1:
         signature = row_hash(placed.chunk.T)
+    if by_microbatch and placed.microbatch.shape[1] > 1:
+        signature = signature * np.uint64(_MIX) + row_hash(placed.microbatch.T)
     native.hash_streams(placed.start, *_stream_ranges(placed.by_stage), signature)
     _hash_held_sends(placed, signature)
     return by_value(signature, np.arange(len(signature)))

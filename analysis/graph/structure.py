@@ -15,7 +15,8 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 class LaneOps(Struct, frozen=True, eq=False):
     """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
 
-    `stream_order`: orders the ops of a stream; their starts, or numbers in the same order.
+    `stream_order`: orders the ops of a stream; their starts, or numbers in the same order. `microbatch`: of each op, if
+    receives were inferred from the computes and there are no sends; None if transfers were recorded.
     """
 
     pp_rank: npt.NDArray[np.int16]
@@ -28,6 +29,7 @@ class LaneOps(Struct, frozen=True, eq=False):
     stages: int
     chunks: int
     where: str
+    microbatch: npt.NDArray[np.int32] | None = None
 
 
 class Structure(Struct, frozen=True, eq=False):

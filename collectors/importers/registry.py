@@ -16,7 +16,7 @@ from tracekit.base.errors import FormatError, LayoutError, TraceError, TracekitE
 from tracekit.base.plug_ins import PlugIn, plug_ins, tell
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, quoted
-from tracekit.collectors.importers import ndtimeline
+from tracekit.collectors.importers import megascan, ndtimeline
 from tracekit.collectors.importers.exported_timeline import ExportedImporter
 from tracekit.collectors.importers.formats import DAMAGE, refuse_unit
 from tracekit.collectors.importers.kineto.other_recordings import other_recording
@@ -161,6 +161,8 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
             ExportedImporter(),
             ndtimeline.RawLogImporter(),
             ndtimeline.ChromeImporter(),
+            megascan.RawImporter(),
+            megascan.AggregatedImporter(),
             InspectorImporter(),
         )
     }

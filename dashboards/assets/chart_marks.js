@@ -24,20 +24,21 @@
     return { customdata: trace.customdata && trace.customdata[at], text: each(trace.text, at), ...own };
   }
 
-  // ---- bars, side by side or one on the other; along the axis `across` of names, as long as their values
+  // ---- bars, side by side, one on the other, or from their `base` on; along the axis `across` of names, as long as their values
 
   function bars(traces, layout, named) {
     const all = traces.filter((trace) => trace.type === "bar"), stacks = layout.barmode === "stack";
+    const alone = !stacks && layout.barmode !== "overlay"; // each trace has its part of the width
     const gap = layout.bargap ?? 0.2, between = layout.bargroupgap ?? 0, reached = new Map(), made = [];
     all.forEach(function (trace, number) {
       const lies = trace.orientation === "h", [base, size] = lies ? ["y", "x"] : ["x", "y"];
-      const group = (1 - gap) / (stacks ? 1 : all.length), width = group * (1 - between);
+      const group = (1 - gap) / (alone ? all.length : 1), width = group * (1 - between);
       const places = placed(trace[base], named[base]);
       trace[size].forEach(function (value, at) {
         if (value === null) return;
-        const from = stacks ? reached.get(places[at]) || 0 : 0, to = from + value;
+        const from = stacks ? reached.get(places[at]) || 0 : trace.base ? trace.base[at] : 0, to = from + value;
         reached.set(places[at], to);
-        const middle = places[at] + (stacks ? 0 : (number - (all.length - 1) / 2) * group);
+        const middle = places[at] + (alone ? (number - (all.length - 1) / 2) * group : 0);
         const own = point(trace, at, { x: trace.x[at], y: trace.y[at] });
         const error = trace.error_x ? { size: trace.error_x.array[at], colour: trace.error_x.color } : null;
         const box = { [base]: [middle - width / 2, middle + width / 2], [size]: [from, to] };

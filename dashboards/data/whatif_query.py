@@ -152,7 +152,10 @@ def _at(report: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Suggest
         yield from map(_link, where["links"][:2])
     elif not workers and where["pp_ranks"]:
         stages = ",".join(map(str, where["pp_ranks"]))
-        yield Suggestion(f"Computes of stage {stages} like peers", WhatifQuery(f"stage={stages} and compute"))
+        chunks = ",".join(map(str, where.get("chunks", ())))
+        query = f"stage={stages} and compute" + (f" and chunk={chunks}" if chunks else "")
+        of = f"chunk {chunks} of " if chunks else ""
+        yield Suggestion(f"Computes of {of}stage {stages} like peers", WhatifQuery(query))
     elif not workers and 0 < len(where["steps"]) <= MOST_STEPS:
         yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where['steps']))}"))
 

@@ -50,6 +50,7 @@ TABS = (
     Tab("Workers", "/workers"),
     Tab("Attribution", "/attribution"),
     Tab("Time", "/time"),
+    Tab("Pipeline", "/pipeline"),
     Tab("What-if", "/whatif", any_job=True),
     Tab("Timeline", "/timeline", any_job=True),
     Tab("Compare", "/compare", any_job=True),

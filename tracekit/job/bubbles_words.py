@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tracekit.analysis.bubbles.picture import Picture
 from tracekit.base.text import seconds, three_digits
 from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
 from tracekit.report.section import Table
@@ -34,8 +35,6 @@ def sentence(found: Bubbles) -> str:
         f"{seconds(row.lost_s)}{'' if number else ' of it'} because {_BECAUSE[row.cause]}"
         for number, row in enumerate(largest)
     ]
-    if found.unknown:
-        parts.append(found.unknown)
     lanes = len(found.left_out)
     left_out = (
         f"; left out: {lanes:,} incomplete {'lanes' if lanes > 1 else 'lane'} (step and DP rank)" if lanes else ""
@@ -75,6 +74,21 @@ def tables(found: Bubbles) -> Iterator[Table]:
             tuple(map(_schedule, found.schedules)),
             "\n".join(_notes(found.schedules)),
         )
+
+
+def summary(pictures: Sequence[Picture]) -> list[str]:
+    """What each schedule takes and holds, next to the recorded one."""
+    recorded, *others = pictures
+    held = three_digits(recorded.peak_microbatches)
+    found = [f"recorded: {seconds(recorded.window_s)}, at most {held} microbatches held"]
+    for one in others:
+        change = recorded.window_s - one.window_s
+        words = f"{seconds(abs(change))} {'less' if change >= 0 else 'more'}"
+        held = three_digits(one.peak_microbatches)
+        found.append(f"{one.name}: {seconds(one.window_s)}, {words}, at most {held} microbatches held")
+    if left_out := sum(one.left_out for one in pictures):
+        found.append(f"the {left_out:,} shortest computes and bubbles are not drawn")
+    return found
 
 
 def _notes(schedules: Sequence[PricedSchedule]) -> Iterator[str]:

@@ -174,6 +174,7 @@ class PipelineReport(ReportTables):
                 hidden_slowdown=found.hidden_slowdown,
                 left_out_steps=self.left_out_steps,
                 dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
+                inferred_transfers=self.replay.graph.inferred_transfers,
             ),
             "bubbles": self.bubbles,
             "m_w": found.m_w.removal,

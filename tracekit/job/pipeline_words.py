@@ -99,6 +99,10 @@ def _coverage(report: PipelineReport) -> str:
     if gaps := report.attribution.gaps:
         done = "" if report.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"
         parts.append(f"not recorded{done}: {gaps_text(gaps)}")
+    if report.replay.graph.inferred_transfers:
+        parts.append(
+            "transfers between stages: inferred from the computes at both ends, where a stage waited for its input"
+        )
     return "; ".join(parts)
 
 

@@ -41,7 +41,8 @@ class Link(Struct, frozen=True, order=True):
 class Place(Struct, frozen=True):
     """The place of a cause. An empty field makes no statement; if all are empty, the cause is in the whole job.
 
-    `ranks`: global ranks, if a cause is on only some of a worker's ranks.
+    `ranks`: global ranks, if a cause is on only some of a worker's ranks. `chunks`: model chunks of the stages, if a
+    cause is in only some of them.
     """
 
     workers: tuple[Worker, ...] = ()
@@ -51,6 +52,7 @@ class Place(Struct, frozen=True):
     links: tuple[Link, ...] = ()
     host: str | None = None
     steps: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         parts = []
@@ -63,7 +65,8 @@ class Place(Struct, frozen=True):
         if self.links:
             parts.append("; ".join(str(link) for link in self.links))
         if self.pp_ranks:
-            parts.append("stage " + _listed(self.pp_ranks))
+            of = f"chunk {_listed(self.chunks)} of " if self.chunks else ""
+            parts.append(f"{of}stage {_listed(self.pp_ranks)}")
         if self.dp_ranks:
             parts.append("dp " + _listed(self.dp_ranks))
         if self.steps:

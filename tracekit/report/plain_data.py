@@ -328,6 +328,7 @@ class Coverage(Struct, frozen=True):
     hidden_slowdown: Number
     left_out_steps: list[int]
     dropped: list[dict[str, int]]
+    inferred_transfers: bool
 
 
 class OfRank(Struct, frozen=True):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tracekit.base.text import printable, short
 from tracekit.report.verdict import LossKind
 from tracekit.show.figures.theme import DARK, LIGHT, Theme
-from tracekit.show.svg import step_bars, worker_map
+from tracekit.show.svg import pipeline, step_bars, worker_map
 from tracekit.show.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure", LossKind.CONTRADI
 def fragment(report: Report) -> str:
     """The report as a notebook shows it: the answer and, if the job loses time, workers, steps, causes and fixes."""
     lanes = report.pipeline
-    drawn = "".join(map(section, report.sections())) if lanes is None else pair(lanes)
+    drawn = "".join(map(section, report.sections())) if lanes is None else pair(lanes) + bubbles(lanes)
     pictures = f"{drawn}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
@@ -60,6 +60,8 @@ def _colours(theme: Theme) -> str:
         "unsure": theme.dimmed,
         "bar": theme.recorded,
         "pick": theme.outline,
+        "second": theme.original,
+        "third": theme.changed,
         **{f"l{level}": colour for level, colour in enumerate(theme.slow)},
     }
     return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
@@ -86,6 +88,20 @@ def pair(report: PipelineReport) -> str:
         f'<div class="pair"><section><h2>Workers</h2><div class="scroll">{worker_map(report)}</div></section>'
         f"<section><h2>Steps</h2>{step_bars(report)}</section></div>"
     )
+
+
+def bubbles(report: PipelineReport) -> str:
+    """The slowest step of the pipeline, and the same work under the schedules that were priced; empty if none asked."""
+    if report.bubbles is None or report.bubbles.window_s is None:
+        return ""
+    from tracekit.analysis.bubbles.picture import draw_step
+    from tracekit.job.bubbles_words import summary
+
+    step = int(report.attribution.steps[report.attribution.recorded.argmax()])
+    asked = [row.schedule for row in report.bubbles.schedules if row.refused is None]
+    drawn = draw_step(report.replay, step, schedules=asked)
+    notes = "".join(f"<p>{plain(line)}</p>" for line in summary(drawn))
+    return f"<section><h2>Pipeline, step {step}</h2>{pipeline(drawn)}{notes}</section>"
 
 
 def section(found: Table) -> str:

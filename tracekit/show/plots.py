@@ -39,6 +39,7 @@ class Plots:
         report.plot.steps()                 # when it is slow
         report.plot.timeline(105)           # what happened in step 105; without a number, in the slowest step
         report.plot.critical_path(105)      # which ops made it as long as it was
+        report.plot.pipeline(105, "zb-h1")  # what each stage waits for, and the same step under another schedule
 
     Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
     `figure.write_html(path)` writes it. Raises OutputError if Plotly is not installed, SelectionError for a step that
@@ -108,6 +109,18 @@ class Plots:
         )
         names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
         return critical_path(number, ops_of_path, names, colours)
+
+    def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
+        """The stages of one step, what each computes and waits for; below, the same work under other schedules.
+
+        By default the slowest step, of the DP rank whose computes take longest. Raises SelectionError for a schedule
+        that does not exist, LayoutError for one that cannot run in this pipeline.
+        """
+        colours = _theme(theme)
+        from tracekit.analysis.bubbles.picture import draw_step
+        from tracekit.show.figures.pipeline import pipeline_step
+
+        return pipeline_step(draw_step(self.report.replay, self._step(step), schedules=schedules), colours)
 
     def _map(self) -> WorkerMap:
         report = self.report

@@ -1,16 +1,17 @@
-"""The worker map and the steps of a report as SVG, coloured by the style sheet around them.
+"""The worker map, the steps and the pipeline of a report as SVG, coloured by the style sheet around them.
 
 In: a `PipelineReport`. Out: markup without a script; tooltips show every figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracekit.analysis.bubbles.picture import WHATS, Picture
 from tracekit.base.text import seconds
 from tracekit.show.figures.worker_map import LEVELS
 from tracekit.show.words import worker_name
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _LARGEST_MAP, _MOST_BARS = (64, 32), 240
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
 _BAR, _HEIGHT = 8, 96
+#: Width of the pipeline, and height of a stage.
+_WIDE, _ROW = 1000, 20
 
 
 def worker_map(report: PipelineReport) -> str:
@@ -95,4 +98,30 @@ def step_bars(report: PipelineReport) -> str:
         f' width="{width}" height="{_HEIGHT}" preserveAspectRatio="none">{"".join(bars)}</svg>'
         f"<p>Steps {found.steps[0]} to {found.steps[-1]}, recorded: mean {seconds(found.recorded_s)}, slowest"
         f" {seconds(top)}.</p>{note}"
+    )
+
+
+def pipeline(pictures: Sequence[Picture]) -> str:
+    """What each stage computes and waits for, the pictures below each other on one axis of time."""
+    scale = (_WIDE - _LEFT - 10) / max(one.window_s for one in pictures)
+    marks, top = [], 0
+    for one in pictures:
+        marks.append(f'<text x="0" y="{top + _ROW - 6}">{escape(one.name)}</text>')
+        top += _ROW
+        for stage in range(one.stages):
+            y = top + stage * _ROW + _ROW - 6
+            marks.append(f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{stage}</text>')
+        marks += [
+            f'<rect class="what{WHATS.index(bar.what)}" x="{_LEFT + bar.start_s * scale:.2f}"'
+            f' y="{top + bar.stage * _ROW}" width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}"'
+            f' height="{_ROW - 3}"><title>{escape(bar.words)}</title></rect>'
+            for bar in one.bars
+        ]
+        top += one.stages * _ROW
+    there = {bar.what for one in pictures for bar in one.bars}
+    legend = "".join(f'<span><i class="what{at}"></i>{what}</span>' for at, what in enumerate(WHATS) if what in there)
+    return (
+        f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'
+        f' is waited for" viewBox="0 0 {_WIDE} {top}" width="{_WIDE}" height="{top}">{"".join(marks)}</svg>'
+        f'<p class="legend">{legend}</p>'
     )

@@ -48,7 +48,8 @@ GPU_OP_SCHEMA = pl.Schema(
 #: thread began what it was doing at the start of the call. `operator`: the framework's outermost operator around it;
 #: `inner`: the innermost, and its `inputs`, sizes and types as JSON; `module`: the innermost nn.Module; `own`: the
 #: innermost line of Python outside of torch, such as "train.py(88): step". `waits`: whether it waits for the GPU.
-#: `phase`: forward, backward, optimizer or data. `collective_call`: whether the framework called it for a collective.
+#: `phase`: forward, backward, optimizer or data. `action`: of torch's pipeline schedule, such as PP:2F0.
+#: `collective_call`: whether the framework called it for a collective.
 #: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
 CALL_SCHEMA = pl.Schema(
     {
@@ -66,6 +67,7 @@ CALL_SCHEMA = pl.Schema(
         "own": pl.String,
         "waits": pl.Boolean,
         "phase": pl.String,
+        "action": pl.String,
         "collective_call": pl.Boolean,
         "step": pl.Int32,
         "waits_stream": pl.Int64,

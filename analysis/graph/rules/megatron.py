@@ -73,6 +73,9 @@ def build_structure(ops: LaneOps) -> Structure:
         builder.add_collectives(stage)
         builder.add_held_send(stage)
     for direction in (FORWARD, BACKWARD):
+        if ops.microbatch is not None:
+            builder.add_inferred(direction, ops.microbatch)
+            continue
         sends, recvs = {}, {}
         for stage in range(ops.stages):
             recvs[stage] = builder.match_recvs(direction, stage)
@@ -146,12 +149,14 @@ class _Builder:
         compute = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
         self._compute[stage] = compute
         self.edge(compute[:-1], compute[1:])
+        collectives = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in DP_STREAM])
+        self.edge(collectives[:-1], collectives[1:])
+        if self.ops.microbatch is not None:  # inferred receives wait for nothing but the compute that they bring
+            return
         for direction in (FORWARD, BACKWARD):
             for kind in (direction.send, direction.recv):
                 rows = self.rows(stage, kind)
                 self.edge(rows[:-1], rows[1:])
-        collectives = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in DP_STREAM])
-        self.edge(collectives[:-1], collectives[1:])
         steps = compute[np.isin(self.ops.kind[compute], (FORWARD.compute.code, BACKWARD.compute.code))]
         backward = np.flatnonzero(self.ops.kind[steps] == BACKWARD.compute.code)
         if len(backward) and backward[0] >= 2:
@@ -235,6 +240,22 @@ class _Builder:
             self.edge(matched, sends)
             return sends[inner[matched - computes[0]]] if len(sends) else sends
         raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
+
+    def add_inferred(self, direction: Direction, microbatch: npt.NDArray[np.int32]) -> None:
+        """Let each inferred receive wait for the compute whose result it brings, and a compute for its receive."""
+        ops = self.ops
+        virtual = np.maximum(ops.chunk, 0).astype(np.int64) * ops.stages + ops.pp_rank
+        computes = np.flatnonzero(ops.kind == direction.compute.code)
+        places = zip(virtual[computes].tolist(), microbatch[computes].tolist(), strict=True)
+        row_of = dict(zip(places, computes.tolist(), strict=True))
+        for stage in range(ops.stages):
+            consumers, rows = self.rows(stage, direction.compute), self.rows(stage, direction.recv)
+            inner = consumers[self._inner(direction, stage, receiving=True)]
+            if len(rows) != len(inner):
+                raise self._unmatched(direction.recv, rows, direction.compute, consumers, stage)
+            needed = zip((virtual[inner] - direction.stride).tolist(), microbatch[inner].tolist(), strict=True)
+            self.edge(np.array([row_of[at] for at in needed], np.int64), rows)
+            self.edge(rows, inner)
 
     def _idle(self, direction: Direction, stage: int, *, receiving: bool) -> list[int]:
         """Numbers of transfers of a stage that may never have run, most likely first.

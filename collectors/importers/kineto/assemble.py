@@ -225,6 +225,7 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
             **{name: _texts(one.strings, one.calls[name]) for name in _AROUND},
             "waits": one.calls["waits"],
             "phase": _texts(PHASES, one.calls["phase"]),
+            "action": _texts(one.strings, one.calls["action"]),
             "step": _or_null(one.calls["step"]),
             **{name: _or_null(one.calls[name]) for name in _STREAMS if name in one.calls},
         }

@@ -1,6 +1,6 @@
 """Classify calls by the names of the operators and annotations around them.
 
-In: names. Out: steps, phases of a step, collectives.
+In: names. Out: steps, phases of a step, actions of a pipeline schedule, collectives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")
 #: Names that mark the phase of a step; the first match counts.
 _PHASE_PATTERNS = (
     ("optimizer", re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer", re.IGNORECASE)),
-    ("backward", re.compile(r"^autograd::engine::evaluate_function|^#*\s*backward|^PP:\d+[BW]", re.IGNORECASE)),
+    ("backward", re.compile(r"^autograd::engine::evaluate_function|^#*\s*backward|^PP:\d+[BIW]\d", re.IGNORECASE)),
 )
 #: Phases by number; the first is the default.
 PHASES = ("forward", *(phase for phase, _ in _PHASE_PATTERNS))
@@ -23,6 +23,8 @@ LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
 SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
 #: Copies of which one side is the host: neither within a GPU nor between two.
 HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
+#: Actions of torch.distributed.pipelining: PP:2F0 is the forward of microbatch 0 on stage 2.
+PIPELINE_ACTION = re.compile(r"^PP:\d{1,6}(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)\d{1,9}$")
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 

@@ -22,6 +22,7 @@ from tracekit.collectors.importers.kineto.host_names import (
     HOST_COPY,
     LAUNCHES,
     NCCL_ANNOTATION,
+    PIPELINE_ACTION,
     STEP,
     SYNCHRONISES,
     codes_of_phases,
@@ -128,7 +129,8 @@ def _rank(
         calls={
             **{name: calls[name] for name in ("thread", "name", "role")},
             "start": calls["ts"], "duration": calls["dur"], "busy_since": threads.busy_since(),
-            "operator": threads.operators(), "phase": threads.phases(), "collective_call": inside >= 0, "step": step,
+            "operator": threads.operators(), "phase": threads.phases(), "action": threads.actions(),
+            "collective_call": inside >= 0, "step": step,
             "waits": waits[kept_calls], **{name: values[kept_calls] for name, values in work.around.items()},
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
@@ -282,6 +284,18 @@ class _Threads:
                 some = rows_of(spans, np.flatnonzero(np.isin(spans["name"], codes)))
                 found[self.containing(some) >= 0] = phase
         return found
+
+    def actions(self) -> npt.NDArray[np.int32]:
+        """Return the name of the schedule's action during which each call begins, on any thread; -1 for none.
+
+        One thread runs the schedule; autograd launches the kernels of backwards from others meanwhile.
+        """
+        codes = [code for code, name in enumerate(self._names) if PIPELINE_ACTION.match(name)]
+        spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], codes)))
+        at = np.searchsorted(spans["ts"], self._calls["ts"], side="right") - 1
+        ends = np.append(spans["ts"] + spans["dur"], -np.inf)
+        inside = (at >= 0) & (self._calls["ts"] <= ends[at])
+        return np.where(inside, np.append(spans["name"], np.int32(-1))[at], -1).astype(np.int32)
 
     def collective_names(self) -> list[tuple[str, Bools]]:
         """Return the collectives named by annotations such as nccl:all_reduce, each with a mask of the calls inside."""

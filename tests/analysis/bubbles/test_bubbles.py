@@ -210,7 +210,7 @@ def test_steps_of_different_schedules_are_averaged() -> None:
 
 
 def test_v_shaped_schedules_are_refused_in_one_line() -> None:
-    """The graph does not know them yet, so neither places nor anything else can be shown."""
+    """The dependency rules do not know them, so neither places nor anything else can be shown."""
     lane = uniform(v_shaped(3, 3), 1.0, 2.0)
     with pytest.raises(GraphError, match="3 forward-send ops for 6 forward-compute ops"):
         found(trace({(0, 0): lane}, chunks=2), "1f1b")

@@ -63,6 +63,8 @@ def test_names_are_unique_and_said():
         "tracekit-chrome",
         "ndtimeline",
         "ndtimeline-chrome",
+        "megascan",
+        "megascan-chrome",
         "nccl-inspector",
     ]
     assert all(importer.description and importer.name == name for name, importer in IMPORTERS.items())

@@ -22,7 +22,7 @@ from tracekit.trace.op import OpTrace
 
 #: A job of each source, and whether it has workers.
 SOURCES = {"pipeline": True, "op trace": False, "recording": False}
-OF_WORKERS = ("/workers", "/attribution", "/time")
+OF_WORKERS = ("/workers", "/attribution", "/time", "/pipeline")
 NO_WORKERS = "This page is about the workers of a pipeline, which this job does not have."
 
 

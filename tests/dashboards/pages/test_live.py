@@ -187,7 +187,7 @@ def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
     expect(opened).to_have_url(re.compile("window=1"))
 
 
-TABS = ("/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
+TABS = ("/workers", "/attribution", "/time", "/pipeline", "/whatif", "/timeline", "/compare")
 
 
 @pytest.mark.parametrize("path", TABS)

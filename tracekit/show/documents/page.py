@@ -32,7 +32,7 @@ def page(report: Report, *, gpu_hour: float | None = None) -> str:
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
         f"{report_html.causes(report)}{report_html.fixes(report)}{tables}"
-        f"{_FOOTER if lanes is None else _timeline(lanes)}</body></html>\n"
+        f"{_FOOTER if lanes is None else report_html.bubbles(lanes) + _timeline(lanes)}</body></html>\n"
     )
 
 

@@ -1,0 +1,143 @@
+"""One step of a pipeline as bars, a row for each stage: what it computes, and what it waits for in between.
+
+In: a `JobReplay`, a step and the schedules to draw below it. Out: `Picture`s, the recorded one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from tracekit.analysis.bubbles.asked import AskedSchedule
+from tracekit.analysis.bubbles.causes import factors_of
+from tracekit.analysis.bubbles.places import REASONS, gaps_of
+from tracekit.analysis.bubbles.price import rescheduled
+from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import seconds
+
+#: What a bar can be: a compute, or a reason to wait.
+COMPUTES = ("forward", "backward", "weight gradient")
+WHATS = (*COMPUTES, *REASONS)
+#: More bars make a page slow: the shortest are left out.
+MOST_BARS = 6000
+_WAITS = {
+    "peer": "waits for stage {}",
+    "transfer": "waits for the transfer from stage {}",
+    "collective": "waits for its parameters",
+    "host": "is ready, but launches late",
+}
+
+
+class Bar(Struct, frozen=True):
+    """A compute or a part of a gap. `what`: of `WHATS`. Seconds from the first compute of the step on any stage.
+
+    `microbatch`, `chunk`: of a compute, the latter None if stages have one. `waits_for`: the stage that a gap waits
+    for.
+    """
+
+    stage: int
+    what: str
+    start_s: float
+    end_s: float
+    microbatch: int | None = None
+    chunk: int | None = None
+    waits_for: int | None = None
+
+    @property
+    def words(self) -> str:
+        """What it is, for people who point at it."""
+        took = seconds(self.end_s - self.start_s)
+        if self.microbatch is None:
+            return f"stage {self.stage} {_WAITS[self.what].format(self.waits_for)}: {took}"
+        of = "" if self.chunk is None else f", chunk {self.chunk}"
+        return f"stage {self.stage}: {self.what} of microbatch {self.microbatch}{of}: {took}"
+
+
+class Picture(Struct, frozen=True):
+    """One schedule. `name`: "recorded", or as asked for. `window_s`: from the first start to the last end of any
+    compute. `peak_microbatches`: the most that any stage holds. `left_out`: the number of bars that did not fit.
+    """
+
+    name: str
+    stages: int
+    window_s: float
+    peak_microbatches: float
+    bars: list[Bar]
+    left_out: int = 0
+
+
+def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedules: Sequence[str] = ()) -> list[Picture]:
+    """Draw a step of one DP rank, by default the one whose computes take longest, and the same work under schedules.
+
+    Raises SelectionError for a step without all computes of that DP rank and for a schedule that does not exist,
+    LayoutError for one that cannot run here.
+    """
+    asked = [AskedSchedule.parse(text) for text in schedules]
+    found, _ = recorded_pipelines(replay.only_steps([step]))
+    window_s = {
+        int(rank): (seconds_, one, lane)
+        for one in found
+        for lane, (rank, seconds_) in enumerate(
+            zip(one.dp_rank, one.end.max(axis=0) - one.start.min(axis=0), strict=True)
+        )
+    }
+    if not window_s or (dp_rank is not None and dp_rank not in window_s):
+        of = "any DP rank" if dp_rank is None else f"DP rank {dp_rank}"
+        raise SelectionError(f"step {step} does not have every compute of {of}; choose another")
+    chosen = max(window_s, key=lambda rank: window_s[rank][0]) if dp_rank is None else dp_rank
+    _, recorded, lane = window_s[chosen]
+    factors = factors_of(recorded)
+    drawn = [
+        _picture("recorded", recorded, lane),
+        *(_picture(one.text, rescheduled(recorded, factors, one), lane) for one in asked),
+    ]
+    return [_with_the_longest(one, MOST_BARS // len(drawn)) for one in drawn]
+
+
+def _with_the_longest(picture: Picture, most: int) -> Picture:
+    if len(picture.bars) <= most:
+        return picture
+    longest = sorted(picture.bars, key=lambda bar: bar.start_s - bar.end_s)[:most]
+    return replace(picture, bars=longest, left_out=len(picture.bars) - most)
+
+
+def _picture(name: str, drawn: RecordedPipeline, lane: int) -> Picture:
+    order = drawn.order
+    begin = float(drawn.start[:, lane].min())
+    return Picture(
+        name=name,
+        stages=order.stages,
+        window_s=float(drawn.end[:, lane].max()) - begin,
+        peak_microbatches=float(order.peak_microbatches.max()),
+        bars=[*_computes(drawn, lane, begin), *_gaps(drawn, lane, begin)],
+    )
+
+
+def _computes(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
+    order = drawn.order
+    chunks = order.virtual_stages > order.stages
+    for row, (stage, kind, virtual, microbatch) in enumerate(
+        zip(order.stage.tolist(), order.kind.tolist(), order.virtual.tolist(), order.microbatch.tolist(), strict=True)
+    ):
+        chunk = virtual // order.stages if chunks else None
+        times = float(drawn.start[row, lane]) - begin, float(drawn.end[row, lane]) - begin
+        yield Bar(stage, COMPUTES[kind], *times, microbatch, chunk)
+
+
+def _gaps(drawn: RecordedPipeline, lane: int, begin: float) -> Iterator[Bar]:
+    last = int(drawn.order.stage[drawn.end[:, lane].argmax()])
+    finish = float(drawn.end[:, lane].max())
+    for stage in range(drawn.order.stages):
+        gaps = gaps_of(drawn, stage)
+        cuts = gaps.cuts[:, :, lane] - begin
+        for reason, at in np.argwhere(np.diff(cuts, axis=0) > 0).tolist():
+            other = int(gaps.waits_for[at])
+            waits_for = None if other < 0 or REASONS[reason] in ("collective", "host") else other
+            yield Bar(stage, REASONS[reason], float(cuts[reason, at]), float(cuts[reason + 1, at]), waits_for=waits_for)
+        if finish > gaps.until[lane]:
+            yield Bar(stage, "peer", float(gaps.until[lane]) - begin, finish - begin, waits_for=last)

@@ -1,0 +1,74 @@
+"""Transfers that nobody recorded, inferred from the computes at their two ends.
+
+In: the trace of a pipeline without any send or receive. Out: the trace with a receive before each compute that needs
+the result of another stage. It begins when that result is there. If the stage had nothing else to do by then, it waited
+for the transfer, which took until the compute began. Any other transfer takes the median of those that its stage waited
+for, at most as long as it could.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, Direction
+from tracekit.base.errors import GraphError
+from tracekit.base.text import short
+from tracekit.trace.canonical import Trace
+from tracekit.trace.schema import SCHEMA
+
+_STAGE = ("step", "dp_rank", "pp_rank")
+_START, _END = pl.col("start"), pl.col("start") + pl.col("duration")
+
+
+def with_inferred_transfers(trace: Trace) -> Trace:
+    """Add the receives. Computes without a microbatch get one, in order of start.
+
+    Raises GraphError for a microbatch that repeats, and for a compute that ends before what it needs has begun.
+    """
+    virtual = pl.col("chunk").fill_null(0).cast(pl.Int64) * trace.layout.pp + pl.col("pp_rank")
+    stream = trace.ops.filter(pl.col("kind").is_in([str(kind) for kind in COMPUTE_STREAM])).sort(*_STAGE, "start")
+    computes = stream.with_columns(
+        free=_END.cum_max().shift(1).over(_STAGE),  # from when on the stage has nothing else to do
+        virtual=virtual,
+        nth=pl.int_range(pl.len(), dtype=pl.Int32).over(*_STAGE, "kind", "chunk", order_by="seq"),
+    ).filter(pl.col("kind").is_in([str(FORWARD.compute), str(BACKWARD.compute)]))
+    if computes["microbatch"].null_count():
+        computes = computes.with_columns(microbatch="nth")
+    recorded = computes.select(list(SCHEMA))
+    others = trace.ops.join(recorded, on=[*_STAGE, "kind", "seq"], how="anti")
+    received = [_received(computes, direction, short(trace.name)) for direction in (FORWARD, BACKWARD)]
+    ops = pl.concat([others, recorded, *received], how="diagonal").rechunk()
+    return Trace(ops, trace.layout, trace.name, trace.step_starts, trace.metadata)
+
+
+def _received(computes: pl.DataFrame, direction: Direction, name: str) -> pl.DataFrame:
+    """The receives of one direction."""
+    consumers = computes.filter(pl.col("kind") == direction.compute).sort(*_STAGE, "seq")
+    same = ["step", "dp_rank", "virtual", "microbatch"]
+    if (again := consumers.filter(pl.struct(same).is_duplicated())).height:
+        row = again.row(0, named=True)
+        raise GraphError(f"{_where(name, row)} repeats microbatch {row['microbatch']}, so that its order is unknown")
+    producers = consumers.select(
+        "step", "dp_rank", pl.col("virtual") + direction.stride, "microbatch", began="start", sent=_END
+    )
+    found = consumers.join(producers, on=same, maintain_order="left")
+    if (early := found.filter(pl.col("began").gt(_START) & pl.col("began").ge(_END))).height:
+        raise GraphError(
+            f"{_where(name, early.row(0, named=True))} ends before the compute that it needs begins: the clocks of the"
+            " ranks differ too much, or the schedule is V-shaped, which is not supported"
+        )
+    # A link carries one transfer after the other: the one before had ended when its compute began.
+    linked = pl.max_horizontal("sent", _START.shift(1).over(_STAGE))
+    took, waited = (_START - linked).clip(0), (pl.col("sent") >= pl.col("free")).fill_null(value=True)
+    usual = pl.when(waited).then(took).median().over("pp_rank").fill_null(0.0)
+    receives = found.with_columns(
+        kind=pl.lit(str(direction.recv)),
+        seq=pl.int_range(pl.len()).over(_STAGE),
+        start="sent",
+        duration=pl.when(waited).then(took).otherwise(pl.min_horizontal(took, usual)),
+    )
+    return receives.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+
+
+def _where(name: str, row: dict[str, object]) -> str:
+    return f"{name}: step {row['step']}, dp_rank {row['dp_rank']}, stage {row['pp_rank']}: {row['kind']} {row['seq']}"

@@ -1,0 +1,267 @@
+"""Importers of MegaScan, the tracer of MegatronApp: the files of its ranks, and what its script makes of them.
+
+In: a folder of `benchmark-data-D-pipeline-P-tensor-T.json`, or the Chrome trace aggregated from them. Out: a `Trace` of
+tensor-parallel rank 0 of each worker. By default, MegaScan records forwards and backwards alone; with
+`--trace-granularity full`, it adds transfers, the optimizer and layers. Transfers are kept if each belongs to one
+compute; if not, the graph infers them. The first iteration warms up and is left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from msgspec import Struct
+
+from tracekit.base.errors import FormatError
+from tracekit.base.stderr import say
+from tracekit.base.text import printable, quoted
+from tracekit.collectors.importers.formats import refuse_options
+from tracekit.collectors.importers.kineto.sniff import first_bytes
+from tracekit.trace.canonical import UNIT_KEY, Trace
+from tracekit.trace.model import Layout, OpKind, Unit
+
+_FILE = re.compile(r"benchmark-data-(\d{1,6})-pipeline-(\d{1,6})-tensor-(\d{1,6})\.json")
+_FORWARD, _BACKWARD = OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE
+_SEND_FORWARD, _RECV_FORWARD = OpKind.FORWARD_SEND, OpKind.FORWARD_RECV
+_SEND_BACKWARD, _RECV_BACKWARD = OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV
+#: Scope -> kinds of op. In the steady phase of 1F1B, Megatron sends and receives at once.
+_KINDS: dict[str, tuple[OpKind, ...]] = {
+    "forward": (_FORWARD,),
+    "forward-warmup": (_FORWARD,),
+    "backward": (_BACKWARD,),
+    "backward-cooldown": (_BACKWARD,),
+    "send-forward": (_SEND_FORWARD,),
+    "recv-forward": (_RECV_FORWARD,),
+    "send-backward": (_SEND_BACKWARD,),
+    "recv-backward": (_RECV_BACKWARD,),
+    "send-warmup": (_SEND_FORWARD,),
+    "recv-warmup": (_RECV_FORWARD,),
+    "recv-extra": (_RECV_FORWARD,),
+    "send-extra": (_SEND_BACKWARD,),
+    "send-cooldown": (_SEND_BACKWARD,),
+    "recv-cooldown": (_RECV_BACKWARD,),
+    "exchange-next": (_SEND_FORWARD, _RECV_BACKWARD),
+    "exchange-prev": (_SEND_BACKWARD, _RECV_FORWARD),
+    "optimizer": (OpKind.OPTIMIZER,),
+}
+#: Transfer -> the compute that it belongs to, and whether the first end of the model has none.
+_TRANSFERS = {
+    _SEND_FORWARD: (_FORWARD, False),
+    _RECV_FORWARD: (_FORWARD, True),
+    _SEND_BACKWARD: (_BACKWARD, True),
+    _RECV_BACKWARD: (_BACKWARD, False),
+}
+_LAYER = "transformer-layer"
+#: Times within an iteration may go back by so much: CUDA gives milliseconds as float32.
+_ROUNDING_NS = 10_000
+_SCHEMA = {
+    "step": pl.Int64, "rank": pl.Int64, "dp_rank": pl.Int64, "pp_rank": pl.Int64, "kind": pl.String,
+    "start": pl.Float64, "duration": pl.Float64, "microbatch": pl.Int64, "chunk": pl.Int64,
+}  # fmt: skip
+_Records = Iterable[tuple[int, dict[str, Any]]]
+
+
+class _Rank(Struct, frozen=True):
+    """A rank and its position."""
+
+    rank: int
+    dp: int
+    pp: int
+    tp: int
+
+
+class _Scope(Struct, frozen=True):
+    """A named time of one rank."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Any]
+
+
+class RawImporter:
+    """The files that the ranks write."""
+
+    name = "megascan"
+    description = "folder of MegaScan (benchmark-data-*-pipeline-*-tensor-*.json)"
+
+    def sniff(self, path: Path) -> bool:
+        """A folder with the file of a rank."""
+        return path.is_dir() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace; positions are in the names of the files. Raises FormatError with the record that is damaged."""
+        refuse_options(path, layout, unit, "a folder of MegaScan")
+        found = {file: _FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
+        places = {file: tuple(map(int, match.groups())) for file, match in found.items() if match is not None}
+        if not places:
+            raise FormatError(f"{path}: no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0.json")
+        dp, _, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
+        scopes = {}
+        for file, (d, p, t) in places.items():
+            rank = _Rank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
+            for step, records in enumerate(_iterations(_records(file))):
+                scopes[rank, step] = _scopes(file, records, "rel_ts", 1)
+        return _trace(scopes, path, self.name, Unit.NS)
+
+
+class AggregatedImporter:
+    """The Chrome trace that MegaScan's script makes of them."""
+
+    name = "megascan-chrome"
+    description = "Chrome trace aggregated by MegaScan (benchmark.json)"
+
+    def sniff(self, path: Path) -> bool:
+        """A JSON list of events that have a colour and an iteration."""
+        head = first_bytes(path, 4096)
+        return head.lstrip().startswith(b"[") and b'"thread_state_' in head and b'"iteration"' in head
+
+    def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
+        """The trace; positions are in its events. Raises FormatError with the event that is damaged."""
+        refuse_options(path, layout, unit, "a trace of MegaScan")
+        events: defaultdict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+        for number, event in enumerate(_records(path)):
+            try:
+                if event["ph"] != "M":
+                    events[event["pid"], event["args"]["iteration"]].append((number, event))
+            except (KeyError, TypeError) as error:
+                raise _damaged(path, number, quoted(error)) from None
+        scopes = {where: _scopes(path, of_rank, "ts", 1000) for where, of_rank in events.items()}
+        ranks: dict[int, _Rank] = {}
+        for pid in sorted({pid for pid, _ in scopes}):
+            noted = {key: value for (one, _), found in scopes.items() if one == pid for scope in found
+                     for key, value in scope.attributes.items()}  # fmt: skip
+            stage, tensor = noted.get("pp_rk", noted.get("pp_rank", 0)), noted.get("tp_rk", 0)
+            others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
+            ranks[pid] = _Rank(pid, noted.get("dp_rk", others), stage, tensor)
+        return _trace({(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, self.name, Unit.US)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The JSON list in a file, packed or not."""
+    try:
+        packed = first_bytes(path, 1) and path.suffix == ".gz"
+        content = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+        records = json.loads(content)
+    except (ValueError, EOFError, zlib.error) as error:
+        raise FormatError(f"{path}: not complete JSON ({error!s:.120}); copy it again") from None
+    if not isinstance(records, list):
+        raise FormatError(f"{path}: not a list of records of MegaScan")
+    return records
+
+
+def _iterations(records: list[dict[str, Any]]) -> Iterator[_Records]:
+    """The records of each complete iteration, with their numbers in the file."""
+    current: list[tuple[int, dict[str, Any]]] | None = None
+    for number, record in enumerate(records):
+        if isinstance(record, dict) and record.get("name") == "iteration":
+            if record.get("ph") == "E" and current is not None:
+                yield current
+            current = [] if record.get("ph") == "B" else None
+        elif current is not None:
+            current.append((number, record))
+
+
+def _scopes(path: Path, records: _Records, clock: str, unit_ns: int) -> list[_Scope]:
+    """The scopes of one rank in one iteration. `clock`: the key of its times, `unit_ns`: their unit."""
+    found: list[_Scope] = []
+    begun: list[tuple[str, int]] = []
+    latest, number = 0, 0
+    for number, record in records:
+        try:
+            name, phase, now = str(record["name"]).replace("_", "-"), record["ph"], round(record[clock] * unit_ns)
+            attributes = {**record.get("args", record)}
+            end_ns = now + round(record["dur"] * unit_ns) if phase == "X" else now
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise _damaged(path, number, quoted(error)) from None
+        if latest and now < latest - _ROUNDING_NS:
+            raise _damaged(path, number, f"{clock} goes back, as if the rank restarted")
+        latest = now
+        if phase == "B":
+            begun.append((name, now))
+        elif phase == "X":
+            found.append(_Scope(name, now, end_ns, attributes))
+        elif phase == "E":
+            opened, start_ns = begun.pop() if begun else ("nothing", now)
+            if opened != name:
+                raise _damaged(path, number, f"{name} ends, but {opened} began last")
+            found.append(_Scope(name, start_ns, max(now, start_ns), attributes))
+    if begun:
+        raise _damaged(path, number, f"{begun[-1][0]} never ends")
+    return found
+
+
+def _damaged(path: Path, number: int, why: str) -> FormatError:
+    return FormatError(f"{path}, record {number}: damaged: {why}; copy or record it again")
+
+
+def _trace(scopes: Mapping[tuple[_Rank, int], list[_Scope]], path: Path, form: str, unit: Unit) -> Trace:
+    """The ops of the tensor-parallel rank 0 of each worker; scopes of other names are counted in the metadata."""
+    first = min((step for _, step in scopes), default=0)
+    if any(step > first for _, step in scopes):
+        say(f"tracekit: {printable(path.name)}: iteration {first}, the first, is left out: it warms up")
+        scopes = {where: found for where, found in scopes.items() if where[1] > first}
+    begins: dict[int, int] = {}
+    for (_, step), found in scopes.items():
+        for scope in found:
+            begins[step] = min(begins.get(step, scope.start_ns), scope.start_ns)
+    rows: list[tuple[Any, ...]] = []
+    other: Counter[str] = Counter()
+    for (rank, step), found in scopes.items():
+        for scope in found if rank.tp == 0 else ():
+            start, took = (scope.start_ns - begins[step]) / 1e9, (scope.end_ns - scope.start_ns) / 1e9
+            compute = _KINDS.get(scope.name, ()) in ((_FORWARD,), (_BACKWARD,))
+            labels = [scope.attributes.get(key) if compute else None for key in ("microbatch", "model_chunk")]
+            place = (step, rank.rank, rank.dp, rank.pp)
+            rows += [(*place, str(kind), start, took, *labels) for kind in _KINDS.get(scope.name, ())]
+            other[scope.name] += scope.name not in _KINDS
+    ops = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    if ops.filter(pl.col("kind") == _FORWARD).is_empty():
+        raise FormatError(f"{path}: no complete iteration with a forward; expected records of MegaScan")
+    ranks = {rank for rank, _ in scopes}
+    dp, pp, tp = (1 + max(getattr(rank, axis) for rank in ranks) for axis in ("dp", "pp", "tp"))
+    layout = Layout(dp=dp, pp=pp, tp=tp, vpp=1 + max(chunk or 0 for *_, chunk in rows))
+    if not _transfers_belong(ops, layout):
+        ops = ops.filter(~pl.col("kind").is_in([str(kind) for kind in _TRANSFERS]))
+    order = ["step", "rank", "kind", "start"]
+    ops = ops.sort(order).with_columns(seq=pl.int_range(pl.len()).over(order[:3]))
+    layers = _layers(scopes, layout)
+    metadata = {"format": form, UNIT_KEY: str(unit), "framework": "Megatron-LM", "other_metrics": dict(+other)}
+    return Trace.from_frame(ops, layout, name=path.name.partition(".")[0], metadata=metadata | layers, source=str(path))
+
+
+def _transfers_belong(ops: pl.DataFrame, layout: Layout) -> bool:
+    """Whether each worker has one transfer of every kind for each compute, except perhaps at the ends of the model."""
+    have = Counter(ops.select("step", "rank", "pp_rank", "kind").iter_rows())
+    at_end = Counter(ops.select("step", "rank", "pp_rank", "kind", pl.col("chunk").fill_null(0)).iter_rows())
+    for step, rank, stage in {key[:3] for key in have}:
+        for transfer, (compute, first) in _TRANSFERS.items():
+            most = have[step, rank, stage, compute]
+            ends = stage == (0 if first else layout.pp - 1)
+            chunk = 0 if first else layout.vpp - 1
+            fewest = most - (at_end[step, rank, stage, compute, chunk] if ends else 0)
+            if not fewest <= have[step, rank, stage, transfer] <= most:
+                return False
+    return True
+
+
+def _layers(scopes: Mapping[tuple[_Rank, int], list[_Scope]], layout: Layout) -> dict[str, list[int]]:
+    """The layers of each stage, counted in the forwards of its first microbatch; empty if they were not recorded."""
+    counts = [0] * layout.pp
+    step = min(step for _, step in scopes)
+    for rank in {rank for rank, _ in scopes if (rank.dp, rank.tp) == (0, 0)}:
+        found = scopes.get((rank, step), [])
+        for scope in found:
+            if _KINDS.get(scope.name) == (_FORWARD,) and scope.attributes.get("microbatch") == 0:
+                counts[rank.pp] += sum(
+                    one.name == _LAYER and scope.start_ns <= one.start_ns < scope.end_ns for one in found
+                )
+    return {"layers": counts} if all(counts) else {}

@@ -1,0 +1,92 @@
+"""`whatif --bubbles` and `--schedule` at the command line: what is printed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.bubbles.simulated import one_f_one_b, random_lanes, trace
+from tests.handmade import run
+from tests.kineto_files import document, kernel, launch, write
+from tests.test_op_trace import DP, OPS
+from tests.test_report import problems
+from tracekit.trace.op import OpTrace
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "interleaved:chunks=3", "zb-h1", "zb-h1,weight=0.4")
+ASKED = tuple(word for schedule in SCHEDULES for word in ("--schedule", schedule))
+STAGES, MICROBATCHES = 4, 8
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bubbles") / "pipeline.parquet"
+    trace(random_lanes(1, STAGES, MICROBATCHES, one_f_one_b(STAGES, MICROBATCHES))).write_parquet(path)
+    return path
+
+
+@pytest.fixture
+def op_trace(tmp_path: Path) -> Path:
+    path = tmp_path / "ops.parquet"
+    OpTrace(OPS, "two ranks", groups=DP).write_parquet(path)
+    return path
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    events = [event for at in (0, 100) for event in (launch(at, at), kernel("gemm", at + 10, 50, correlation=at))]
+    return write(tmp_path / "rank0.json", document(events, world=1))
+
+
+def test_without_the_flag_the_object_is_null(pipeline: Path) -> None:
+    report = json.loads(run("whatif", pipeline, "--json").out)
+    assert report["bubbles"] is None
+    assert problems(report) == []
+
+
+def test_schedules_imply_bubbles_and_the_report_is_as_the_schema_says(pipeline: Path) -> None:
+    report = json.loads(run("whatif", pipeline, *ASKED, "--json").out)
+    assert problems(report) == []
+    found = report["bubbles"]
+    assert [row["schedule"] for row in found["schedules"]] == list(SCHEDULES)
+    refused = {row["schedule"] for row in found["schedules"] if row["refused"] is not None}
+    assert refused == set()
+    assert [row["pp_rank"] for row in found["by_stage"]] == list(range(STAGES))
+    assert found["window_s"] == pytest.approx(found["work_s"] + found["idle_s"], rel=1e-12)
+
+
+def test_the_flag_alone_prices_no_schedule(pipeline: Path) -> None:
+    report = json.loads(run("whatif", pipeline, "--bubbles", "--json").out)
+    assert report["bubbles"]["schedules"] == []
+    assert report["bubbles"]["causes"]
+
+
+def test_the_terminal_has_a_sentence_and_three_tables_within_80_columns(pipeline: Path) -> None:
+    shown = run("whatif", pipeline, *ASKED, env={"COLUMNS": "80"}).out.splitlines()
+    tables = shown[next(at for at, line in enumerate(shown) if line.startswith("Bubbles  ")) :]
+    assert [line.split()[0] for line in tables if line.startswith((" Idle", " Schedule"))] == [
+        "Idle",
+        "Idle",
+        "Schedule",
+    ]
+    assert all(any(line.startswith(f" {schedule} ") for line in tables) for schedule in SCHEDULES)
+    path = str(pipeline)  # commands to copy are not broken
+    assert max(len(line.rstrip()) for line in shown if path not in line) <= 80
+
+
+@pytest.mark.parametrize("words", [("--bubbles",), ("--schedule", "gpipe")])
+@pytest.mark.parametrize("source", ["op_trace", "recording"])
+def test_only_pipelines_have_bubbles(source: str, words: tuple[str, ...], request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(source)
+    ran = run("whatif", path, *words, "--json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--bubbles is for pipeline traces" in ran.message
+    assert "whose stages and microbatches are not known" in ran.message
+
+
+@pytest.mark.parametrize("schedule", ["", "dualpipe", "interleaved", "interleaved:chunks=65", "1f1b,weight=1.5"])
+def test_a_schedule_that_does_not_exist_is_refused_before_the_trace_is_read(schedule: str, tmp_path: Path) -> None:
+    ran = run("whatif", tmp_path / "absent.parquet", "--schedule", schedule)
+    assert (ran.code, ran.out) == (2, "")
+    assert "not a schedule; write gpipe, 1f1b, interleaved:chunks=V or zb-h1" in ran.message
