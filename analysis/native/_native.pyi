@@ -203,6 +203,9 @@ def replay(
     ends_out: _Floats,
     changed: _Floats,
     begin: _Floats,
+    choice: _Int32s,
+    chosen: _Floats,
+    first_choice: int,
 ) -> None:
     """Replay the groups `finishing` to `last_new` for the lanes `first_lane[0]` to `first_lane[-1]`.
 
@@ -212,4 +215,8 @@ def replay(
     `live`: [buffers, lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are
     filled unless empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes].
     A row that waits for nothing is ready at its `begin`, [rows].
+
+    Unless `choice`, [rows, lanes of the matrix or 1], is empty, choices from `first_choice` on replay side by side,
+    each with the lanes of the matrix: ops of that choice cost what `chosen`, [rows, lanes], says, all others what
+    `matrix` says.
     """

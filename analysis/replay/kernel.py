@@ -27,12 +27,28 @@ LANES_AT_ONCE = 512
 NO_MATRIX = np.empty((0, 1))
 
 
+class Choices(Struct, frozen=True, eq=False):
+    """Costs of a graph of few lanes in several replays side by side: in each, only the ops of one choice are changed.
+
+    `code`: the choice of each op, [rows, lanes] or [rows, 1]. `chosen`: what ops of the replayed choice cost, seconds,
+    [rows, lanes]; other ops cost what the matrix says. `first`: the choice of the first replay.
+    """
+
+    code: npt.NDArray[np.int32]
+    chosen: Floats
+    first: int
+
+
+NO_CHOICES = Choices(np.empty((0, 1), np.int32), NO_MATRIX, 0)
+
+
 class Costs(Struct, frozen=True, eq=False):
     """The cost of each op of a block, seconds.
 
     `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 if `constant` (both
     [rows]) applies to all lanes. `delay`, `delay_row`: launch delays, likewise, -1 if there is none. `changed`:
-    additional rows of the matrix, [rows, lanes], so that changing some rows does not copy the matrix.
+    additional rows of the matrix, [rows, lanes], so that changing some rows does not copy the matrix. `choices`: see
+    `Choices`.
     """
 
     matrix: Floats
@@ -41,6 +57,7 @@ class Costs(Struct, frozen=True, eq=False):
     delay: Floats
     delay_row: Ints
     changed: Floats = field(default_factory=lambda: NO_MATRIX)
+    choices: Choices = field(default_factory=lambda: NO_CHOICES)
 
     @classmethod
     def of_matrix(cls, matrix: Floats, delay: Floats | None = None) -> Costs:
@@ -182,7 +199,7 @@ def _replay(
         template.rendezvous, template.is_communication,
         costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
         *groups, first_lane, steps, rendezvous_start, live, ends, timeline.start, timeline.end, costs.changed,
-        template.begin,
+        template.begin, costs.choices.code, costs.choices.chosen, costs.choices.first,
     )  # fmt: skip
 
 
