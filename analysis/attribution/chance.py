@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
 from tracekit.analysis.replay.kernel import Costs
 
@@ -117,7 +118,7 @@ def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
     ops, cost = graph.ops, np.empty(len(graph.ops.start))
     for block, of_block in zip(graph.blocks, replay.durations.cost, strict=True):
         cost[block.op] = of_block
-    order = np.lexsort((ops.start, ops.step, ops.rank, ops.peer))
+    order = np.lexsort((ops.start, combinations([ops.peer, ops.rank, ops.step])[1]))
     alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
     logs = _of_previous(cost[None], _previous(order, alike))[0]
     ranked, count = np.lexsort((np.abs(logs), ops.peer)), np.bincount(ops.peer)

@@ -39,7 +39,7 @@ def combinations(codes: Sequence[Ints]) -> tuple[Ints, Ints]:
         number = dense(number * (int(code.max(initial=0)) - least + 1) + code - least)
     row = np.empty(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
     row[number] = np.arange(len(number))
-    return np.stack(codes, axis=1)[row], number
+    return np.stack([code[row] for code in codes], axis=1), number
 
 
 def codes_of(column: pl.Series) -> tuple[Ints, int]:
