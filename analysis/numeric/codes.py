@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 
 #: Above this many table entries per value, a table is slower than sorting.
 _PLACES_PER_VALUE = 8
@@ -29,7 +29,7 @@ def dense(values: Ints) -> Ints:
     return np.asarray((np.cumsum(there) - 1)[values - lowest], np.int64)
 
 
-def combinations(codes: Sequence[Ints]) -> tuple[Ints, Ints]:
+def combinations(codes: Sequence[Ints] | Sequence[Int32s]) -> tuple[Ints, Ints]:
     """The combinations of codes that occur, in ascending order, [combinations, codes], and the index of each row's
     combination, [rows].
     """
