@@ -4,9 +4,9 @@
 typedef struct {
     const int64_t *order, *first_of_group, *first_wait, *waits_for, *buffer, *rendezvous;
     const uint8_t *is_communication;
-    const double *matrix, *constant, *delay, *changed, *begin;
+    const double *matrix, *constant, *delay, *changed_delay, *changed, *begin;
     const int64_t *matrix_row, *delay_row;
-    int64_t matrix_rows, matrix_lanes, delay_lanes;
+    int64_t matrix_rows, matrix_lanes, delay_rows, delay_lanes, changed_delay_lanes;
     int64_t finishing, first_new, last_new;
     const int64_t *first_lane, *steps;
     int64_t runs; /* runs of lanes, each of one step */
@@ -49,6 +49,14 @@ static inline __attribute__((always_inline)) void fill(double *restrict to, doub
     for (int64_t i = 0; i < count; i++) to[i] = value;
 }
 
+/* The launch delay of a row in each lane from `low` on; NULL: it has none. */
+static inline __attribute__((always_inline)) const double *delay_of(const Replay *r, int64_t row, int64_t low) {
+    const int64_t source = r->delay_row[row];
+    if (source < 0) return NULL;
+    return low + (source < r->delay_rows ? r->delay + source * r->delay_lanes
+                                         : r->changed_delay + (source - r->delay_rows) * r->changed_delay_lanes);
+}
+
 /* Write to their buffers when the rows of a group are ready. */
 static inline __attribute__((always_inline)) void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
     for (int64_t at = first; at < last; at++) {
@@ -65,7 +73,8 @@ static inline __attribute__((always_inline)) void make_ready(const Replay *r, in
             latest_of(ready, one, r->live + r->buffer[r->waits_for[wait_first + 1]] * width, width);
         for (int64_t wait = wait_first + 2; wait < wait_last; wait++)
             raise_to(ready, r->live + r->buffer[r->waits_for[wait]] * width, width);
-        if (r->delay_row[row] >= 0) add(ready, r->delay + r->delay_row[row] * r->delay_lanes + low, width);
+        const double *delay = delay_of(r, row, low);
+        if (delay) add(ready, delay, width);
         if (r->out_lanes) copy(r->starts_out + row * r->out_lanes + low, ready, width);
     }
 }
@@ -137,7 +146,7 @@ static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t
             raise_to(of.end, r->live + r->buffer[r->waits_for[wait]] * width, width);
         of.one = of.other = of.end;
     }
-    if (r->delay_row[row] >= 0) of.delay = r->delay + r->delay_row[row] * r->delay_lanes + low;
+    of.delay = delay_of(r, row, low);
     of.cost = costs_of(r, row, costs, low, width);
     return of;
 }
@@ -258,13 +267,15 @@ WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t w
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {
-    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dddidn", 27);
+    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dddidnd", 28);
     Replay r = {
         .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
         .buffer = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
         .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
-        .changed = REALS(a[22]), .begin = REALS(a[23]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
+        .changed = REALS(a[22]), .begin = REALS(a[23]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1),
+        .delay_rows = AXIS(a[10], 0), .delay_lanes = AXIS(a[10], 1),
+        .changed_delay = REALS(a[27]), .changed_delay_lanes = AXIS(a[27], 1),
         .finishing = a[12].integer, .first_new = a[13].integer, .last_new = a[14].integer,
         .first_lane = INT64S(a[15]), .runs = AXIS(a[15], 0) - 1, .steps = INT64S(a[16]),
         .rendezvous_start = REALS(a[17]), .rendezvous_count = AXIS(a[17], 0), .rendezvous_steps = AXIS(a[17], 1),
