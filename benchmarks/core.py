@@ -4,7 +4,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,11 @@ import numpy as np
 
 from benchmarks.measure import measure, median_s, table, tracekit
 
+#: Column of a canonical trace -> of a published one; the order of a published trace by worker and time.
+PUBLISHED = {
+    "pp_rank": "stage", "kind": "optype", "start": "start_ts", "seq": "seq_id", "chunk": "mc", "microbatch": "mb_id",
+}  # fmt: skip
+PUBLISHED_ORDER = ("step", "dp_rank", "stage", "start_ts")
 SAMPLE = Path(__file__).parents[1] / "sample_traces" / "healthy.parquet"
 #: Published traces of other projects, which are not part of this repository.
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
@@ -25,16 +30,17 @@ RANKS, OPS_OF_RANK, SCENARIOS = 64, 15_625, 16
 COLLECTIONS = 0.01
 QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150}
 #: The least that any analysis does with a trace: read and sort it.
-BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort('step', 'dp_rank', 'pp_rank', 'start')"
+BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort(sys.argv[2:])"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A trace to measure, and the arguments that `whatif` needs for it."""
+    """A trace to measure, the arguments that `whatif` needs for it, and the columns by which it is sorted."""
 
     name: str
     path: Path
     arguments: tuple[str, ...] = ()
+    order: tuple[str, ...] = ("step", "dp_rank", "pp_rank", "start")
 
     @property
     def whatif(self) -> tuple[str, ...]:
@@ -60,7 +66,8 @@ def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Me
     traces = [Measured("`sample_traces/healthy.parquet`", SAMPLE)]
     if REFERENCE.is_dir():
         layout = ("--layout", str(REFERENCE / "meta-AR.yaml"))
-        traces.append(Measured("published trace AR", REFERENCE / "trace-AR.parquet", layout))
+        traces.append(Measured("published trace AR", REFERENCE / "trace-AR.parquet", layout, PUBLISHED_ORDER))
+    traces.append(_write_op_trace(folder / "ops.parquet"))
     traces.append(_synth(folder / "long.parquet", f"{long_steps:,} steps, dp 2 x pp 2", 2, 2, 4, long_steps))
     _write_irregular(folder)
     traces.append(Measured("dp 32 x pp 4, garbage collected in random places", folder / "irregular.parquet"))
@@ -68,7 +75,32 @@ def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Me
         slow = ("--cause", "slow-worker:dp=0,pp=2,factor=1.5")
         path = folder / f"{workers}.parquet"
         traces.append(_synth(path, f"{workers:,} workers", workers // PP, PP, MICROBATCHES, STEPS, *slow))
-    return traces
+    return [*traces[:-1], *_of_users(traces[-1]), traces[-1]]
+
+
+def _of_users(trace: Measured) -> list[Measured]:
+    """The same job as users have it: in the published format, by kinds, and canonical with its rows in any order."""
+    import polars as pl
+
+    from tracekit.trace.canonical import read_parquet
+
+    job, path = read_parquet(trace.path), trace.path
+    shuffled, published, layout = (
+        path.with_name(f"{path.stem}-{end}") for end in ("any.parquet", "p.parquet", "p.yaml")
+    )
+    replace(job, ops=job.ops.sample(fraction=1.0, shuffle=True, seed=1)).write_parquet(shuffled)
+    numbers = pl.col("chunk", "microbatch").fill_null(-1)
+    ops = job.ops.with_columns(
+        numbers, pl.col("kind").cast(pl.Categorical), pl.col("start", "duration").cast(pl.Float32)
+    )
+    ops.rename(PUBLISHED).sort("step", "optype", "seq_id", "dp_rank", "stage").write_parquet(published)
+    sizes = {"dp": job.layout.dp, "pp": job.layout.pp, "tp": job.layout.tp}
+    lines = [f"{name}_size: {size}" for name, size in sizes.items()]
+    layout.write_text("\n".join([*lines, f"world_size: {job.layout.world_size}"]))
+    return [
+        Measured(f"{trace.name}, published", published, ("--layout", str(layout)), PUBLISHED_ORDER),
+        Measured(f"{trace.name}, rows in any order", shuffled),
+    ]
 
 
 def _synth(path: Path, name: str, dp: int, pp: int, microbatches: int, steps: int, *more: str) -> Measured:
@@ -103,18 +135,22 @@ def _write_irregular(folder: Path) -> None:
 
 
 def _whole_processes(traces: list[Measured]) -> str:
-    rows = [["`tracekit --help`", "", *measure(*tracekit("--help"), runs=3 * RUNS).cells, ""]]
+    rows = [["`tracekit --help`", "", *measure(*tracekit("--help"), runs=3 * RUNS).cells, "", "", ""]]
     for trace in traces:
         run = measure(*tracekit(*trace.whatif), runs=RUNS)
-        bare = measure(sys.executable, "-c", BARE, str(trace.path), runs=RUNS)
-        rows.append([trace.name, f"{_ops(trace.path):,}", *run.cells, f"{bare.cpu_s:.2f}"])
+        bare = measure(sys.executable, "-c", BARE, str(trace.path), *trace.order, runs=RUNS)
+        ops = _ops(trace.path)
+        per_op = f"{run.cpu_s / bare.cpu_s:.1f}", f"{run.peak_mb * 1e6 / ops:,.0f}"
+        rows.append([trace.name, f"{ops:,}", *run.cells, f"{bare.cpu_s:.2f}", *per_op])
     intro = (
         "`tracekit whatif FILE --json` as a whole process, warm, with the exact slowdown of every worker; next to it,"
-        f" polars that only reads and sorts the file. Synthetic jobs: pp {PP}, {MICROBATCHES} microbatches, {STEPS}"
-        " steps, one slow worker. The published analyser takes 1.3 s and 180 MB on AR, and 684 s and 7.4 GB on the"
+        " polars that only reads and sorts the file, and the ratio of the two. Synthetic jobs: pp"
+        f" {PP}, {MICROBATCHES} microbatches, {STEPS} steps, one slow worker. The published analyser takes 1.3 s and"
+        " 180 MB on AR, and 684 s and 7.4 GB on the"
         " 8,192 workers with approximate slowdowns, on a similar machine."
     )
-    return f"{intro}\n\n{table(['trace', 'ops', 'wall s', 'CPU s', 'peak MB', 'read and sort, CPU s'], rows)}"
+    header = ["trace", "ops", "wall s", "CPU s", "peak MB", "read and sort, CPU s", "ratio", "peak, bytes an op"]
+    return f"{intro}\n\n{table(header, rows)}"
 
 
 def _ops(path: Path) -> int:
@@ -144,11 +180,13 @@ def _op_graph() -> str:
     """One step: two streams a rank, a launch for every other op, a collective every 50 ops."""
     from tracekit.analysis.attribution.by_label import attribute_by
     from tracekit.analysis.graph.fold import fold
+    from tracekit.analysis.graph.op_graph import OpGraph
     from tracekit.analysis.replay.costs import measure_op_durations
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.analysis.replay.kernel import Costs, replay_lanes
 
-    graph, built = _timed(_large_op_graph)
+    ops, edges = _large_op_graph()
+    graph, built = _timed(lambda: OpGraph.from_frames(ops, edges))
     folded, folding = _timed(lambda: fold(graph))
     durations, split = _timed(lambda: measure_op_durations(folded))
     block, lanes = folded.blocks[0], np.arange(SCENARIOS + 1)
@@ -167,11 +205,22 @@ def _op_graph() -> str:
     return f"{intro}\n\n{table(['work', 'CPU s'], rows)}"
 
 
-def _large_op_graph() -> Any:
-    """The `OpGraph` that is measured."""
+def _write_op_trace(path: Path) -> Measured:
+    """The op graph that is measured, as a file."""
     import polars as pl
 
-    from tracekit.analysis.graph.op_graph import OpGraph
+    from tracekit.trace.op import OpTrace
+
+    ops, edges = _large_op_graph()
+    waits = edges.group_by("after").agg(waits_for="before").rename({"after": "row"})
+    rows = ops.with_columns(row=pl.int_range(pl.len())).join(waits, on="row", how="left", maintain_order="left")
+    OpTrace(rows.drop("row"), name="ops").write_parquet(path)
+    return Measured(f"op trace of {RANKS} ranks", path, (), ("rank", "start"))
+
+
+def _large_op_graph() -> Any:
+    """The ops and the edges of the op graph that is measured."""
+    import polars as pl
 
     rng = np.random.default_rng(0)
     size = RANKS * OPS_OF_RANK
@@ -193,7 +242,7 @@ def _large_op_graph() -> Any:
         }
     ).with_columns(pl.col("rendezvous").replace(-1, None))
     ends = {"before": np.concatenate([part.ravel() for part in before])}
-    return OpGraph.from_frames(ops, pl.DataFrame(ends | {"after": np.concatenate([part.ravel() for part in after])}))
+    return ops, pl.DataFrame(ends | {"after": np.concatenate([part.ravel() for part in after])})
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:

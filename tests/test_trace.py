@@ -19,6 +19,7 @@ from tests.properties import examples
 from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.collectors.importers.published import read_published
 from tracekit.job.pipeline import PipelineJob
+from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
@@ -291,6 +292,29 @@ def test_the_same_job_in_either_format_gives_the_same_ops(tmp_path: Path) -> Non
     assert read.ops.equals(slow_trace().ops)
     assert (read.layout, read.name) == (LAYOUT, "12")
     assert dict(read.metadata) == {"format": "published", "run_id": None}
+
+
+def test_a_large_published_file_is_read_like_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its columns are converted as they are read; what does not fit is refused in the same words."""
+    (tmp_path / "meta.yaml").write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n")
+    few = published_columns(slow_frame((0, 1))).with_columns(
+        pl.col("start_ts", "duration").cast(pl.Float32), pl.col("stage").cast(pl.Int8), pl.col("step").cast(pl.Int64)
+    )
+    row, cell = pl.int_range(pl.len()) == 3, {"step": 1 << 40, "mb_id": 1 << 40, "duration": -1.0, "rank": 7}
+    bad = [
+        few.with_columns(pl.when(row).then(pl.lit(value)).otherwise(name).alias(name)) for name, value in cell.items()
+    ]
+    found = []
+    for most in (canonical.MOST_ROWS_AT_ONCE, 0):
+        monkeypatch.setattr(canonical, "MOST_ROWS_AT_ONCE", most)
+        for ops in (few, *bad):
+            ops.write_parquet(tmp_path / "trace.parquet")
+            try:
+                found.append(read_published(tmp_path / "trace.parquet", tmp_path / "meta.yaml").ops.rows())
+            except TracekitError as error:
+                found.append(str(error))
+    assert found[:5] == found[5:]
+    assert [type(one) for one in found[:5]] == [list, str, str, str, str]
 
 
 def test_the_order_of_rows_changes_no_number() -> None:

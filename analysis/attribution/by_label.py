@@ -7,13 +7,13 @@ S_x = T(ideal, x as recorded) / T(ideal), OSDI'25.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Mask, Value
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
@@ -60,11 +60,7 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
             labelled, each = np.where(block.present, here, UNLABELLED).ravel(), 1
             labelled = labelled[labelled != UNLABELLED]
         counts += np.bincount(labelled, minlength=len(values)) * each
-    chosen = [_Combination(codes, code) for code in range(len(values))]
-    added, removed = (
-        replay.step_times_each([scenario(one) for one in chosen]).mean(axis=1)
-        for scenario in (Scenario.addition, Scenario.removal)
-    )
+    added, removed = (times.mean(axis=1) for times in _step_times(replay, codes, len(values)))
     ideal, original = replay.mean_step_time(IDEAL), replay.mean_step_time(ORIGINAL)
     shares = [
         Share(
@@ -79,7 +75,21 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     return tuple(sorted(shares, key=lambda share: -share.added_s))
 
 
-def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Ints]]:
+def _step_times(replay: GraphReplay, codes: Sequence[Int32s], values: int) -> Iterator[Floats]:
+    """The step times of the ideal job with the ops of each value as recorded, and of the original job with those ideal,
+    [values, steps] each.
+    """
+    if replay.has_few_lanes:
+        cost, ideal = replay.durations.cost, replay.durations.ideal
+        yield replay.step_times_each_choice(ideal, cost, codes, values)
+        yield replay.step_times_each_choice(cost, ideal, codes, values)
+        return
+    chosen = [_Combination(codes, code) for code in range(values)]
+    for scenario in (Scenario.addition, Scenario.removal):
+        yield replay.step_times_each([scenario(one) for one in chosen])
+
+
+def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Value, ...]], list[Int32s]]:
     """The combinations that occur, and per block the index of each op's combination; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
     cells = [np.broadcast_arrays(*(label.codes for label in labels)) for labels in parts]
@@ -95,14 +105,14 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
     values = [
         tuple(label.value(code) for label, code in zip(parts[0], row, strict=True)) for row in combined[occurs].tolist()
     ]
-    place = np.where(occurs, np.cumsum(occurs) - 1, UNLABELLED)  # UNLABELLED for ops without a label
+    place = np.where(occurs, np.cumsum(occurs) - 1, UNLABELLED).astype(np.int32)  # UNLABELLED for ops without a label
     return values, [place[code] for code in codes]
 
 
 class _Combination(Selection, frozen=True, eq=False):
     """The ops of one combination of values. `codes`: the combination of each op, per block."""
 
-    codes: Sequence[Ints]
+    codes: Sequence[Int32s]
     code: int
 
     def mask(self, context: Context) -> Mask:

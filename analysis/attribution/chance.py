@@ -19,7 +19,8 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sampled
+from tracekit.analysis.numeric.codes import combinations
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sample_stride
 from tracekit.analysis.replay.kernel import Costs
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ SMALLEST_UNEXPLAINED, HEADLINE_UNEXPLAINED = 0.02, 0.05
 ERRORS = 3.0
 #: Noise is within this many standard deviations of the usual op.
 LARGEST_NOISE = 3.0
+#: Compare about so many ops at a time, so that they stay in the cache.
+_NUMBERS_AT_ONCE = 1 << 18
 
 
 class Parts(Struct, frozen=True):
@@ -102,11 +105,17 @@ def _factors(block: Block, cost: Floats) -> Floats:
     order = np.lexsort((block.step, block.dp_rank))
     dp_rank, factor = block.dp_rank[order], np.empty_like(cost)
     previous = _previous(order, dp_rank[1:] == dp_rank[:-1])
+    together, lanes = max(1, _NUMBERS_AT_ONCE // len(order)), len(order)
 
     def compare(kind: int) -> None:
         rows = np.flatnonzero(block.template.kind == kind)
-        logs = _of_previous(cost[rows], previous)
-        factor[rows] = _usual(logs, float(np.median(np.abs(sampled(logs)))))
+        parts = [rows[first : first + together] for first in range(0, len(rows), together)]
+        for part in parts:
+            factor[part] = _of_previous(cost[part], previous)
+        some = np.arange(0, len(rows) * lanes, sample_stride(len(rows) * lanes))
+        usual = float(np.median(np.abs(factor[rows[some // lanes], some % lanes])))
+        for part in parts:
+            factor[part] = _usual(factor[part], usual)
 
     parallel.each(compare, np.unique(block.template.kind).tolist(), numbers=cost.size)
     return factor
@@ -117,7 +126,7 @@ def noisy_step_times_of_ops(replay: GraphReplay, graph: FoldedGraph) -> Floats:
     ops, cost = graph.ops, np.empty(len(graph.ops.start))
     for block, of_block in zip(graph.blocks, replay.durations.cost, strict=True):
         cost[block.op] = of_block
-    order = np.lexsort((ops.start, ops.step, ops.rank, ops.peer))
+    order = np.lexsort((ops.start, combinations([ops.peer, ops.rank, ops.step])[1]))
     alike = (ops.peer[order][1:] == ops.peer[order][:-1]) & (ops.rank[order][1:] == ops.rank[order][:-1])
     logs = _of_previous(cost[None], _previous(order, alike))[0]
     ranked, count = np.lexsort((np.abs(logs), ops.peer)), np.bincount(ops.peer)
@@ -158,6 +167,6 @@ def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:
         work = ~block.template.is_communication
         if work.any():  # whose ideal is the mean
             some = factor[work]
-            factor[work] = some / some.mean()
+            factor[work] = np.divide(some, some.mean(), out=some)
         costs.append(Costs.of_matrix(np.multiply(factor, ideal if ideal.ndim == 2 else ideal[:, None], out=factor)))
     return replay.step_times_at(costs)

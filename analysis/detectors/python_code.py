@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
-from tracekit.analysis.gpu.recorded import HostWhat
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.recorded import HostWhat
 
 #: Time of Python without a name is worth a sentence from this share of the recording on.
 _SMALLEST_UNNAMED_SHARE = 0.05

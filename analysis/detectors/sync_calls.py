@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +14,15 @@ from tracekit.analysis.evidence.host_time import HostTime
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.evidence.waiting import waiting_calls
 from tracekit.analysis.gpu.part import Part
-from tracekit.analysis.gpu.recorded import HostWhat
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import Intervention, Together
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.recorded import HostWhat
 
 
 class SyncCalls(Detector):

@@ -99,6 +99,7 @@ def _diagnosed(
     method: Method,
 ) -> Diagnosis:
     attribution = evidence.attribution
+    _ = evidence.noisy  # takes most memory, so it comes before the grids that detectors keep
     found = causes_of(evidence, detectors)
     fixes = fixes_of(evidence, found, layers=layers)
     causes = paying_first(found, fixes)

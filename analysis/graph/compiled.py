@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import dense
 from tracekit.base.errors import GraphError
 
 NO_RENDEZVOUS = np.empty(0, np.int64)
@@ -123,7 +124,7 @@ class _Draft:
         if len(meeting):  # a collective is one group over all members, named after its first row
             _, first, inverse = np.unique(wiring.rendezvous_key[meeting], return_index=True, return_inverse=True)
             group[meeting] = meeting[first[inverse]]
-        _, self.group = np.unique(group, return_inverse=True)
+        self.group = dense(group)
         groups = int(self.group.max()) + 1
         self.by_group = np.argsort(self.group, kind="stable")
         self.first_of_group = np.searchsorted(self.group[self.by_group], np.arange(groups + 1))

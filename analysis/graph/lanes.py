@@ -216,7 +216,7 @@ class _Ops:
             if varies.any():
                 native.place_labels(*address, values, every)
             return [
-                every[cells_of[number]].reshape(rows_in_group[number], -1)
+                every[cells_of[number]].reshape(rows_in_group[number], lanes_in_group[number])
                 if varies[number]
                 else uniform[row_offset[number] : row_offset[number] + rows_in_group[number]].reshape(-1, 1)
                 for number in range(len(members))
@@ -229,7 +229,7 @@ class _Ops:
 
         def matrix(times: Floats, number: int) -> Floats:
             """The times of a group, [rows, lanes]."""
-            return times[cells_of[number]].reshape(int(rows_in_group[number]), -1)
+            return times[cells_of[number]].reshape(int(rows_in_group[number]), int(lanes_in_group[number]))
 
         chunks, microbatches = labels("chunk"), labels("microbatch")
         return [

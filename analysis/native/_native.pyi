@@ -203,6 +203,10 @@ def replay(
     ends_out: _Floats,
     changed: _Floats,
     begin: _Floats,
+    choice: _Int32s,
+    chosen: _Floats,
+    first_choice: int,
+    changed_delay: _Floats,
 ) -> None:
     """Replay the groups `finishing` to `last_new` for the lanes `first_lane[0]` to `first_lane[-1]`.
 
@@ -210,6 +214,11 @@ def replay(
     `first_new` have started in an earlier call and only finish now; groups after it that meet other lanes only start
     and leave the time when the last of them is there in `rendezvous_start`. `steps`: its column for each run of lanes.
     `live`: [buffers, lanes]. `ends` is raised to the end of each lane; `starts_out` and `ends_out`, [rows, lanes], are
-    filled unless empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes].
+    filled unless empty. Rows of `matrix_row` beyond `matrix` are those of `changed`, [rows, lanes],
+    those of `delay_row` beyond `delay` those of `changed_delay`.
     A row that waits for nothing is ready at its `begin`, [rows].
+
+    Unless `choice`, [rows, lanes of the matrix or 1], is empty, choices from `first_choice` on replay side by side,
+    each with the lanes of the matrix: ops of that choice cost what `chosen`, [rows, lanes], says, all others what
+    `matrix` says.
     """

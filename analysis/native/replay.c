@@ -4,9 +4,9 @@
 typedef struct {
     const int64_t *order, *first_of_group, *first_wait, *waits_for, *buffer, *rendezvous;
     const uint8_t *is_communication;
-    const double *matrix, *constant, *delay, *changed, *begin;
+    const double *matrix, *constant, *delay, *changed_delay, *changed, *begin;
     const int64_t *matrix_row, *delay_row;
-    int64_t matrix_rows, matrix_lanes, delay_lanes;
+    int64_t matrix_rows, matrix_lanes, delay_rows, delay_lanes, changed_delay_lanes;
     int64_t finishing, first_new, last_new;
     const int64_t *first_lane, *steps;
     int64_t runs; /* runs of lanes, each of one step */
@@ -15,6 +15,10 @@ typedef struct {
     double *live, *ends, *starts_out, *ends_out;
     int64_t out_lanes; /* 0: no timeline is wanted */
     const double *none; /* zeros, one per lane */
+    const int32_t *choice; /* NULL: costs are those of `matrix_row` */
+    const double *chosen;
+    int64_t choice_lanes, first_choice;
+    double *choice_costs; /* of two rows */
 } Replay;
 
 static inline __attribute__((always_inline)) void copy(double *restrict to, const double *restrict from, int64_t count) {
@@ -45,6 +49,14 @@ static inline __attribute__((always_inline)) void fill(double *restrict to, doub
     for (int64_t i = 0; i < count; i++) to[i] = value;
 }
 
+/* The launch delay of a row in each lane from `low` on; NULL: it has none. */
+static inline __attribute__((always_inline)) const double *delay_of(const Replay *r, int64_t row, int64_t low) {
+    const int64_t source = r->delay_row[row];
+    if (source < 0) return NULL;
+    return low + (source < r->delay_rows ? r->delay + source * r->delay_lanes
+                                         : r->changed_delay + (source - r->delay_rows) * r->changed_delay_lanes);
+}
+
 /* Write to their buffers when the rows of a group are ready. */
 static inline __attribute__((always_inline)) void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
     for (int64_t at = first; at < last; at++) {
@@ -61,7 +73,8 @@ static inline __attribute__((always_inline)) void make_ready(const Replay *r, in
             latest_of(ready, one, r->live + r->buffer[r->waits_for[wait_first + 1]] * width, width);
         for (int64_t wait = wait_first + 2; wait < wait_last; wait++)
             raise_to(ready, r->live + r->buffer[r->waits_for[wait]] * width, width);
-        if (r->delay_row[row] >= 0) add(ready, r->delay + r->delay_row[row] * r->delay_lanes + low, width);
+        const double *delay = delay_of(r, row, low);
+        if (delay) add(ready, delay, width);
         if (r->out_lanes) copy(r->starts_out + row * r->out_lanes + low, ready, width);
     }
 }
@@ -84,6 +97,31 @@ static inline __attribute__((always_inline)) void meet(const Replay *r, int64_t 
     }
 }
 
+/* The costs of a row where several choices replay side by side, [choices x lanes of the matrix]. */
+static inline __attribute__((always_inline)) const double *choice_costs(const Replay *r, int64_t row, double *costs, int64_t width) {
+    const int64_t lanes = r->matrix_lanes;
+    const double *usual = r->matrix + row * lanes, *chosen = r->chosen + row * lanes;
+    const int32_t *choice = r->choice + row * r->choice_lanes;
+    if (lanes == 1)
+        fill(costs, *usual, width);
+    else
+        for (int64_t at = 0; at < width; at += lanes) copy(costs + at, usual, lanes);
+    for (int64_t lane = 0; lane < lanes; lane++) {
+        const int64_t at = (choice[r->choice_lanes > 1 ? lane : 0] - r->first_choice) * lanes + lane;
+        if (at >= 0 && at < width) costs[at] = chosen[lane];
+    }
+    return costs;
+}
+
+/* The cost of a row in each lane from `low` on; NULL: that of `constant`. `costs`: room for choices. */
+static inline __attribute__((always_inline)) const double *costs_of(const Replay *r, int64_t row, double *costs, int64_t low, int64_t width) {
+    if (r->choice) return choice_costs(r, row, costs, width);
+    const int64_t source = r->matrix_row[row];
+    if (source < 0) return NULL;
+    return low + (source < r->matrix_rows ? r->matrix + source * r->matrix_lanes
+                                          : r->changed + (source - r->matrix_rows) * r->matrix_lanes);
+}
+
 /* What a row replayed in a single loop reads: two rows it waits for (possibly the same one twice), delay and cost. */
 typedef struct {
     const double *one, *other, *delay, *cost;
@@ -91,8 +129,8 @@ typedef struct {
     double *end;
 } Row;
 
-static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t row, int64_t low, int64_t width) {
-    const int64_t first = r->first_wait[row], waits = r->first_wait[row + 1] - first, source = r->matrix_row[row];
+static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t row, double *costs, int64_t low, int64_t width) {
+    const int64_t first = r->first_wait[row], waits = r->first_wait[row + 1] - first;
     Row of = {.fixed = r->constant[row], .end = r->live + r->buffer[row] * width, .one = r->none, .other = r->none};
     if (waits) {
         of.one = r->live + r->buffer[r->waits_for[first]] * width;
@@ -108,10 +146,8 @@ static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t
             raise_to(of.end, r->live + r->buffer[r->waits_for[wait]] * width, width);
         of.one = of.other = of.end;
     }
-    if (r->delay_row[row] >= 0) of.delay = r->delay + r->delay_row[row] * r->delay_lanes + low;
-    if (source >= 0)
-        of.cost = low + (source < r->matrix_rows ? r->matrix + source * r->matrix_lanes
-                                                 : r->changed + (source - r->matrix_rows) * r->matrix_lanes);
+    of.delay = delay_of(r, row, low);
+    of.cost = costs_of(r, row, costs, low, width);
     return of;
 }
 
@@ -147,7 +183,7 @@ static inline __attribute__((always_inline)) void two_loop(Row a, Row b, double 
 }
 
 static inline __attribute__((always_inline)) void replay_one(const Replay *r, int64_t row, double *final, int64_t low, int64_t width) {
-    const Row a = row_of(r, row, low, width);
+    const Row a = row_of(r, row, r->choice_costs, low, width);
     if (a.delay)
         a.cost ? one_loop(a, final, width, 1, 0) : one_loop(a, final, width, 1, 1);
     else
@@ -156,7 +192,8 @@ static inline __attribute__((always_inline)) void replay_one(const Replay *r, in
 
 /* `scratch`: [width]. */
 static inline __attribute__((always_inline)) void replay_two(const Replay *r, const int64_t *rows, double *final, double *scratch, int64_t low, int64_t width) {
-    Row a = row_of(r, rows[0], low, width), b = row_of(r, rows[1], low, width);
+    Row a = row_of(r, rows[0], r->choice_costs, low, width);
+    Row b = row_of(r, rows[1], r->choice_costs + width, low, width);
     const int delayed = a.delay || b.delay, fixed = !a.cost && !b.cost;
     if (!a.delay) a.delay = r->none;
     if (!b.delay) b.delay = r->none;
@@ -207,12 +244,11 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
             for (int64_t at = first; at < last; at++) copy(r->live + r->buffer[r->order[at]] * width, latest, width);
         }
         for (int64_t at = first; at < last; at++) {
-            const int64_t row = r->order[at], source = r->matrix_row[row];
+            const int64_t row = r->order[at];
             double *restrict end = r->live + r->buffer[row] * width;
-            if (source >= 0) {
-                const double *costs = source < r->matrix_rows ? r->matrix + source * r->matrix_lanes
-                                                              : r->changed + (source - r->matrix_rows) * r->matrix_lanes;
-                end_after(end, final, costs + low, width);
+            const double *costs = costs_of(r, row, r->choice_costs, low, width);
+            if (costs) {
+                end_after(end, final, costs, width);
             } else {
                 const double fixed = r->constant[row];
                 for (int64_t i = 0; i < width; i++) {
@@ -231,23 +267,28 @@ WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t w
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {
-    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*ddd", 24);
+    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dddidnd", 28);
     Replay r = {
         .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
         .buffer = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
         .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
-        .changed = REALS(a[22]), .begin = REALS(a[23]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1), .delay_lanes = AXIS(a[10], 1),
+        .changed = REALS(a[22]), .begin = REALS(a[23]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1),
+        .delay_rows = AXIS(a[10], 0), .delay_lanes = AXIS(a[10], 1),
+        .changed_delay = REALS(a[27]), .changed_delay_lanes = AXIS(a[27], 1),
         .finishing = a[12].integer, .first_new = a[13].integer, .last_new = a[14].integer,
         .first_lane = INT64S(a[15]), .runs = AXIS(a[15], 0) - 1, .steps = INT64S(a[16]),
         .rendezvous_start = REALS(a[17]), .rendezvous_count = AXIS(a[17], 0), .rendezvous_steps = AXIS(a[17], 1),
         .live = REALS(a[18]), .ends = REALS(a[19]), .starts_out = REALS(a[20]), .ends_out = REALS(a[21]),
         .out_lanes = AXIS(a[21], 0) ? AXIS(a[21], 1) : 0,
+        .choice = AXIS(a[24], 0) ? INT32S(a[24]) : NULL, .choice_lanes = AXIS(a[24], 1), .chosen = REALS(a[25]),
+        .first_choice = a[26].integer,
     };
     const int64_t low = r.first_lane[0], width = r.first_lane[r.runs] - low;
-    double *latest = PyMem_Calloc((size_t)(2 * width + 1), sizeof *latest);
+    double *latest = PyMem_Calloc((size_t)(4 * width + 1), sizeof *latest);
     if (!latest) LEAVE(PyErr_NoMemory());
     r.none = latest + width;
+    r.choice_costs = latest + 2 * width;
     Py_BEGIN_ALLOW_THREADS
     if (width == 16)
         run_16(&r, latest, low);

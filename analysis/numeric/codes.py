@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 
 #: Above this many table entries per value, a table is slower than sorting.
 _PLACES_PER_VALUE = 8
@@ -29,7 +29,7 @@ def dense(values: Ints) -> Ints:
     return np.asarray((np.cumsum(there) - 1)[values - lowest], np.int64)
 
 
-def combinations(codes: Sequence[Ints]) -> tuple[Ints, Ints]:
+def combinations(codes: Sequence[Ints] | Sequence[Int32s]) -> tuple[Ints, Ints]:
     """The combinations of codes that occur, in ascending order, [combinations, codes], and the index of each row's
     combination, [rows].
     """
@@ -39,7 +39,7 @@ def combinations(codes: Sequence[Ints]) -> tuple[Ints, Ints]:
         number = dense(number * (int(code.max(initial=0)) - least + 1) + code - least)
     row = np.empty(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
     row[number] = np.arange(len(number))
-    return np.stack(codes, axis=1)[row], number
+    return np.stack([code[row] for code in codes], axis=1), number
 
 
 def codes_of(column: pl.Series) -> tuple[Ints, int]:

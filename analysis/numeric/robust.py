@@ -110,9 +110,12 @@ def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
 
 def sampled(values: Floats) -> Floats:
     """At most about SAMPLE of the values, evenly spaced, flat."""
-    flat = values.reshape(-1)
-    # An odd stride does not resonate with axes of even length.
-    return flat[:: max(1, len(flat) // SAMPLE) | 1]
+    return values.reshape(-1)[:: sample_stride(values.size)]
+
+
+def sample_stride(count: int) -> int:
+    """The distance of the values of a sample: an odd one does not resonate with axes of even length."""
+    return max(1, count // SAMPLE) | 1
 
 
 def spread_of_logs(values: Floats) -> float:

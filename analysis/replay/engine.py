@@ -90,11 +90,10 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         graph = with_early_beginnings(graph)
         return cls(graph, measure_durations(graph), clocks, as_recorded=replay, left_out_steps=left_out)
 
-    def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
-        """See `GraphReplay.step_times_each`."""
-        if self._early_beginnings is None:
-            return super().step_times_each(scenarios, threads=threads)
-        return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
+    @property
+    def has_few_lanes(self) -> bool:
+        """See `GraphReplay.has_few_lanes`; when stages begin depends on the scenario."""
+        return self._early_beginnings is None and super().has_few_lanes
 
     def beginning_as_in(self, scenario: CostRule) -> JobReplay:
         """The same job, whose stages begin a step as early as they would under `scenario`."""

@@ -6,19 +6,19 @@ of job.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric import parallel
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.replay.kernel import (
+    Choices,
     Costs,
     LanesToReplay,
     Timeline,
@@ -27,9 +27,8 @@ from tracekit.analysis.replay.kernel import (
     replay_timelines,
 )
 
-#: If a block has fewer lanes than this, replay scenarios side by side until there are as many: walking the graph costs
-#: the same for one lane as for this many.
-LANES_SIDE_BY_SIDE = 8
+#: With fewer lanes than this, walking the graph takes longer than replaying them; so many replays run side by side.
+FEW_LANES, CHOICES_SIDE_BY_SIDE = 8, 16
 #: Add up this many ops at a time, so that they stay in the cache.
 _OPS_AT_ONCE = 1 << 16
 
@@ -68,33 +67,44 @@ class GraphReplay(Struct, frozen=True, eq=False):
         """The duration of each step for given costs of the ops of each block, seconds, [steps]."""
         return self._step_times(self._lanes_at(costs))
 
-    def step_times_each(self, scenarios: Sequence[CostRule], *, threads: int | None = None) -> Floats:
-        """The duration of each step under each scenario, seconds, [scenarios, steps].
-
-        The result is that of one `step_times` call per scenario. Blocks with few lanes replay many scenarios at once.
-        """
-        if self.graph.blocks_meet:
-            return np.array([self.step_times(scenario, threads=threads) for scenario in scenarios])
+    def step_times_each(self, scenarios: Sequence[CostRule]) -> Floats:
+        """The duration of each step under each scenario, seconds, [scenarios, steps]: a `step_times` each."""
         times = np.zeros((len(scenarios), len(self.graph.steps)))
-        workers = threads or os.cpu_count() or 1
-        for number, block in enumerate(self.graph.blocks):
-            lanes = len(block.step)
-            together = max(1, LANES_SIDE_BY_SIDE // (workers * lanes))
-            firsts = range(0, len(scenarios), together)
-            # Few lanes leave all cores but one idle; many lanes use all cores for one scenario.
-            run = partial(self._ends, number, scenarios, together, 1 if lanes < LANES_SIDE_BY_SIDE else threads)
-            with ThreadPoolExecutor(workers if lanes < LANES_SIDE_BY_SIDE else 1) as pool:
-                for first, ends in zip(firsts, pool.map(run, firsts), strict=True):
-                    for at, end in enumerate(ends.reshape(-1, lanes)):
-                        np.maximum.at(times[first + at], block.step, end)
+
+        def run(at: int) -> None:
+            times[at] = self.step_times(scenarios[at])
+
+        # Few lanes leave all cores but one idle; many lanes use all cores for one scenario.
+        parallel.each(run, range(len(scenarios)), numbers=self._cells * len(scenarios) if self.has_few_lanes else 0)
         return times
 
-    def _ends(
-        self, number: int, scenarios: Sequence[CostRule], together: int, threads: int | None, first: int
+    def step_times_each_choice(
+        self, usual: Sequence[Floats], chosen: Sequence[Floats], codes: Sequence[Int32s], choices: int
     ) -> Floats:
-        """Ends of the lanes of block `number` under the scenarios from `first` on, seconds, [scenarios x lanes]."""
-        costs = [one.costs(self.graph, self.durations, number) for one in scenarios[first : first + together]]
-        return _replay_side_by_side(self.graph.blocks[number], costs, threads=threads)
+        """The duration of each step if the ops of one choice cost what `chosen` says and all others what `usual` says,
+        without launch delays, for each choice, seconds, [choices, steps].
+
+        `usual`, `chosen`: seconds, [rows, lanes] or [rows] per block. `codes`: the choice of each op, -1 for none;
+        broadcasts to [rows, lanes] of a block. For graphs with few lanes, whose replays run side by side.
+        """
+        times = np.zeros((choices, len(self.graph.steps)))
+        for number, block in enumerate(self.graph.blocks):
+            shape = block.start.shape
+            one, other = (np.broadcast_to(of[number].reshape(shape[0], -1), shape) for of in (usual, chosen))
+            code = np.ascontiguousarray(np.broadcast_to(codes[number], (shape[0], codes[number].shape[1])))
+            costs = replace(Costs.of_matrix(one), choices=Choices(code, np.ascontiguousarray(other), 0))
+            for at, ends in enumerate(_ends_of_choices(block, costs, choices)):
+                np.maximum.at(times[at], block.step, ends)
+        return times
+
+    @property
+    def has_few_lanes(self) -> bool:
+        """True if walking the graph takes longer than replaying its lanes, none of which meet across blocks."""
+        return not self.graph.blocks_meet and all(len(block.step) < FEW_LANES for block in self.graph.blocks)
+
+    @property
+    def _cells(self) -> int:
+        return sum(block.start.size for block in self.graph.blocks)
 
     def mean_step_time(self, scenario: CostRule) -> float:
         """T(scenario): the mean over the steps, seconds."""
@@ -131,52 +141,16 @@ class GraphReplay(Struct, frozen=True, eq=False):
         ]
 
 
-def _replay_side_by_side(block: LabelledBlock, costs: Sequence[Costs], *, threads: int | None) -> Floats:
-    """End of the last op of each lane under each of several costs, seconds, [costs x lanes]."""
-    if len(costs) == 1:
-        return replay_lanes(block.template, block.first_lane, costs[0], threads=threads)
-    rows, lanes = block.template.rows, len(block.step)
-    delay = _delays_side_by_side(rows, lanes, costs)
-    # Most costs differ in few rows, so start all of them from the first one.
-    matrix = np.empty((rows, len(costs), lanes))
-    matrix[:] = _costs_of_rows(costs[0], slice(None), lanes)[:, None]
-    for at, cost in enumerate(costs):
-        differs = cost.matrix_row != costs[0].matrix_row
-        if cost.matrix is not costs[0].matrix or cost.constant is not costs[0].constant:
-            differs = np.ones(rows, np.bool_)
-        changed = np.flatnonzero(differs)
-        matrix[changed, at] = _costs_of_rows(cost, changed, lanes)
-    starts = [block.first_lane[:-1] + at * lanes for at in range(len(costs))]
-    first_lane = np.concatenate([*starts, [lanes * len(costs)]])
-    wide = (rows, len(costs) * lanes)
-    return replay_lanes(
-        block.template,
-        first_lane,
-        Costs.of_matrix(matrix.reshape(wide), None if delay is None else delay.reshape(wide)),
-        threads=threads,
-    )
+def _ends_of_choices(block: LabelledBlock, costs: Costs, choices: int) -> Floats:
+    """End of the last op of each lane in the replay of each choice, seconds, [choices, lanes]."""
+    lanes = len(block.step)
+    ends, together = np.empty((choices, lanes)), max(1, CHOICES_SIDE_BY_SIDE // lanes)
 
+    def run(first: int) -> None:
+        here = range(min(together, choices - first))
+        first_lane = np.concatenate([*(block.first_lane[:-1] + at * lanes for at in here), [len(here) * lanes]])
+        some = replace(costs, choices=replace(costs.choices, first=first))
+        ends[first : first + len(here)] = replay_lanes(block.template, first_lane, some, threads=1).reshape(-1, lanes)
 
-def _costs_of_rows(cost: Costs, rows: Ints | slice, lanes: int) -> Floats:
-    """The cost of these rows in each lane, seconds, [rows, lanes]."""
-    source = cost.matrix_row[rows]
-    varies = source >= 0
-    if varies.all():
-        return cost.matrix[source]
-    values = np.repeat(cost.constant[rows][:, None], lanes, axis=1)
-    values[varies] = cost.matrix[source[varies]]
-    return values
-
-
-def _delays_side_by_side(rows: int, lanes: int, costs: Sequence[Costs]) -> Floats | None:
-    """The launch delays of several costs, seconds, [rows, costs, lanes]; None if there are none."""
-    first, late = costs[0], [np.flatnonzero(cost.delay_row >= 0) for cost in costs]
-    if not any(map(len, late)):
-        return None
-    delay = np.zeros((rows, len(costs), lanes))
-    if all(cost.delay is first.delay and np.array_equal(cost.delay_row, first.delay_row) for cost in costs):
-        delay[late[0]] = first.delay[first.delay_row[late[0]]][:, None]
-        return delay
-    for at, cost in enumerate(costs):
-        delay[late[at], at] = cost.delay[cost.delay_row[late[at]]]
-    return delay
+    parallel.each(run, range(0, choices, together), numbers=block.start.size * choices)
+    return ends

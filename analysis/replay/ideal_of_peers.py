@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.codes import combinations
 from tracekit.analysis.numeric.robust import lower_median_of
 
 if TYPE_CHECKING:
@@ -35,12 +36,11 @@ def ideals_of_peers(graph: FoldedGraph, costs: Sequence[Floats]) -> tuple[Floats
     for block, of_block in zip(graph.blocks, costs, strict=True):
         cost[block.op] = of_block
     ranks, steps = ops.mesh.ranks, len(graph.steps)
-    rank, step = np.searchsorted(ranks, ops.rank), np.searchsorted(graph.steps, ops.step)
     # A cell is all ops of a class on one rank in one step.
-    cells, cell = np.unique((ops.peer.astype(np.int64) * len(ranks) + rank) * steps + step, return_inverse=True)
+    cells, cell = combinations([ops.peer, ops.rank, ops.step])
     ops_in_cell = np.bincount(cell)
     total = np.bincount(cell, weights=cost).astype(np.float64)
-    peer_of_cell, rank_of_cell = cells // (len(ranks) * steps), cells // steps % len(ranks)
+    peer_of_cell, rank_of_cell = cells[:, 0], np.searchsorted(ranks, cells[:, 1])
     ideal = _usual_of_ops(ops.peer, ops.rendezvous >= 0, cost, len(ops.peer_names))[ops.peer]
     bounds = np.searchsorted(peer_of_cell, np.arange(len(ops.peer_names) + 1))
     usual_total = np.full(len(cells), np.nan)
@@ -64,11 +64,13 @@ def _usual_of_ops(peer: npt.NDArray[np.int32], transfers: npt.NDArray[np.bool_],
     """Mean, or median if the ops of the class are transfers, seconds, [classes]."""
     counts = np.bincount(peer, minlength=classes)
     usual: Floats = np.bincount(peer, weights=cost, minlength=classes) / np.maximum(counts, 1)
-    order = np.lexsort((cost, peer))
-    first = np.cumsum(counts) - counts
-    low, high = cost[order[first + (counts - 1) // 2]], cost[order[first + counts // 2]]
     synchronises = np.bincount(peer[transfers], minlength=classes) > 0
-    return np.where(synchronises, (low + high) / 2, usual)
+    some = np.flatnonzero(synchronises[peer])
+    order, count = some[np.lexsort((cost[some], peer[some]))], counts[synchronises]
+    first = np.cumsum(count) - count
+    low, high = cost[order[first + (count - 1) // 2]], cost[order[first + count // 2]]
+    usual[synchronises] = (low + high) / 2
+    return usual
 
 
 def fill_an_axis(mesh: Mesh, holders: Ints) -> bool:

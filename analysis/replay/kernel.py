@@ -27,12 +27,28 @@ LANES_AT_ONCE = 512
 NO_MATRIX = np.empty((0, 1))
 
 
+class Choices(Struct, frozen=True, eq=False):
+    """Costs of a graph of few lanes in several replays side by side: in each, only the ops of one choice are changed.
+
+    `code`: the choice of each op, [rows, lanes] or [rows, 1]. `chosen`: what ops of the replayed choice cost, seconds,
+    [rows, lanes]; other ops cost what the matrix says. `first`: the choice of the first replay.
+    """
+
+    code: npt.NDArray[np.int32]
+    chosen: Floats
+    first: int
+
+
+NO_CHOICES = Choices(np.empty((0, 1), np.int32), NO_MATRIX, 0)
+
+
 class Costs(Struct, frozen=True, eq=False):
     """The cost of each op of a block, seconds.
 
     `matrix`: [rows of the matrix, lanes]; `matrix_row`: the matrix row of each template row, -1 if `constant` (both
     [rows]) applies to all lanes. `delay`, `delay_row`: launch delays, likewise, -1 if there is none. `changed`:
-    additional rows of the matrix, [rows, lanes], so that changing some rows does not copy the matrix.
+    additional rows of the matrix, [rows, lanes], so that changing some rows does not copy the matrix; `changed_delay`
+    likewise. `choices`: see `Choices`.
     """
 
     matrix: Floats
@@ -41,6 +57,8 @@ class Costs(Struct, frozen=True, eq=False):
     delay: Floats
     delay_row: Ints
     changed: Floats = field(default_factory=lambda: NO_MATRIX)
+    choices: Choices = field(default_factory=lambda: NO_CHOICES)
+    changed_delay: Floats = field(default_factory=lambda: NO_MATRIX)
 
     @classmethod
     def of_matrix(cls, matrix: Floats, delay: Floats | None = None) -> Costs:
@@ -55,6 +73,21 @@ class Costs(Struct, frozen=True, eq=False):
         """Every op costs the same in all lanes, without launch delays: `constant` is [rows]."""
         none = np.full(len(constant), -1)
         return cls(NO_MATRIX, none, constant, NO_MATRIX, none)
+
+    def delays_of(self, rows: Ints) -> Floats:
+        """The launch delays of some rows, all of which have one, seconds, [rows, lanes]."""
+        source, whole = self.delay_row[rows], len(self.delay)
+        delays = self.delay[np.minimum(source, whole - 1)] if whole else self.changed_delay[source]
+        changed = np.flatnonzero(source >= whole)
+        delays[changed] = self.changed_delay[source[changed] - whole]
+        return delays
+
+    def with_delays(self, rows: Ints, delay: Floats) -> Costs:
+        """The same costs with other launch delays of some rows, seconds, [rows, lanes], or [1, lanes] for all rows."""
+        delay_row = self.delay_row.copy()
+        delay_row[rows] = len(self.delay) + len(self.changed_delay) + np.arange(len(delay))
+        changed = np.concatenate([self.changed_delay, delay]) if len(self.changed_delay) else delay
+        return replace(self, delay_row=delay_row, changed_delay=changed)
 
     @property
     def same_in_all_lanes(self) -> bool:
@@ -149,10 +182,7 @@ def path_lengths(
 
 def without_starts(template: CompiledGraph, costs: Costs, lanes: int) -> Costs:
     """The same costs, but ops that wait for nothing never run. `lanes`: number of lanes in the block."""
-    never = np.full((1, lanes), -np.inf)
-    delay = np.concatenate([costs.delay, never]) if len(costs.delay) else never
-    delay_row = np.where(np.diff(template.first_wait) == 0, len(delay) - 1, costs.delay_row)
-    return replace(costs, delay=delay, delay_row=delay_row)
+    return costs.with_delays(np.flatnonzero(np.diff(template.first_wait) == 0), np.full((1, lanes), -np.inf))
 
 
 _NO_TIMELINE = Timeline(NO_MATRIX, NO_MATRIX)
@@ -161,7 +191,7 @@ _NOT_MET = np.empty((0, 0))
 
 def _contiguous(costs: Costs) -> Costs:
     """The same costs in the memory layout of the kernel."""
-    names = ("matrix", "constant", "delay", "changed")
+    names = ("matrix", "constant", "delay", "changed", "changed_delay")
     return replace(costs, **{name: np.ascontiguousarray(getattr(costs, name)) for name in names})
 
 
@@ -182,7 +212,8 @@ def _replay(
         template.rendezvous, template.is_communication,
         costs.matrix, costs.matrix_row, costs.constant, costs.delay, costs.delay_row,
         *groups, first_lane, steps, rendezvous_start, live, ends, timeline.start, timeline.end, costs.changed,
-        template.begin,
+        template.begin, costs.choices.code, costs.choices.chosen, costs.choices.first,
+        costs.changed_delay,
     )  # fmt: skip
 
 

@@ -153,11 +153,8 @@ def _begun(graph: DependencyGraph, block: Block, costs: Costs) -> Costs:
     firsts = _firsts(block.template)
     early = graph.rank_begins(block, firsts)
     delayed = np.flatnonzero(costs.delay_row[firsts] >= 0)
-    early[delayed] += costs.delay[costs.delay_row[firsts[delayed]]]
-    delay_row = costs.delay_row.copy()
-    delay_row[firsts] = len(costs.delay) + np.arange(len(firsts))
-    delay = np.concatenate([costs.delay, early]) if len(costs.delay) else early
-    return replace(costs, delay=delay, delay_row=delay_row)
+    early[delayed] += costs.delays_of(firsts[delayed])
+    return costs.with_delays(firsts, early)
 
 
 def _begin_s(graph: DependencyGraph) -> Floats:

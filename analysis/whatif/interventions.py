@@ -142,8 +142,9 @@ class CostOverlay(Struct):
             cost = ChangedRows(self.op_cost[cast("FoldedSteps", graph.blocks[number]).op])
         if self.op_delay is not None:
             delay = ChangedRows(self.op_delay[cast("FoldedSteps", graph.blocks[number]).op])
-        delayed = np.where(self.kept[number] & self.keeps_delays, np.arange(rows), -1)
-        return Costs(cost.base, cost.source(), np.zeros(rows), delay.matrix(), delayed, cost.changed())
+        delayed = np.where(self.kept[number] & self.keeps_delays, delay.source(), -1)
+        return Costs(cost.base, cost.source(), np.zeros(rows), delay.base, delayed, cost.changed(),
+                     changed_delay=delay.changed())  # fmt: skip
 
 
 class Intervention(Protocol):

@@ -17,6 +17,7 @@ import polars as pl
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.trace.canonical import Trace, read_columns
 from tracekit.trace.model import LARGEST_SIZE, Layout, Unit, is_size
+from tracekit.trace.schema import SCHEMA
 
 #: Published column -> canonical column.
 COLUMNS = {
@@ -56,13 +57,13 @@ def read_published(
     """
     header = read_layout_file(layout_path)
     layout = _layout(header, str(layout_path))
-    published = read_columns(path)
-    if missing := [name for name in COLUMNS if name not in published.columns]:
+    ops = read_columns(path, {column: SCHEMA[name] for column, name in COLUMNS.items()})
+    if missing := [name for name in COLUMNS if name not in ops.columns]:
         raise FormatError(
             f"{path}: column {missing[0]!r} is missing; a published trace has {', '.join(COLUMNS)}."
             " A canonical trace contains its layout: leave out --layout"
         )
-    ops = published.select(pl.col(column).alias(name) for column, name in COLUMNS.items())
+    ops = ops.select(pl.col(column).alias(name) for column, name in COLUMNS.items())
     for name in ("microbatch", "chunk"):
         if ops[name].dtype.is_integer():
             ops = ops.with_columns(pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name))

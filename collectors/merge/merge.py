@@ -29,7 +29,7 @@ from tracekit.collectors.merge.unrecorded import find_unrecorded
 from tracekit.collectors.nccl.join import join_nccl
 from tracekit.collectors.nccl.recording import read_nccl
 from tracekit.collectors.run_directory.host_clocks import ClockFit
-from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording
+from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 from tracekit.trace.model import Unit
@@ -146,7 +146,7 @@ def rank_report(recording: RankRecording) -> RankReport:
     return RankReport(
         rank=recording.rank,
         host=str(recording.facts["process"][0]["host"]),
-        steps=int((recording.records["category"] == Category.STEP).sum()),
+        steps=int(np.count_nonzero(recording.records["category"] == Category.STEP)),
         records=len(recording.records),
         dropped=int(summary.get("dropped", recording.facts.get("dropped", [0])[-1])),
         unfinished=int(summary.get("unfinished", 0)),
@@ -239,7 +239,7 @@ def _move(
 
 def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
     """The records of some ranks, rank by rank, with names and categories as text."""
-    records = np.concatenate([one.records for one in members])
+    records = joined(one.records for one in members)
     sizes = [len(one.records) for one in members]
     # A rank that was killed right after the first use of a name has not written the name.
     counts = [1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0)) for one in members]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import BadFactError, FactParser
 from tracekit.collectors.run_directory.plausible import GarbageError, Trail
-from tracekit.collectors.run_directory.segments import RECORD_DTYPE, RankRecording, without_torn_steps
+from tracekit.collectors.run_directory.segments import RankRecording, joined, without_torn_steps
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
 #: Kinds of facts that ranks keep adding: how many of them to keep, all that `merge` needs.
@@ -27,7 +27,6 @@ _ENOUGH_STEPS = 10
 #: How often a rank is read again after garbage, per attempt.
 MOST_RETURNS = 3
 _WHOLE = int(Flag.COMPLETE | Flag.RECORDING)
-_NOTHING = np.empty(0, RECORD_DTYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +189,7 @@ class FollowedRank:
                         raise GarbageError(f"garbage: its step went from {before} to {jumped} at the end")
                     return
             self._trail.jump(jumped)
-            held, self._held = np.concatenate(self._held), []
+            held, self._held = joined(self._held), []
             self._add(held, origin, first)
 
     @property
@@ -220,7 +219,7 @@ class FollowedRank:
 
     def take(self, last: int) -> npt.NDArray[np.void]:
         """Return the records of steps up to `last`; drop them from memory."""
-        records = np.concatenate([_NOTHING, *self.pending])
+        records = joined(self.pending)
         taken = records["step"] <= last
         rest = records[~taken]
         self.pending = [rest] if len(rest) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ RECORD_DTYPE = np.dtype(
         ("number", "<i8"),
     ]
 )
-#: Valid categories of records; 0 marks a record that was never written.
-_CATEGORIES = (0, *map(int, Category))
+#: Whether a category of records is valid, [256]; 0 marks a record that was never written.
+_IS_CATEGORY = np.isin(np.arange(256), (0, *map(int, Category)))
 #: Steps are numbered in 32 bits.
 _LARGEST_STEP = 1 << 31
 
@@ -113,12 +114,19 @@ class AttemptRecording:
         }
 
 
+def joined(parts: Iterable[npt.NDArray[np.void]]) -> npt.NDArray[np.void]:
+    """The records of all parts, read-only. `np.concatenate` would compare their types field by field for each part."""
+    return np.frombuffer(b"".join(part.tobytes() for part in parts), RECORD_DTYPE)
+
+
 def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDArray[np.void]:
     """Records, ordered by number, without the ends of steps that began in deleted records (`--keep`).
 
     `last`: the number of the record before the first. A step without its end is not whole, so the merge leaves it out.
     """
     gaps = np.flatnonzero(np.diff(records["number"], prepend=last) > 1)
+    if not len(gaps):
+        return records
     ends = np.flatnonzero(records["category"] == Category.STEP)
     torn = np.searchsorted(ends, gaps)
     return np.delete(records, ends[torn[torn < len(ends)]])
@@ -146,7 +154,7 @@ def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.ND
                 f"{path}: not a segment that this tracekit reads (version {version}); upgrade tracekit, or record again"
             )
     records = np.frombuffer(content, RECORD_DTYPE, (len(content) - start) // RECORD.size, start)
-    unknown = ~np.isin(records["category"], _CATEGORIES)
+    unknown = ~_IS_CATEGORY[records["category"]]
     if unknown.any():
         row = int(unknown.argmax())
         raise GarbageError(

@@ -20,9 +20,9 @@ from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import BadFactError, FactParser
 from tracekit.collectors.run_directory.followed_rank import FollowedRank
 from tracekit.collectors.run_directory.segments import (
-    RECORD_DTYPE,
     AttemptRecording,
     RankRecording,
+    joined,
     read_segment,
     unreadable,
     without_torn_steps,
@@ -112,12 +112,12 @@ def _read_rank(
         facts.setdefault(kind, []).append(value)
     if "process" not in facts:
         return None
-    parts, torn = [np.empty(0, RECORD_DTYPE)], 0
+    parts, torn = [], 0
     for path in paths:
         records, rest = read_segment(path)
         parts.append(records)
         torn += rest
-    records = np.concatenate(parts)
+    records = joined(parts)
     # Records that the launcher saved from a killed rank can be in the rank's own segments, too.
     _, first = np.unique(records["number"], return_index=True)
     records = without_torn_steps(records[first])

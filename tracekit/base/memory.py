@@ -42,8 +42,13 @@ def reuse_large_arrays() -> None:
 
     On a job of thousands of workers, that takes a tenth of the processor time; all threads allocate from one heap, so
     that one can use what another has freed: another twentieth. No effect on other systems.
+
+    numpy asks for huge pages, which take the system longer to find and clear than they save here: in a virtual machine,
+    a tenth of the processor time.
     """
     import ctypes
+
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
     with contextlib.suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

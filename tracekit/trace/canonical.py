@@ -6,6 +6,7 @@ In: a polars frame (from a canonical Parquet file, an importer, the store or `sy
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -355,8 +356,14 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return header
 
 
-def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
-    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
+def read_columns(
+    path: str | os.PathLike[str], types: Mapping[str, pl.DataType | type[pl.DataType]] | None = None
+) -> pl.DataFrame:
+    """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else.
+
+    `types`: of columns that are to be of other numbers. In a large file, those that fit are converted as they are read,
+    so that the file is not in memory twice; all others stay as they are.
+    """
     if (width := len(_parquet(path, pl.read_parquet_schema))) > USUAL_COLUMNS:
         _check_size(path, width)
     few: pl.DataFrame = _parquet(path, lambda file: pl.read_parquet(file, n_rows=MOST_ROWS_AT_ONCE + 1))
@@ -369,6 +376,10 @@ def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     def column(name: str) -> pl.Series:
         """One column as a single chunk."""
         series: pl.Series = _parquet(path, lambda file: pl.read_parquet(file, columns=[name]))[name].rechunk()
+        wanted = (types or {}).get(name, series.dtype)
+        alike = (series.dtype.is_integer() and wanted.is_integer()) or (series.dtype.is_float() and wanted.is_float())
+        with contextlib.suppress(pl.exceptions.InvalidOperationError):  # where columns are checked, it is an error
+            return series.cast(wanted) if alike else series
         return series
 
     # Two columns at a time: joining the chunks of all columns at once would hold a large trace twice.

@@ -166,3 +166,14 @@ def test_lanes_with_little_in_common_keep_structures_of_their_own():
     graph = JobReplay.from_trace(of_steps(steps)).graph
     assert len(graph.blocks) == 2
     assert sum(block.start.size for block in graph.blocks) == graph.ops
+
+
+def test_a_dp_rank_with_nothing_but_a_collection_is_a_lane() -> None:
+    """A forward of 10 ms on one DP rank, a collection of 20 ms on the other, which usually collects nothing."""
+    ops = pl.DataFrame(
+        {"step": 0, "rank": [0, 1], "dp_rank": [0, 1], "pp_rank": 0, "kind": ["forward-compute", "gc"], "seq": 0}
+        | {"start": 0.0, "duration": [0.01, 0.02]}
+    )
+    replay = replay_of(Trace.from_frame(ops, Layout(dp=2, pp=1), name="collects"), Method.TRACEKIT)
+    exactly(replay.step_times(ORIGINAL), [0.02])
+    exactly(replay.step_times(IDEAL), [0.01])

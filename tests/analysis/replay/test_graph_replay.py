@@ -14,7 +14,7 @@ from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.graph.fold import FoldedGraph, fold
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.replay.costs import measure_op_durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import communication, everything, labelled
 from tracekit.base.errors import SelectionError
@@ -94,6 +94,28 @@ def test_attribution_by_label_is_one_scenario_for_each_value(drawn: Frames) -> N
         assert share.slowdown == (pytest.approx(added / ideal) if ideal else pytest.approx(np.nan, nan_ok=True))
         assert share.removed_s == pytest.approx(original - replay.mean_step_time(Scenario.removal(chosen)))
         assert share.ops == drawn[0].filter(host=share.values[0], rank=share.values[1]).height
+
+
+@PATIENT
+@given(frames(steps=9))
+def test_attribution_is_the_same_for_few_lanes_and_for_many(drawn: Frames) -> None:
+    """Few lanes replay all values side by side, many replay one value after the other; the host differs by step."""
+    ops, edges = drawn
+    ops = ops.with_columns(host=pl.concat_str("host", pl.col("step") // 10 % 2))
+    few = ops.filter(pl.col("step") < 10 * (FEW_LANES - 1))
+    for some in (few, ops):
+        replay = replay_of(some, edges.filter(pl.max_horizontal("before", "after") < some.height))
+        assert replay.has_few_lanes is (some is few)
+        for labels in (["step"], ["host"], ["host", "step"]):
+            shares = attribute_by(replay, labels)
+            assert {share.values for share in shares} == set(some.select(labels).iter_rows())
+            for share in shares:
+                chosen = everything()
+                for label, value in zip(labels, share.values, strict=True):
+                    chosen &= labelled(label, value)
+                added, removed = (replay.mean_step_time(of(chosen)) for of in (Scenario.addition, Scenario.removal))
+                assert share.added_s == added - replay.mean_step_time(IDEAL)
+                assert share.removed_s == replay.mean_step_time(ORIGINAL) - removed
 
 
 def test_a_label_with_too_many_values_for_the_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
