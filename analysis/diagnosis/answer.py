@@ -13,7 +13,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.diagnosis.subject import Subject
-from tracekit.base.text import code_name, cost, main_clause, of_whole, seconds, sure, three_digits, with_error
+from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
@@ -81,11 +81,11 @@ def _place(evidence: Subject, cause: Finding) -> str:
 
 def _other(evidence: Subject, cause: Finding) -> str:
     """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
-    costs, spent = cost(cause.saved_s, cause.alone_s, evidence.whole), cause.spent
+    spent = cause.spent
     if spent is None:
-        return f"{_cause(evidence, cause)} ({costs})"
+        return f"{_cause(evidence, cause)} ({cause.costs})"
     at = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
-    return f"{spent.reason}: {code_name(spent.name)}{at} {costs}"
+    return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}"
 
 
 def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:

@@ -15,8 +15,9 @@ import polars as pl
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.base.text import of_whole, printable, seconds, short
+from tracekit.base.text import counted, cut, of_whole, printable, seconds, short
 from tracekit.report.gpu import gpu_tables, in_report
+from tracekit.report.question import label_table
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
 
@@ -30,7 +31,7 @@ _MOST_KERNELS = 5
 _MOST_REASONS = 4
 #: The number of unclassified kernels in JSON.
 _MOST_UNKNOWN = 20
-_WIDEST_KERNEL = 40
+_WIDEST_NAME = 40
 _OPS_ONLY = "of the recording, only its ops are left: what each GPU did, kernels and clocks are in its own report"
 
 
@@ -62,14 +63,24 @@ class GraphReport(Report):
         counts = {"rank": len(self.evidence.ranks), "step": self.steps_traced, "op": self.evidence.ops.height}
         if kept is not None:
             counts = {"rank": len(self.evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
-        sizes = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+        sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
         device = None if kept is None else kept.gpu
-        return f"{sizes} on {printable(device)}" if device else sizes
+        return f"{sizes} on {cut(printable(device), _WIDEST_NAME)}" if device else sizes
 
     @property
     def gpus(self) -> int:
         """See `Report.gpus`."""
         return self.evidence.gpus
+
+    @property
+    def daily(self) -> bool:
+        """See `Report.daily`."""
+        return self.evidence.daily
+
+    @property
+    def labels_wanted(self) -> Sequence[ByLabel]:
+        """See `Report.labels_wanted`: without the usual ones."""
+        return [group for group in self.labels_asked if ",".join(group.labels) in self.asked]
 
     @property
     def whole(self) -> str:
@@ -132,13 +143,11 @@ class GraphReport(Report):
                 yield _waits(found)
         if found is not None and full:
             yield _kernels(found)
-        if full or found is None:
+        if full or self.evidence.kept is None:
             yield self._critical_path()
-        for group in self.labels_asked:
-            if full and group.labels == ("rank",) and found is not None:
-                continue
-            if (full and gpu is None) or ",".join(group.labels) in self.asked:
-                yield by_label_table(group)
+        if full and gpu is None:
+            usual = [group for group in self.labels_asked if found is None or group.labels != ("rank",)]
+            yield from (label_table(group) for group in usual if group not in self.labels_wanted)
 
     def _method(self) -> Table:
         """What the method of the paper says: S, and the times that it divides."""
@@ -294,18 +303,6 @@ def _gpu_in_words(gpu: GpuTimes) -> str:
     return f"busy {gpu.busy_s / whole_s:.0%}{before}, idle {gpu.idle_s / whole_s:.0%}{why}"
 
 
-def by_label_table(group: ByLabel, most: int = 20) -> Table:
-    """Return exact S of each value of a label."""
-    rows = []
-    for share in group.shares:
-        saved = share.removed_s
-        change = f"-{seconds(saved)}" if saved > 0 else f"+{seconds(-saved)}" if saved < 0 else "0"
-        value = printable(", ".join(map(str, share.values)))
-        rows.append((value, f"{share.ops:,}", f"{share.slowdown:.3f}", change))
-    names = " x ".join(group.labels)
-    return _shortened(f"By {names}", (names, "ops", "S alone", "if ideal"), rows, most)
-
-
 def _shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
     note = f"the costliest {most} of {len(rows)}; all with --json" if len(rows) > most else None
     return Table(title, heads, tuple(rows[:most]), note)
@@ -326,7 +323,7 @@ def _kernels(found: Recorded) -> Table:
     total = float(times["seconds"].sum()) or 1.0
     named = [
         *times.iter_rows(),
-        *((f"  {short(name)[:_WIDEST_KERNEL]}", ops, spent) for name, ops, spent in unknown.iter_rows()),
+        *((f"  {cut(short(name), _WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
     ]
     rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f} %") for name, ops, spent in named)
     return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

@@ -448,7 +448,7 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             straggling=report.straggling,
             wasted_gpu_hours=max(wasted, 0.0),
             wasted_gpu_hours_per_day=max(report.waste * report.gpus * 24, 0.0),
-            assumptions=[report.rate_assumption],
+            assumptions=report.assumptions,
             causes=[shaped(Finding, one) for one in found.causes],
             fixes=[fix_as_data(one) for one in found.fixes],
             patterns=shaped(Patterns, found),

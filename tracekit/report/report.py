@@ -10,7 +10,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,10 +26,11 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.safe_csv import safe_csv
-from tracekit.base.text import short
+from tracekit.base.text import counted, short
 from tracekit.report.answer import Answer
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
+from tracekit.report.question import label_table, question_table
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
@@ -118,6 +119,17 @@ class Report(ABC):
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """Yield the tables of the report that its source adds; `full`: all of them."""
 
+    def asked_tables(self) -> Iterator[Table]:
+        """Yield the tables that a reader asked for: answers to custom questions, and S by label."""
+        if self.questions_asked:
+            yield question_table(self.questions_asked, self.whole, daily=self.daily)
+        yield from map(label_table, self.labels_wanted)
+
+    @property
+    def labels_wanted(self) -> Sequence[ByLabel]:
+        """Those of `labels_asked` that a reader asked for."""
+        return self.labels_asked
+
     @abstractmethod
     def details(self) -> dict[str, Any]:
         """The JSON that the source of the job adds; its `job` describes the job."""
@@ -163,10 +175,15 @@ class Report(ABC):
         """The number of training steps that were analysed."""
 
     @property
-    def rate_assumption(self) -> str:
-        """The assumption behind every figure of GPU-hours a day."""
-        traced = f"the {self.steps_traced:,} traced steps" if self.whole == "step" else "this recording"
-        return f"GPU-hours a day: {self.gpus:,} GPUs running all day as in {traced}"
+    def daily(self) -> bool:
+        """Whether enough was recorded to say what a day costs."""
+        return True
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What figures of the report take for granted: those of GPU-hours a day, if they are told at all."""
+        traced = "this recording" if self.whole != "step" else f"the {counted(self.steps_traced, 'traced step')}"
+        return [f"GPU-hours a day: {counted(self.gpus, 'GPU')} running all day as in {traced}"] if self.daily else []
 
     @cached_property
     def by_label(self) -> pl.DataFrame:

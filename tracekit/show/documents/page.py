@@ -16,6 +16,7 @@ from tracekit.report.report import Report
 from tracekit.show import card as report_html
 from tracekit.show.documents.elements import head
 from tracekit.show.documents.worst_steps import worst_steps
+from tracekit.show.words import tables
 
 #: How every page begins.
 BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
@@ -26,12 +27,12 @@ PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEG
 def page(report: Report, *, gpu_hour: float | None = None) -> str:
     """The whole page. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    lanes, tables = report.pipeline, "".join(map(report_html.section, report.sections(full=True)))
+    lanes = report.pipeline
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
-        f"{report_html.causes(report)}{report_html.fixes(report)}{tables}"
+        f"{report_html.sections((*tables(report), *report.sections(full=True)))}"
         f"{_FOOTER if lanes is None else _timeline(lanes)}</body></html>\n"
     )
 

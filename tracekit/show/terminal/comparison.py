@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracekit.analysis.attribution.compare import Outcome, Side
 from tracekit.analysis.attribution.comparison import Comparison
-from tracekit.base.text import short
+from tracekit.base.text import counted, short
 from tracekit.show.terminal.tables import labelled, trust_line
 
 _STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on dark_red"}
@@ -50,7 +50,7 @@ def _side(name: str, side: Side) -> Text:
     return Text.assemble(
         (f"{name}  ", "bold"),
         (short(side.job), "bold"),
-        (f"   {side.sizes}, {steps:,} step{'s' if steps > 1 else ''}", "dim"),
+        (f"   {side.sizes}, {counted(steps, 'step')}", "dim"),
     )
 
 

@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.graph.rules.posting import Posting
-from tracekit.base.text import cost, seconds, short, sure, three_digits
+from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.job.pipeline_words import worker_label
+from tracekit.report.question import change_text
 from tracekit.report.report import Report
 from tracekit.show.terminal.maps import step_bars, worker_map
-from tracekit.show.terminal.tables import new_table, percent, saving_text, section_table, side_by_side, slowdown_text
-from tracekit.show.words import FIX_HEADS, fix_rows, published_instead
+from tracekit.show.terminal.tables import new_table, percent, section_table, side_by_side, slowdown_text
+from tracekit.show.words import fix_table, published_instead
 from tracekit.trace.model import Worker
 
 #: The number of rows in a table that names culprits.
@@ -45,7 +46,7 @@ def print_details(report: Report, console: Console) -> None:
     if tables := [section_table(table) for table in report.sections(full=True)]:
         console.print(side_by_side(tables, console))
     console.print(_causes(report))
-    console.print(_fixes(report))
+    console.print(section_table(fix_table(report)))
 
 
 def _figures(report: PipelineReport) -> RenderableType:
@@ -109,14 +110,14 @@ def _kinds(report: PipelineReport) -> Table:
     on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
         share = percent(on_path[row["kind"]] / report.attribution.recorded_s)
-        table.add_row(row["kind"], slowdown_text(row["slowdown"]), saving_text(row["saved_s"]), share)
+        table.add_row(row["kind"], slowdown_text(row["slowdown"]), change_text(row["saved_s"]), share)
     return table
 
 
 def _stages(report: PipelineReport) -> Table:
     table = new_table("Stage", "S alone", "if ideal")
     for row in _worst(report.by_pp_rank).iter_rows(named=True):
-        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), saving_text(row["saved_s"]))
+        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), change_text(row["saved_s"]))
     return table
 
 
@@ -151,7 +152,7 @@ def _causes(report: Report) -> RenderableType:
         line = Text().append(cause.title, style="bold")
         line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
-            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost(cause.saved_s, cause.alone_s, report.whole)}")
+            line.append(f", {cause.when}, {sure(cause.confidence)}: {cause.costs}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(_hanging(f" {number}.", line))
@@ -166,14 +167,3 @@ def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(head, text, style=style)
     return grid
-
-
-def _fixes(report: Report) -> RenderableType:
-    """What to do, the step time afterwards, the saving; best first."""
-    if not report.diagnosis.fixes:
-        return Text("Fixes: none that would save 1 % of the step")
-    table = new_table(*FIX_HEADS)
-    table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
-    for title, *figures in fix_rows(report):
-        table.add_row(Text(title), *figures)
-    return table

@@ -16,7 +16,7 @@ from tracekit.base.text import short
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
 from tracekit.show.terminal.maps import small_map, steps_line
-from tracekit.show.terminal.tables import by_label, labelled, questions, section_table, side_by_side
+from tracekit.show.terminal.tables import labelled, section_table, side_by_side
 from tracekit.show.words import MOST_CAUSES, answer_rows
 
 _LOSS_STYLE = "bold white on dark_red"
@@ -47,28 +47,22 @@ def print_report(
     """
     losses = bool(report.diagnosis.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
-    tables = [] if full else [section_table(table) for table in report.sections()]
-    lines = (_SCREEN if tables or report.pipeline is not None else _PLAIN_SCREEN) - len(commands) - 1
-    answers = (_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1))
-    answer = next((each for each in answers if len(console.render_lines(each)) <= lines), None)
-    answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
-    console.print(answer)
-    pictures = list(_pictures(report, lines - len(console.render_lines(answer)))) if losses and not full else []
-    lanes = report.pipeline
-    if full or pictures or tables or explain or report.questions_asked or (lanes is not None and report.labels_asked):
+    lines = (_PLAIN_SCREEN if report.pipeline is None else _SCREEN) - len(commands) - 1
+    answers = [_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1)]
+    heights = [len(console.render_lines(answer)) for answer in answers]
+    best = next((at for at, height in enumerate(heights) if height <= lines), MOST_CAUSES)
+    console.print(answers[best])
+    pictures = [] if full else list(_pictures(report, lines - heights[best], console))
+    asked = [section_table(table) for table in report.asked_tables()]
+    if full or pictures or asked or explain:
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
         from tracekit.show.explanation import explanations
 
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
-    if report.questions_asked:
-        console.print(questions(report.questions_asked, whole=report.whole))
-    if lanes is not None:
-        for group in report.labels_asked:
-            console.print(by_label(group))
-    if tables:
-        console.print(side_by_side(tables, console))
+    if asked:
+        console.print(side_by_side(asked, console))
     if full:
         from tracekit.show.terminal.details import print_details
 
@@ -99,10 +93,14 @@ def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[Render
         yield part
 
 
-def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
-    """The map and the steps of a pipeline, each only if they fit into that many lines."""
+def _pictures(report: Report, lines: int, console: Console) -> Iterator[RenderableType]:
+    """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines."""
     lanes = report.pipeline
-    if lines < _STEPS_LINES or lanes is None:
+    if tables := [section_table(table) for table in report.sections()]:
+        shown = side_by_side(tables, console)
+        if lanes is not None or len(console.render_lines(shown)) <= lines:
+            yield shown
+    if not report.diagnosis.verdict.losses or lines < _STEPS_LINES or lanes is None:
         return
     dp_ranks, rows = len(lanes.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
     if lanes.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
