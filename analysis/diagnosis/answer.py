@@ -33,7 +33,7 @@ def answer_of(
     best = None if leading is None else first_fix(leading, fixes)
     return Answer(
         headline=verdict.sentence,
-        cost=_cost(evidence, verdict, causes) if verdict.lost_s > 0 else None,
+        cost=_cost(evidence, verdict, causes, leading) if verdict.lost_s > 0 else None,
         who=None if leading is None else _who(evidence, leading, trusted=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
@@ -50,17 +50,18 @@ def answer_of(
     )
 
 
-def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding]) -> str:
+def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Finding | None) -> str:
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if verdict.of_mean_ops else ","
     every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(verdict.lost_s / verdict.share)
     whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
+    most = "at most " * (leading is not None and leading.bound)
     if not evidence.daily:
-        return f"{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
+        return f"{most}{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
     return (
-        f"{seconds(verdict.lost_s)} of {whole}{than}"
+        f"{most}{seconds(verdict.lost_s)} of {whole}{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {evidence.gpus * 24:,} GPU-hours a day"
     )
 

@@ -33,10 +33,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
 
 
-def short(text: str) -> str:
-    """A name to show or to click: `printable`, cut to LONGEST_NAME characters; words for a blank one."""
+def short(text: str, most: int = LONGEST_NAME) -> str:
+    """A name to show or to click: `printable`, cut to so many characters; words for a blank one."""
     shown = printable(text) if text.strip() else NO_NAME
-    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 _LINE = re.compile(r"^(?:.*/)?([^/]+\.pyx?)\((\d+)\): (.+)$")

@@ -6,6 +6,7 @@ In: what the user typed. Out: jobs, or a SelectionError for contradictory option
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,11 +143,22 @@ def as_arguments(
 
 
 def console() -> Console:
-    """A console for stdout, be it a terminal or not. If its reader closes it, the command ends with BrokenPipeError."""
+    """A console for stdout, be it a terminal or not: into a file or a pipe, it writes no blanks at the ends of lines.
+
+    If its reader closes it, the command ends with BrokenPipeError.
+    """
     from rich.console import Console
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:  # rich would exit with 1
             raise BrokenPipeError
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            if self.is_terminal:
+                super().print(*objects, **options)
+            else:
+                with self.capture() as captured:
+                    super().print(*objects, **options)
+                self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
 
     return Terminal(highlight=False, soft_wrap=False)

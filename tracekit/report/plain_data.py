@@ -194,6 +194,7 @@ class Finding(Struct, frozen=True):
     confidence: float
     saved_s: float
     alone_s: float
+    bound: bool
     saved_when_acting_s: float | None
     refuted_by: str
     next_check: str

@@ -43,7 +43,7 @@ def answer_rows(
     """
     answer = report.diagnosis.answer
     lost = answer.cost
-    if lost is not None and gpu_hour is not None:
+    if lost is not None and gpu_hour is not None and report.daily:
         lost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     why = None if answer.why is None or main_clause(answer.why) in answer.headline else answer.why
     saves = answer.saves and answer.saves.removeprefix("saves ")

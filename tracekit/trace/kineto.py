@@ -6,6 +6,7 @@ aligns and turns into an op trace.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,6 +83,10 @@ HOST_SCHEMA = pl.Schema(
 #: operator", Python function or annotation. `where`: the innermost line of Python outside of torch, "" if unknown.
 #: `busy`: whether it is inside an operator or a call.
 WHAT_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean})
+#: Begins the annotation of torch's data loader.
+LOADER = "enumerate(DataLoader)#"
+#: Names of Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
+OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 
@@ -120,11 +125,13 @@ class GpuRecording:
     axes: tuple[str, ...] = ()
 
     def redacted(self) -> GpuRecording:
-        """The recording without names: hosts and Python functions are numbered, and files go by the rank in them.
-
-        Names of kernels, operators and process groups stay.
+        """The recording without names: hosts, Python functions, lines and modules are numbered, and files go by the
+        rank in them. Names of kernels, operators and process groups stay, so that the diagnosis is the same.
         """
         python = pl.col("reason").is_in(["python", "loader"])
+        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], self.calls["own"],
+                           self.calls["module"]])  # fmt: skip
+        numbered = {name: _alias(name, at) for at, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
         notes = list(self.notes)
         for rank, file in self.files.items():
             notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
@@ -134,10 +141,10 @@ class GpuRecording:
             hosts=numbered_hosts(self.hosts),
             files={rank: f"rank {rank}" for rank in self.files},
             whats=self.whats.with_columns(
-                name=pl.when(python).then(pl.format("{} {}", "reason", pl.col("name").rank("dense"))).otherwise("name"),
-                where=pl.lit(""),
+                name=pl.when(python).then(pl.col("name").replace(numbered)).otherwise("name"),
+                where=pl.col("where").replace(numbered),
             ),
-            calls=self.calls.with_columns(own=pl.lit(None, pl.String), module=pl.lit(None, pl.String)),
+            calls=self.calls.with_columns(pl.col("own", "module").replace(numbered)),
             notes=tuple(notes),
         )
 
@@ -145,3 +152,10 @@ class GpuRecording:
     def ranks(self) -> tuple[int, ...]:
         """The recorded ranks, ascending."""
         return tuple(sorted(self.files))
+
+
+def _alias(name: str, number: int) -> str:
+    """What stands for the name of a Python function, line, module or annotation: what the analysis knows of it."""
+    if not name or name.startswith((LOADER, "torch/")):
+        return name
+    return f"{'torch/' if OF_TORCH.match(name) else 'function '}{number}"

@@ -46,12 +46,8 @@ def print_comparison(found: Comparison, console: Console, *, commands: Sequence[
 
 
 def _side(name: str, side: Side) -> Text:
-    steps = len(side.steps) * side.steps_each
-    return Text.assemble(
-        (f"{name}  ", "bold"),
-        (short(side.job), "bold"),
-        (f"   {side.sizes}, {counted(steps, 'step')}", "dim"),
-    )
+    steps = f", {counted(len(side.steps) * side.steps_each, 'step')}" if side.whole == "step" else ""
+    return Text.assemble((f"{name}  ", "bold"), (short(side.job), "bold"), (f"   {side.sizes}{steps}", "dim"))
 
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | Text | None]]:

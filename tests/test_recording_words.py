@@ -1,0 +1,74 @@
+"""What reports on recordings of GPUs say, in every form: the recording is not a step, and what it does not tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.handmade import run
+from tests.kineto_files import GEMM, document, event, kernel, launch, write
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two products, 10 to 100 and 300 to 400 us. In between, the host works in Python for 170 us, then launches."""
+    events = [
+        event("user_annotation", "ProfilerStep#3", 0, 400),
+        event("user_annotation", "log_metrics", 106, 170),
+        launch(0, 1), kernel(GEMM, 10, 90, correlation=1),
+        launch(280, 2), kernel(GEMM, 300, 100, correlation=2),
+    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("one_step")
+    write(folder / "trace.json", document(events, world=1))
+    return folder
+
+
+def test_one_step_says_nothing_about_a_day_in_any_form(one_step: Path, tmp_path: Path) -> None:
+    page, text = tmp_path / "page.html", tmp_path / "text.md"
+    whole = run("whatif", one_step, "--full", "--explain", "--gpu-hour", "2", "--html", page, "--markdown", text)
+    compared = run("compare", one_step, one_step)
+    asked = run("whatif", one_step, "--fix", "kind=host * 0.5")
+    for shown in (whole.out, compared.out, asked.out, page.read_text(), text.read_text()):
+        assert "GPU-hours" not in shown
+        assert "a step" not in shown
+    assert "B loses" in compared.out
+
+
+def test_heads_name_the_recording(one_step: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.md"
+    shown = run("whatif", one_step, "--full", "--markdown", text, env={"COLUMNS": "120"}).out
+    assert "| Fix | Sure | Recording then | Saves |" in text.read_text()
+    assert any(line.split() == ["Fix", "Sure", "Recording", "then", "Saves"] for line in shown.splitlines())
+
+
+def test_documents_have_the_answers_to_questions(one_step: Path, tmp_path: Path) -> None:
+    page, text = tmp_path / "page.html", tmp_path / "text.md"
+    run("whatif", one_step, "--fix", "kind=host * 0.5", "--by", "name", "--html", page, "--markdown", text)
+    for shown in (page.read_text(), text.read_text()):
+        assert "fix kind=host" in shown
+        assert "By name" in shown
+
+
+def test_names_that_no_stack_gives_are_explained(one_step: Path, tmp_path: Path) -> None:
+    assert "record with_stack=True" in run("whatif", one_step).out
+    events = [
+        event("python_function", "train.py(10): step", 6, 290),
+        launch(0, 1), kernel(GEMM, 10, 90, correlation=1), launch(280, 2), kernel(GEMM, 300, 100, correlation=2),
+    ]  # fmt: skip
+    write(tmp_path / "trace.json", document(events, world=1))
+    with_stacks = run("whatif", tmp_path).out
+    assert "step (train.py:10)" in with_stacks
+    assert "with_stack" not in with_stacks
+
+
+def test_idle_time_has_its_reasons_in_sum_and_their_names_below(one_step: Path) -> None:
+    lines = [line.strip() for line in run("whatif", one_step, "--full").out.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith("python "))
+    assert lines[at].split()[1:3] == ["180", "us"]
+    assert lines[at + 1].split()[:3] == ["log_metrics", "170", "us"]
+
+
+def test_output_into_a_pipe_has_no_blanks_at_ends_of_lines(one_step: Path) -> None:
+    for ran in (run("whatif", one_step, "--full", "--explain"), run("compare", one_step, one_step)):
+        assert [line for line in ran.out.splitlines() if line != line.rstrip()] == []
