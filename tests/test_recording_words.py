@@ -72,3 +72,39 @@ def test_idle_time_has_its_reasons_in_sum_and_their_names_below(one_step: Path) 
 def test_output_into_a_pipe_has_no_blanks_at_ends_of_lines(one_step: Path) -> None:
     for ran in (run("whatif", one_step, "--full", "--explain"), run("compare", one_step, one_step)):
         assert [line for line in ran.out.splitlines() if line != line.rstrip()] == []
+
+
+def test_an_export_counts_marked_steps_only(one_step: Path, tmp_path: Path) -> None:
+    out = tmp_path / "timeline.json.gz"
+    assert ", 1 of 1 step. Open it" in run("export", one_step, "--out", out).out
+    assert "has none of these steps: it has 3" in run("export", one_step, "--out", out, "--steps", "4").err
+    write(tmp_path / "unmarked" / "trace.json", document([launch(0, 1), kernel(GEMM, 10, 90, correlation=1)], world=1))
+    assert " slices. Open it" in run("export", tmp_path / "unmarked", "--out", out).out
+    assert "no step is marked" in run("export", tmp_path / "unmarked", "--out", out, "--steps", "4").err
+
+
+def test_an_error_lists_what_it_is_about(tmp_path: Path) -> None:
+    """Of 300 kernels with names of 100 characters, the names are no help for a step that does not exist."""
+    events = [event("user_annotation", "ProfilerStep#3", 0, 30000)]
+    for at in range(300):
+        events += [launch(100 * at, at + 1), kernel(f"kernel {at} {'x' * 90}", 100 * at + 10, 50, correlation=at + 1)]
+    write(tmp_path / "trace.json", document(events, world=1))
+    ran = run("whatif", tmp_path, "--fix", "profiler_step=9")
+    assert ran.code == 2
+    assert ran.err.strip().endswith("matches no op; the job has profiler_step 3")
+
+
+def test_info_shows_a_recording_in_words(one_step: Path) -> None:
+    shown = run("info", one_step).out
+    assert "recording of GPUs" in shown
+    assert "1 marked" in shown
+    assert "{" not in shown
+
+
+def test_a_stored_recording_is_answered_on_20_lines(tmp_path: Path) -> None:
+    ranks = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
+    assert run("import", ranks, "--store", tmp_path / "store").code == 0
+    for source in ((ranks,), ("--store", tmp_path / "store", "--job", "gpu_slow_input")):
+        lines = run("whatif", *source, env={"COLUMNS": "80"}).out.splitlines()
+        assert len(lines) <= 20
+        assert any(line.startswith("STRAGGLER") for line in lines)

@@ -11,7 +11,7 @@ import click
 
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.stderr import progress
-from tracekit.base.text import printable
+from tracekit.base.text import counted, printable
 from tracekit.commands.arguments import parse_steps
 from tracekit.commands.options import OUT, load, trace_source
 
@@ -54,7 +54,8 @@ def export_command(
             return
         tell("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
-    chosen = f"{exported.steps} of {exported.steps_in_job} steps"
+    chosen = f", {exported.steps} of {counted(exported.steps_in_job, 'step')}" if exported.steps_in_job else ""
     if steps is None and exported.steps < exported.steps_in_job:
         chosen += ", the slowest ones; choose others with --steps"
-    click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")
+    slices = counted(exported.slices, "slice")
+    click.echo(f"Wrote {printable(str(out))}: {slices}{chosen}. Open it in https://ui.perfetto.dev")

@@ -81,6 +81,11 @@ class GraphReport(Report):
         return self.evidence.daily
 
     @property
+    def has_peers(self) -> bool:
+        """See `Report.has_peers`."""
+        return not self.evidence.alone
+
+    @property
     def labels_wanted(self) -> Sequence[ByLabel]:
         """See `Report.labels_wanted`: without the usual ones."""
         return [group for group in self.labels_asked if ",".join(group.labels) in self.asked]

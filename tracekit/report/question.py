@@ -15,6 +15,9 @@ from tracekit.report.section import Table
 
 _FIX_MEANS = "fix: as fast as their peers, everything else as recorded, launch delays kept; as fixes are priced."
 _KEEP_MEANS = "keep only: the question of the paper; everything else ideal, without launch delays."
+_NO_PEERS = (
+    "ideal is the pace of the other steps: no other rank was recorded; --fix 'LABEL=VALUE * 0.5' prices a change"
+)
 #: The number of values of a label to show, and of characters of each.
 _MOST_VALUES, _LONGEST_VALUE = 20, 48
 
@@ -57,8 +60,8 @@ def question_table(answered: Sequence[Question], whole: str, *, daily: bool) -> 
     return Table("Questions", heads, tuple(rows), " ".join(meanings))
 
 
-def label_table(group: ByLabel) -> Table:
-    """Exact S of each value of a label, costliest first."""
+def label_table(group: ByLabel, *, peers: bool = True) -> Table:
+    """Exact S of each value of a label, costliest first. `peers`: whether there are other ranks to compare with."""
     rows = [
         (
             cut(printable(", ".join(map(str, share.values))), _LONGEST_VALUE),
@@ -69,8 +72,11 @@ def label_table(group: ByLabel) -> Table:
         for share in group.shares[:_MOST_VALUES]
     ]
     names, more = " x ".join(group.labels), len(group.shares) > _MOST_VALUES
-    note = f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv" if more else None
-    return Table(f"By {names}", (names, "ops", "S alone", "if ideal"), tuple(rows), note)
+    notes = [
+        *([f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"] if more else []),
+        *([] if peers else [_NO_PEERS]),
+    ]
+    return Table(f"By {names}", (names, "ops", "S alone", "if ideal"), tuple(rows), "; ".join(notes) or None)
 
 
 def change_text(saved_s: float) -> str:

@@ -123,7 +123,12 @@ class Report(ABC):
         """Yield the tables that a reader asked for: answers to custom questions, and S by label."""
         if self.questions_asked:
             yield question_table(self.questions_asked, self.whole, daily=self.daily)
-        yield from map(label_table, self.labels_wanted)
+        yield from (label_table(group, peers=self.has_peers) for group in self.labels_wanted)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether ranks can be compared with each other."""
+        return True
 
     @property
     def labels_wanted(self) -> Sequence[ByLabel]:

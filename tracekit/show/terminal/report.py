@@ -70,7 +70,7 @@ def print_report(
     for picture in pictures:
         console.print(picture)
     if source is not None:
-        if losses or full:
+        if full or (losses and (pictures or not (asked or explain))):
             console.print()
         for number, (command, purpose) in enumerate(commands):
             name = "       " if number else "Next   "
