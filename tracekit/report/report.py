@@ -10,7 +10,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ from tracekit.base.text import counted, short
 from tracekit.report.answer import Answer
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
-from tracekit.report.question import label_table, question_table
+from tracekit.report.question import Question, label_table, question_table
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.report.findings import Findings, WorkerSlowdowns
-    from tracekit.report.question import ByLabel, Question
+    from tracekit.report.question import ByLabel
     from tracekit.show.plots import Plots
 
 #: Version of the JSON object; increased by one with every change that could break a reader of the version before.
@@ -193,22 +193,17 @@ class Report(ABC):
     @cached_property
     def by_label(self) -> pl.DataFrame:
         """Exact S of each value of the requested labels, costliest first."""
-        return pl.DataFrame(
-            [
-                {
-                    "labels": ",".join(group.labels),
-                    "value": ",".join(map(str, share.values)),
-                    "ops": share.ops,
-                    "slowdown": share.slowdown,
-                    "added_s": share.added_s,
-                    "saved_s": share.removed_s,
-                }
-                for group in self.labels_asked
-                for share in group.shares
-            ],
-            {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
-             "saved_s": pl.Float64},
-        )  # fmt: skip
+        from tracekit.report.plain_data import OfLabel, frame_of
+
+        rows = [
+            OfLabel(
+                ",".join(group.labels), ",".join(map(str, share.values)), share.ops, share.slowdown, share.added_s,
+                share.removed_s,
+            )
+            for group in self.labels_asked
+            for share in group.shares
+        ]  # fmt: skip
+        return frame_of(rows, OfLabel)
 
     @cached_property
     def by_step(self) -> pl.DataFrame:
@@ -228,52 +223,25 @@ class Report(ABC):
     @cached_property
     def questions(self) -> pl.DataFrame:
         """The custom questions and their answers."""
-        schema = {
-            "question": pl.String,
-            "ops": pl.Int64,
-            "step_time_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-        }
-        return _rows(self.questions_asked, schema)
+        from tracekit.report.plain_data import frame_of
+
+        return frame_of(self.questions_asked, Question)
 
     @cached_property
     def causes(self) -> pl.DataFrame:
         """Why the job is slow, costliest first."""
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "since_step": pl.Int64,
-            "when": pl.String,
-            "confidence": pl.Float64,
-            "saved_s": pl.Float64,
-            "alone_s": pl.Float64,
-            "next_check": pl.String,
-            "suggested_fix": pl.String,
-        }
-        return _rows(self.diagnosis.causes, schema)
+        from tracekit.report.plain_data import Finding, frame_of
+
+        return frame_of(
+            self.diagnosis.causes, Finding, but=("signature", "effect", "bound", "saved_when_acting_s", "refuted_by")
+        )
 
     @cached_property
     def fixes(self) -> pl.DataFrame:
         """What each fix would save, best first."""
-        from tracekit.report.plain_data import fix_as_data
+        from tracekit.report.plain_data import Fix, fix_as_data, frame_of
 
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "new_step_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-            "error_s": pl.Float64,
-            "bound": pl.Boolean,
-            "withheld": pl.String,
-            "assumes": pl.String,
-            "cause": pl.String,
-            "confidence": pl.Float64,
-        }
-        return _rows(map(fix_as_data, self.diagnosis.fixes), schema)
+        return frame_of([fix_as_data(fix) for fix in self.diagnosis.fixes], Fix, but=("edit",))
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
@@ -344,8 +312,3 @@ class Report(ABC):
         from tracekit.report.findings import Findings
 
         return Findings(self.to_json(), self.worker_slowdowns())
-
-
-def _rows(things: Iterable[object], schema: Mapping[str, Any]) -> pl.DataFrame:
-    """One row for each, with its attributes of these names."""
-    return pl.DataFrame([{name: getattr(one, name) for name in schema} for one in things], schema)

@@ -17,7 +17,7 @@ from tracekit.job.pipeline_report import PipelineReport
 from tracekit.job.pipeline_words import worker_label
 from tracekit.report.question import change_text
 from tracekit.report.report import Report
-from tracekit.show.terminal.maps import step_bars, worker_map
+from tracekit.show.terminal.maps import steps_line, worker_map
 from tracekit.show.terminal.tables import new_table, percent, section_table, side_by_side, slowdown_text
 from tracekit.show.words import fix_table, published_instead
 from tracekit.trace.model import Worker
@@ -40,9 +40,10 @@ def print_details(report: Report, console: Console) -> None:
         console.print(_figures(lanes))
         console.print()
         found_map = worker_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks)
-        panels = [_kinds(lanes), _stages(lanes), _dp_ranks(lanes), _workers(lanes), found_map]
+        panels = [_kinds(lanes), _sets("Stage", lanes.by_pp_rank), _sets("DP rank", lanes.by_dp_rank), _workers(lanes),
+                  found_map]  # fmt: skip
         console.print(side_by_side(panels, console))
-        console.print(Padding(step_bars(lanes, console.width), (0, 0, 1, 0)))
+        console.print(Padding(steps_line(lanes, max(console.width - 60, 10)), (0, 0, 1, 0)))
     if tables := [section_table(table) for table in report.sections(full=True)]:
         console.print(side_by_side(tables, console))
     console.print(_causes(report))
@@ -114,17 +115,12 @@ def _kinds(report: PipelineReport) -> Table:
     return table
 
 
-def _stages(report: PipelineReport) -> Table:
-    table = new_table("Stage", "S alone", "if ideal")
-    for row in _worst(report.by_pp_rank).iter_rows(named=True):
-        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), change_text(row["saved_s"]))
-    return table
-
-
-def _dp_ranks(report: PipelineReport) -> Table:
-    table = new_table("DP rank", "S alone")
-    for row in _worst(report.by_dp_rank).iter_rows(named=True):
-        table.add_row(str(row["dp_rank"]), slowdown_text(row["slowdown"]))
+def _sets(head: str, frame: pl.DataFrame) -> Table:
+    """S of each stage or DP rank, by its first column, the costliest first."""
+    table = new_table(head, "S alone", "if ideal")
+    worst = frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
+    for number, slowdown, saved_s in worst.select(pl.first(), "slowdown", "saved_s").iter_rows():
+        table.add_row(str(number), slowdown_text(slowdown), "" if saved_s is None else change_text(saved_s))
     return table
 
 
@@ -138,10 +134,6 @@ def _workers(report: PipelineReport) -> Table:
         share = percent(on_path.get(worker, 0.0) / report.attribution.recorded_s)
         table.add_row(str(row["rank"]), *host, str(Worker(*worker)), slowdown_text(row["slowdown"]), share)
     return table
-
-
-def _worst(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
 
 
 def _causes(report: Report) -> RenderableType:
