@@ -8,6 +8,8 @@ import pytest
 
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
+from tracekit import load
+from tracekit.show.words import answer_rows
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +110,25 @@ def test_a_stored_recording_is_answered_on_20_lines(tmp_path: Path) -> None:
         lines = run("whatif", *source, env={"COLUMNS": "80"}).out.splitlines()
         assert len(lines) <= 20
         assert any(line.startswith("STRAGGLER") for line in lines)
+
+
+def test_the_table_of_ranks_keeps_its_last_column_at_80_columns() -> None:
+    """Spans of 12.4 and 13.7 ms."""
+    ranks = Path(__file__).parents[1] / "sample_traces" / "gpu_slow_input"
+    lines = run("whatif", ranks, "--full", env={"COLUMNS": "80"}).out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.split()[:3] == ["rank", "S", "alone"])
+    assert lines[at].endswith("  of")
+    assert lines[at + 1].endswith("12.4 ms")
+
+
+def test_causes_without_a_row_are_counted_and_found(tmp_path: Path) -> None:
+    """Three functions of 800 us, and what is left of Python: one leads, three are others."""
+    many = [launch(0, 1), kernel(GEMM, 10, 90, correlation=1)]
+    for at in range(3):
+        many += [event("user_annotation", f"part {at}", 110 + 1000 * at, 800),
+                 launch(1000 + 1000 * at, at + 2), kernel(GEMM, 1010 + 1000 * at, 90, correlation=at + 2)]  # fmt: skip
+    write(tmp_path / "trace.json", document(many, world=1))
+    report = load(tmp_path).report
+    for most, last in ((3, None), (2, "1 more cause: see Causes"), (0, "3 causes: see Causes")):
+        words = [words for _, words in answer_rows(report, most_causes=most)]
+        assert [one for one in words if "see Causes" in one] == ([] if last is None else [last])

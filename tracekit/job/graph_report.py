@@ -182,7 +182,7 @@ class GraphReport(Report):
             waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
         waits = (*(("S alone",) if full else ()), "sole delay", "waits") if several else ()
-        heads = ("rank", *waits, "compute", "transfers", "exposed", "idle", "of")
+        heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
         return _shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
 
     def _critical_path(self) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.replay.method import Method
-from tracekit.base.text import main_clause, percent_sure, seconds, short, with_error
+from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ def worker_name(report: PipelineReport, worker: Worker) -> str:
 
 
 def answer_rows(
-    report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES
+    report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES, all_causes: str = "see Causes"
 ) -> Iterator[tuple[str, str]]:
     """What it costs, who, why, what to do first, what that saves, and whether to believe it. Leaves out what the
     headline already says.
 
     A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
-    how many further causes get a row each; the others are only counted.
+    how many further causes get a row each; the others are only counted. `all_causes`: where a reader finds them.
     """
     answer = report.diagnosis.answer
     lost = answer.cost
@@ -51,7 +51,7 @@ def answer_rows(
     yield from ((name, words) for name, words in rows.items() if words)
     others = list(answer.others[:most_causes])
     if left := len(answer.others) - len(others):
-        others.append(f"{left} {'more ' if others else ''}cause{'s' * (left > 1)}: --full")
+        others.append(f"{counted(left, 'more cause' if others else 'cause')}: {all_causes}")
     yield from (("" if number else "Also", cause) for number, cause in enumerate(others))
     if answer.stalls:
         more = len(answer.stalls) - _MOST_STALLS

@@ -6,7 +6,7 @@ comes from the report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -48,7 +48,7 @@ def print_report(
     losses = bool(report.diagnosis.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
     lines = (_PLAIN_SCREEN if report.pipeline is None else _SCREEN) - len(commands) - 1
-    answers = [_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1)]
+    answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
     heights = [len(console.render_lines(answer)) for answer in answers]
     best = next((at for at, height in enumerate(heights) if height <= lines), MOST_CAUSES)
     console.print(answers[best])
@@ -79,20 +79,6 @@ def print_report(
             console.print(Text.assemble((name, "bold"), words), soft_wrap=True)  # on one line, for copying
 
 
-def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spaced: bool) -> Group:
-    """The job, the headline, and the rows of the answer."""
-    parts = [_job(report), _headline(report), _answer(report, gpu_hour, most_causes)]
-    return Group(*_spaced(parts, spaced=spaced))
-
-
-def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[RenderableType]:
-    """The parts, with empty lines between them if `spaced`."""
-    for number, part in enumerate(parts):
-        if number and spaced:
-            yield Text()
-        yield part
-
-
 def _pictures(report: Report, lines: int, console: Console) -> Iterator[RenderableType]:
     """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines."""
     lanes = report.pipeline
@@ -110,28 +96,22 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
     yield steps_line(lanes)
 
 
-def _job(report: Report) -> Text:
-    """What was analysed."""
-    return Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
-
-
-def _headline(report: Report) -> Text:
-    verdict = report.diagnosis.verdict
-    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
-    doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")
-    return Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
-
-
-def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> RenderableType:
-    """The rows of the answer, with colours for trust and for missing data."""
-    shown = []
-    for name, words in answer_rows(report, gpu_hour, most_causes=most_causes):
+def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
+    """The job, the headline, and the rows of the answer, with colours for trust and for missing data."""
+    verdict, rows = report.diagnosis.verdict, []
+    all_causes = "see Causes" if full else "--full"
+    for name, words in answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes):
         line = Text(words, style="yellow" if name == "Missing" else "")
         if name == "Trust":
             line.highlight_regex("^yes", "green")
             line.highlight_regex("^NO", "bold red")
-        shown.append((name, line))
-    return labelled(shown)
+        rows.append((name, line))
+    job = Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
+    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
+    doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")
+    headline = Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
+    gap = [Text()] * bool(verdict.losses)
+    return Group(job, *gap, headline, *gap, labelled(rows))
 
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:
