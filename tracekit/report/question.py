@@ -81,4 +81,5 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
 
 def change_text(saved_s: float) -> str:
     """The change of a step that saves so much, with its sign."""
-    return f"-{seconds(saved_s)}" if saved_s > 0 else f"+{seconds(-saved_s)}" if saved_s < 0 else "0"
+    shown = seconds(abs(saved_s))
+    return "0" if float(shown.split()[0]) == 0 else f"{'-' if saved_s > 0 else '+'}{shown}"
