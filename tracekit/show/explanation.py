@@ -75,7 +75,9 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
         how = "T(original) - T(ideal)"
     elif loss.kind is LossKind.COMMUNICATION and not loss.causes:
         how = "T(original) - T(original, communication takes no time)"
-    elif report.pipeline is None and loss.causes:
+    elif report.pipeline is None and loss.causes and loss.causes[0].where.ranks:
+        how = "T(kept) - T(kept, this rank at the pace of its peers)"
+    elif report.whole == "recording" and loss.causes:
         how = "what the first cause costs, see Cause"
     else:
         how = "T(kept) - T(kept, without the named causes)"
