@@ -97,15 +97,10 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
 
 
 def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
-    """The job, the headline, and the rows of the answer, with colours for trust and for missing data."""
-    verdict, rows = report.diagnosis.verdict, []
+    """The job, the headline, and the rows of the answer."""
+    verdict = report.diagnosis.verdict
     all_causes = "see Causes" if full else "--full"
-    for name, words in answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes):
-        line = Text(words, style="yellow" if name == "Missing" else "")
-        if name == "Trust":
-            line.highlight_regex("^yes", "green")
-            line.highlight_regex("^NO", "bold red")
-        rows.append((name, line))
+    rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
     job = Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
     kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
     doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")

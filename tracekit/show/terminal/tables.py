@@ -60,20 +60,19 @@ def side_by_side(panels: Sequence[RenderableType], console: Console) -> Renderab
     return Group(*grids)
 
 
-def labelled(rows: Iterable[tuple[str, str | Text | None]]) -> Table:
-    """Sentences with their subject to their left; leaves out those that are None or empty."""
+def labelled(rows: Iterable[tuple[str, str | None]]) -> Table:
+    """Sentences with their subject to their left, in colour for trust and for missing data; leaves out empty ones."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, words in rows:
         if words:
-            grid.add_row(name, Text(words) if isinstance(words, str) else words)
+            line = Text(words, style="yellow" if name == "Missing" else "")
+            if name == "Trust":
+                line.highlight_regex("^yes", "green")
+                line.highlight_regex("^NO", "bold red")
+            grid.add_row(name, line)
     return grid
-
-
-def trust_line(trusted: bool, why: str) -> Text:
-    """Whether to believe a report, and why."""
-    return Text.assemble(("yes", "green") if trusted else ("NO", "bold red"), f": {why}")
 
 
 def percent(share: float) -> str:
