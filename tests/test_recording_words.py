@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,15 +86,18 @@ def test_an_export_counts_marked_steps_only(one_step: Path, tmp_path: Path) -> N
     assert "no step is marked" in run("export", tmp_path / "unmarked", "--out", out, "--steps", "4").err
 
 
-def test_an_error_lists_what_it_is_about(tmp_path: Path) -> None:
-    """Of 300 kernels with names of 100 characters, the names are no help for a step that does not exist."""
-    events = [event("user_annotation", "ProfilerStep#3", 0, 30000)]
-    for at in range(300):
-        events += [launch(100 * at, at + 1), kernel(f"kernel {at} {'x' * 90}", 100 * at + 10, 50, correlation=at + 1)]
+def test_redacted_reports_find_the_same(tmp_path: Path) -> None:
+    """Two functions of the job between two launches, 50 us each, and a module, which a CUDA graph does not run."""
+    names = ("job.py(3): secret", "job.py(9): also_secret", "nn.Module: Secret")
+    events = [event("python_function", name, 110 + 55 * at, 50) for at, name in enumerate(names)]
+    events += [launch(0, 1), kernel(GEMM, 10, 90, correlation=1), launch(280, 2), kernel(GEMM, 300, 100, correlation=2)]
     write(tmp_path / "trace.json", document(events, world=1))
-    ran = run("whatif", tmp_path, "--fix", "profiler_step=9")
-    assert ran.code == 2
-    assert ran.err.strip().endswith("matches no op; the job has profiler_step 3")
+    redacted, named = (run("whatif", tmp_path, *options, "--json").out for options in (["--redact"], []))
+    assert "secret" not in redacted.lower()
+    assert "also_secret" in named
+    found = [[(one["kind"], one["saved_s"]) for one in json.loads(out)["causes"]] for out in (redacted, named)]
+    assert found[0] == found[1]
+    assert {"python-code", "host-bound-launch"} <= {kind for kind, _ in found[0]}
 
 
 def test_info_shows_a_recording_in_words(one_step: Path) -> None:

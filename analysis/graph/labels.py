@@ -15,15 +15,13 @@ from msgspec import Struct
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import short
 
 Mask = npt.NDArray[np.bool_]
 #: The value of a label: a number or a name.
 Value = int | str
 #: The code of an op without the label.
 UNLABELLED = -1
-#: A message lists so many values, and so many characters of each.
-_MOST_SHOWN, _LONGEST_SHOWN = 20, 48
+_MOST_SHOWN = 20
 
 
 class Label(Struct, frozen=True, eq=False):
@@ -119,5 +117,4 @@ def shown_values(values: Sequence[Value]) -> str:
     numbers = [value for value in values if isinstance(value, int)]
     if len(numbers) == len(values) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{values[0]}-{values[-1]}"
-    shown = ", ".join(short(str(value), _LONGEST_SHOWN) for value in values[:_MOST_SHOWN])
-    return shown + (" ..." if len(values) > _MOST_SHOWN else "")
+    return ", ".join(map(str, values[:_MOST_SHOWN])) + (" ..." if len(values) > _MOST_SHOWN else "")

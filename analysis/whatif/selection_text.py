@@ -33,8 +33,6 @@ _NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
 _MOST_WORDS = 200
-#: An error lists the values of all labels only if they take so many characters at most, else those it is about.
-_LONGEST_LIST = 500
 LARGEST_FACTOR = 100.0
 
 
@@ -56,10 +54,7 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
         raise SelectionError(f"selection {text!r:.200}: {error}") from None
     if not chosen:
         there = {name: shown_values(label_values(graph, name)) for name in graph.label_names}
-        about = [name for name in there if re.search(rf"\b{name}\b", text)]
-        if not about or sum(map(len, there.values())) <= _LONGEST_LIST:
-            about = list(there)
-        listed = "; ".join(f"{name} {there[name]}" for name in about if there[name])
+        listed = "; ".join(f"{name} {values}" for name, values in there.items() if values)
         raise SelectionError(f"selection {text!r:.200} matches no op; the job has {listed}")
     return selection
 

@@ -15,6 +15,10 @@ import polars as pl
 
 from tracekit.trace.model import ProcessGroup, numbered_hosts
 
+#: Begins the annotation of torch's data loader.
+LOADER = "enumerate(DataLoader)#"
+#: Names of Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
+OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
 #: its grid and blocks; `bytes`: of a copy, if recorded.
@@ -83,10 +87,6 @@ HOST_SCHEMA = pl.Schema(
 #: operator", Python function or annotation. `where`: the innermost line of Python outside of torch, "" if unknown.
 #: `busy`: whether it is inside an operator or a call.
 WHAT_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean})
-#: Begins the annotation of torch's data loader.
-LOADER = "enumerate(DataLoader)#"
-#: Names of Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
-OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 

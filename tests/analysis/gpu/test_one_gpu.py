@@ -433,19 +433,6 @@ def test_redacted_reports_name_no_function(tmp_path: Path) -> None:
     assert "aten::item" in ran.out
 
 
-def test_redacted_reports_find_the_same(tmp_path: Path) -> None:
-    """Two functions of the job between two launches, 50 us each, and a module, which a CUDA graph does not run."""
-    names = ("job.py(3): secret", "job.py(9): also_secret", "nn.Module: Secret")
-    between = [event("python_function", name, 110 + 55 * at, 50) for at, name in enumerate(names)]
-    folder = recording_in(tmp_path, two_kernels(*between))
-    redacted, named = (run("whatif", folder, *options, "--json").out for options in (["--redact"], []))
-    assert "secret" not in redacted.lower()
-    assert "also_secret" in named
-    found = [[(one["kind"], one["saved_s"]) for one in json.loads(out)["causes"]] for out in (redacted, named)]
-    assert found[0] == found[1]
-    assert {"python-code", "host-bound-launch"} <= {kind for kind, _ in found[0]}
-
-
 # ---- bad input
 
 
