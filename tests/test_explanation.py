@@ -9,9 +9,12 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, run, slow_frame
+from tests.test_op_trace import DP, OPS
+from tracekit import load
 from tracekit.job.pipeline import PipelineJob
 from tracekit.show.explanation import explanations
 from tracekit.trace.canonical import Trace
+from tracekit.trace.op import OpTrace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 
@@ -24,7 +27,7 @@ def test_the_formulas_hold_the_numbers_worked_out_by_hand() -> None:
     assert rows["T(ideal)"].startswith("13.50 s")
     assert rows["S"].startswith("T(original) / T(ideal) = 1.148")
     assert rows["Lost"] == "T(kept) - T(kept, without the named causes) = 4.25 s a step"
-    assert rows["Share"] == ("lost / the longer of T(recorded) and T(kept) = 4.25 s / 15.50 s = 27.4% of each step")
+    assert rows["Share"] == ("lost / the longer of T(recorded) and T(kept) = 4.25 s / 15.50 s = 27.4%")
     assert rows["Cause"] == "T(kept) - T(kept, without this cause) = 4.25 s a step, 27.4% of it"
     assert rows["GPU-hours"] == "share x GPUs x 24 h = 27.4% x 4 x 24 = 26.3 a day"
     assert rows["Money"] == "GPU-hours x price = 26.3 x 2 = 53 a day"
@@ -39,6 +42,14 @@ def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:
     rows = dict(explanations(report))
     assert rows["Lost"].endswith("= 300.0 ms a step")
     assert rows["Share"].startswith("lost / the longer of T(recorded) and T(kept) = 300.0 ms / 610.0 ms = 49.2%")
+
+
+def test_a_rank_of_an_op_trace_costs_all_that_it_does_later_than_its_peers(tmp_path: Path) -> None:
+    """Rank 1 takes 3 s for what rank 0 does in 1 s, and collects garbage for 5 s in one of two steps: 2 s and 2.5 s."""
+    OpTrace(OPS, "two ranks", groups=DP).write_parquet(tmp_path / "ops.parquet")
+    rows = dict(explanations(load(tmp_path / "ops.parquet").report))
+    assert rows["Lost"] == "T(kept) - T(kept, this rank at the pace of its peers) = 4.50 s a step"
+    assert rows["Cause"] == "T(kept) - T(kept, without this cause) = 2.50 s a step, 38.5% of it"
 
 
 @pytest.mark.parametrize("job", ["slow_worker", "python_gc", "sequence_lengths", "slow_last_stage", "healthy"])

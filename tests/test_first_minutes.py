@@ -66,6 +66,11 @@ def an_empty_file() -> None:
     Path("empty.json").touch()
 
 
+def a_folder_with_an_empty_file() -> None:
+    Path("traces").mkdir(exist_ok=True)
+    Path("traces/rank0.json").touch()
+
+
 def a_script() -> None:
     Path("train it.py").write_text("import torch\n")
 
@@ -84,6 +89,7 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_table, "table.parquet", "a table that `tracekit whatif --parquet` wrote, not a trace"),
     (a_report, "report.json", "a report of `tracekit whatif --json`, not a trace"),
     (an_empty_file, "empty.json", "an empty file, not a trace"),
+    (a_folder_with_an_empty_file, "traces", "a folder with nothing but empty files, not a trace"),
     (a_dump, "dumps", "flight-recorder dumps of a hang, not a trace; type `tracekit hang dumps`"),
     (a_json_dump, "rank_0", "a flight-recorder dump, not a trace; type `tracekit hang .`"),
     (a_script, "train it.py", "record what it does: `tracekit collect -- python 'train it.py'`"),

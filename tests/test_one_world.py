@@ -188,7 +188,7 @@ def test_a_stored_job_keeps_its_findings_and_opens_an_incident(source: Source, t
     assert accounts(again) == accounts(before)
     assert (again.answer, again.whole, again.sizes) == (before.answer, before.whole, before.sizes)
     assert again.diagnosis.verdict.sentence == before.diagnosis.verdict.sentence
-    notes = [words for _, words in again.remarks() if "only its ops are left" in words]
+    notes = [words for _, words in again.remarks() if "only the ops are kept" in words]
     assert len(notes) == (source.whole == "recording")
     assert again.to_dict()["job"]["source"] == before.to_dict()["job"]["source"]
     ran = run("whatif", "--store", store, "--job", source.name)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import seconds
+from tracekit.base.text import counted, seconds
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001
@@ -45,7 +45,8 @@ class Side:
     """One side of a comparison: the job `job` or a part of it, named by `title`.
 
     `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
-    `steps_each`: training steps in each of `steps`, several in a recording of GPUs; times are those of one.
+    `steps_each`: training steps in each of `steps`, several in a recording of GPUs; times are those of one. `whole`:
+    what they are of, "step" or, if no steps are marked, "recording".
     """
 
     job: str
@@ -60,6 +61,7 @@ class Side:
     dp_ranks: npt.NDArray[np.int64]
     workers: Floats
     steps_each: int = 1
+    whole: str = "step"
 
     @property
     def slowdown(self) -> float:
@@ -79,10 +81,11 @@ class Side:
     @property
     def sizes(self) -> str:
         """The layout in words."""
+        gpus = counted(self.layout["world_size"], "GPU")
         if ranks := self.layout.get("ranks"):
-            return f"{ranks:,} rank{'s' * (ranks > 1)} on {self.layout['world_size']:,} GPUs"
+            return f"{counted(ranks, 'rank')} on {gpus}"
         shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
-        return f"{shown or 'one worker'} on {self.layout['world_size']:,} GPUs"
+        return f"{shown or 'one worker'} on {gpus}"
 
     def slowdown_by_step(self) -> Floats:
         """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
@@ -186,7 +189,13 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
         workers=none if workers is None else _over_steps(workers.slowdown[chosen], ideal),
         steps_each=per_step,
+        whole=unit(report),
     )
+
+
+def unit(report: Report) -> str:
+    """What times of a report are compared by: "step", or "recording" if it is not divided into several."""
+    return str(report["job"]["whole"]) if steps_in_whole(report) == 1 else "step"
 
 
 def steps_in_whole(report: Report) -> int:
@@ -203,7 +212,8 @@ def verdict(before: Side, after: Side) -> Verdict:
     same_layout = dict(before.layout) == dict(after.layout)
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
-        what, words, show = "a recorded step takes", ("less", "more"), seconds
+        what = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
+        words, show = ("less", "more"), seconds
         size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
         change = difference_of_means(before.slowdown_by_step(), after.slowdown_by_step())
@@ -224,7 +234,7 @@ def verdict(before: Side, after: Side) -> Verdict:
     else:
         what = f"{what} {now} instead of {then}, {size} {word}"
     how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
-    single = "recording" if max(before.steps_each, after.steps_each) > 1 else "step"
+    single = "recording" if max(before.steps_each, after.steps_each) > 1 else before.whole
     certainty = f"one side has a single {single}, which has no uncertainty" if change.low is None else how
     return Verdict(outcome, what, certainty, _notes(before, after), not same_layout)
 
@@ -253,8 +263,8 @@ def _notes(before: Side, after: Side) -> tuple[str, ...]:
         notes.append(f"Layouts: {before.sizes} before, {after.sizes} after.")
     elif abs(before.ops_per_step / after.ops_per_step - 1) > SAME_WORK:
         notes.append(
-            f"A step has {before.ops_per_step:,.0f} ops before and {after.ops_per_step:,.0f} after: it may not be the"
-            " same work."
+            f"A {before.whole} has {before.ops_per_step:,.0f} ops before and {after.ops_per_step:,.0f} after: it may"
+            " not be the same work."
         )
     if distrusted := _distrusted(before, after):
         notes.append(f"{distrusted[:1].upper()}{distrusted[1:]}")

@@ -17,6 +17,7 @@ from tracekit.analysis.attribution.compare import (
     causes_of_jobs,
     cost_changes,
     steps_in_whole,
+    unit,
     verdict,
     whole,
 )
@@ -110,7 +111,10 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _cost(before: Report, after: Report) -> str:
-    """The loss of both runs per day."""
+    """The loss of both runs, per day if both say what a day costs."""
+    if not (before["assumptions"] and after["assumptions"]):
+        shares = [f"{report['verdict']['share']:z.0%} of its {unit(report)}" for report in (before, after)]
+        return f"B loses {shares[1]}; A lost {shares[0]}"
     lost = [
         f"{three_digits(report['verdict']['lost_gpu_hours_per_day'])} of {report['job']['gpus'] * 24:,}"
         for report in (before, after)
@@ -141,7 +145,9 @@ def _staying(reports: tuple[Report, Report], was: Report, now: Report) -> str:
 def _price(report: Report, cause: Report) -> str | None:
     """The cost of a cause per step, None if it has no price."""
     saved_s, alone_s = (cause[name] / steps_in_whole(report) for name in ("saved_s", "alone_s"))
-    return cost(saved_s, alone_s) if max(saved_s, alone_s) > 0 else None
+    if max(saved_s, alone_s) <= 0:
+        return None
+    return cost(saved_s, alone_s, unit(report), bound=cause.get("bound", False))  # older reports do not say
 
 
 def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:

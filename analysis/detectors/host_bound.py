@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,11 +21,10 @@ from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Figure, Finding, Place, Spent, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
+from tracekit.trace.kineto import OF_TORCH
 
 #: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
 HOST_BOUND_SHARE = 0.04
-#: Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
-_OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
 #: So many operators are named.
 _MOST_NAMES = 16
 _MOST_REASONS = 3
@@ -84,7 +82,7 @@ class HostBound(Detector):
         """Dispatch of operators and launches, from the recording of one rank."""
         work = evidence.host_time
         dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
-            IdleReason.PYTHON, where=lambda what: _OF_TORCH.match(what.name) is not None
+            IdleReason.PYTHON, where=lambda what: OF_TORCH.match(what.name) is not None
         )
         dispatch &= ~evidence.in_head
         dispatch &= work.seconds / work.pieces < LONGEST_DISPATCH_S

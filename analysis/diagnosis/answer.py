@@ -13,7 +13,7 @@ from tracekit.analysis.attribution.stalls import Stall
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.first_fix import act_of, assumed_by, best_fix, first_fix
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.base.text import code_name, cost, main_clause, of_whole, seconds, sure, three_digits, with_error
+from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.answer import Account, Answer, Culprit
 from tracekit.report.finding import Finding, Place
 from tracekit.report.fix import Fix
@@ -33,7 +33,7 @@ def answer_of(
     best = None if leading is None else first_fix(leading, fixes)
     return Answer(
         headline=verdict.sentence,
-        cost=_cost(evidence, verdict, causes) if verdict.lost_s > 0 else None,
+        cost=_cost(evidence, verdict, causes, leading) if verdict.lost_s > 0 else None,
         who=None if leading is None else _who(evidence, leading, trusted=trust.trustworthy),
         why=None if leading is None else leading.effect,
         check=None if leading is None else leading.next_check,
@@ -50,17 +50,18 @@ def answer_of(
     )
 
 
-def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding]) -> str:
+def _cost(evidence: Subject, verdict: Verdict, causes: Sequence[Finding], leading: Finding | None) -> str:
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if verdict.of_mean_ops else ","
     every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(verdict.lost_s / verdict.share)
     whole = f"{every} {whole_s} step" if evidence.whole == "step" else f"the {whole_s} recorded"
+    most = "at most " * (leading is not None and leading.bound)
     if not evidence.daily:
-        return f"{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
+        return f"{most}{seconds(verdict.lost_s)} of {whole}{than.rstrip(',')}"
     return (
-        f"{seconds(verdict.lost_s)} of {whole}{than}"
+        f"{most}{seconds(verdict.lost_s)} of {whole}{than}"
         f" {three_digits(verdict.lost_gpu_hours_per_day)} of {evidence.gpus * 24:,} GPU-hours a day"
     )
 
@@ -81,11 +82,11 @@ def _place(evidence: Subject, cause: Finding) -> str:
 
 def _other(evidence: Subject, cause: Finding) -> str:
     """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
-    costs, spent = cost(cause.saved_s, cause.alone_s, evidence.whole), cause.spent
+    spent = cause.spent
     if spent is None:
-        return f"{_cause(evidence, cause)} ({costs})"
+        return f"{_cause(evidence, cause)} ({cause.costs})"
     at = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
-    return f"{spent.reason}: {code_name(spent.name)}{at} {costs}"
+    return f"{spent.reason}: {code_name(spent.name)}{at} {cause.costs}"
 
 
 def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:

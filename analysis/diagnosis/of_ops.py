@@ -95,6 +95,9 @@ def verdict_of_ops(evidence: OpEvidence, causes: Sequence[Finding]) -> Verdict:
     leading = tuple(cause for cause in causes if (cause.change or cause.spent) and _loss_of(cause) is loss)
     if not leading and evidence.alone and kind is not LossKind.BALANCED:
         kind = loss = LossKind.BALANCED  # idle in pieces too small to name
+    if evidence.kept is not None and leading:
+        named_s = _cost_s(evidence, leading[0])
+        lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
     label = detector_of(leading[0].kind).label if leading and kind is LossKind.STRAGGLER else None
     return Verdict(
         kind=kind,
@@ -137,9 +140,16 @@ def _costs_most(evidence: OpEvidence, kind: LossKind, leading: Sequence[Finding]
     effect, place = main_clause(leading[0].effect), evidence.names.place(leading[0].where)
     if place is None:
         return effect
+    share = _cost_s(evidence, leading[0]) / evidence.recorded_s
+    return f"{place.words} {place.verb('costs', 'cost')} {share:.0%} of {whole}: {effect}"
+
+
+def _cost_s(evidence: OpEvidence, cause: Finding) -> float:
+    """What a finding costs: of the rank that stands out, all that it does; of what has no price, the time it takes."""
+    if cause.change is None and cause.spent is not None:
+        return cause.spent.seconds
     culprit = evidence.culprit
-    costs_s = culprit.saved_s if culprit and leading[0].where.ranks == (culprit.rank,) else leading[0].saved_s
-    return f"{place.words} {place.verb('costs', 'cost')} {costs_s / evidence.recorded_s:.0%} of {whole}: {effect}"
+    return culprit.saved_s if culprit and cause.where.ranks == (culprit.rank,) else cause.saved_s
 
 
 def _doubts(evidence: OpEvidence) -> Iterator[str]:

@@ -29,7 +29,7 @@ from tracekit.analysis.whatif.interventions import (
     Together,
     step_times,
 )
-from tracekit.base.text import code_name, seconds
+from tracekit.base.text import code_name, counted, seconds
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 
@@ -416,19 +416,15 @@ class OpEvidence(Subject, frozen=True, eq=False):
     def fit(self, trust: Trust) -> str:
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
-        if self.kept is None:
-            return f"replay error {trust.replay_error:.2%}, launch delays add {trust.discrepancy:.1%}"
-        left = self.unexplained
-        longest = seconds(max(left.communication_gap_s, left.compute_gap_s))
-        figures = [f"replay error {trust.replay_error:.2%}", f"unexplained gaps {trust.discrepancy:.1%}"]
-        if not self.alone:
-            figures[1] += f", 99 % of them below {longest}"
-            of = f"{left.edges:,} dependencies inferred, {left.violations:,} contradicted"
-            figures.append(f"{left.inferred:,} of {of}")
-        if len(self.ranks) > 1:
-            figures.append(f"{self.kept.matched:,} collectives matched, {self.kept.unmatched:,} kernels not")
-        if without := self.kept.without_launch:
-            figures.append(f"{without:,} GPU ops launched outside the recording")
+        gaps = f"gaps between ops add {trust.discrepancy:z.1%}"
+        figures = [f"replay within {trust.replay_error:.1%} of the recording; {gaps}"]
+        if self.kept is not None:
+            odd = (
+                (self.unexplained.violations, "dependency", "contradicted"),
+                (self.kept.unmatched * (not self.alone), "communication kernel", "without a partner"),
+                (self.kept.without_launch, "GPU op", "launched outside the recording"),
+            )
+            figures += [f"{counted(number, noun)} {what}" for number, noun, what in odd if number]
         return "; ".join(figures)
 
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:

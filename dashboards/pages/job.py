@@ -113,7 +113,8 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
             cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
         else:
             saves = with_error(fix["saved_s"], fix["error_s"])
-            figures = [seconds(fix["new_step_s"]), saves, f"{fix['saved_gpu_hours_per_day']:,.1f}"]
+            a_day = f"{fix['saved_gpu_hours_per_day']:,.1f}" if report["assumptions"] else "-"
+            figures = [seconds(fix["new_step_s"]), saves, a_day]
             cells += [html.Td(figure, className="number") for figure in figures]
         rows.append(html.Tr([html.Td(_title(fix)), html.Td(fix_place(report, fix), className="short"), *cells]))
     name_cells(rows, ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day"))

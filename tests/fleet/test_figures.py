@@ -216,6 +216,16 @@ def test_the_commands_say_it_in_the_terminal_as_json_as_a_page_and_as_csv(study:
     assert (tmp_path / "c.csv").read_text().startswith("kind,machine,jobs,hit,")
 
 
+def test_the_report_answers_on_one_screen_and_says_how_to_see_all(study: Path) -> None:
+    shown, full = (run("fleet", "report", study, *more, env={"COLUMNS": "80"}).out for more in ((), ("--full",)))
+    assert len(shown.splitlines()) <= 24
+    assert shown.endswith(f"Next   tracekit fleet report {study} --full\n")
+    beginning = shown.partition("\n\n")[0]
+    assert full.startswith(beginning)
+    assert ("GPU-hours lost by cause" in shown, "Slowdown and waste" in shown) == (True, False)
+    assert "Slowdown and waste" in full
+
+
 def test_an_empty_study_says_so(tmp_path: Path) -> None:
     empty = write_study(tmp_path / "study")
     assert counted_jobs(empty).is_empty()

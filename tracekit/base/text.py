@@ -33,10 +33,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
 
 
-def short(text: str) -> str:
-    """A name to show or to click: `printable`, cut to LONGEST_NAME characters; words for a blank one."""
+def short(text: str, most: int = LONGEST_NAME) -> str:
+    """A name to show or to click: `printable`, cut to so many characters; words for a blank one."""
     shown = printable(text) if text.strip() else NO_NAME
-    return shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 _LINE = re.compile(r"^(?:.*/)?([^/]+\.pyx?)\((\d+)\): (.+)$")
@@ -94,14 +94,14 @@ def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(found) > most else ''}"
 
 
-def cost(saved_s: float, alone_s: float, whole: str = "step") -> str:
+def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = False) -> str:
     """What a cause costs; a cause that hides behind another one costs little until that is gone.
 
-    `whole`: what the times are of, "step" or "recording".
+    `whole`: what the times are of, "step" or "recording". `bound`: they are upper bounds.
     """
-    if hidden(saved_s, alone_s):
-        return f"costs {seconds(alone_s)} {of_whole(whole)} once the others are gone"
-    return f"costs {seconds(saved_s)} {of_whole(whole)}"
+    later = hidden(saved_s, alone_s)
+    words = f"costs {'at most ' * bound}{seconds(alone_s if later else saved_s)} {of_whole(whole)}"
+    return f"{words} once the others are gone" if later else words
 
 
 def of_whole(whole: str) -> str:
@@ -122,6 +122,12 @@ def percent_sure(confidence: float) -> str:
 def sure(confidence: float) -> str:
     """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
     return f"{percent_sure(confidence)} sure"
+
+
+def counted(number: int, noun: str) -> str:
+    """So many things: "1 GPU", "1,024 GPUs", "2 dependencies"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("cy") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def three_digits(value: float) -> str:

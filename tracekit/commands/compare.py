@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
 from tracekit.commands.complete import traces_or_job_names
-from tracekit.commands.options import PATH, UNIT, as_arguments, console, load
-
-if TYPE_CHECKING:
-    from tracekit.report.report import Report
+from tracekit.commands.options import PATH, UNIT, Source, console
 
 
 @click.command("compare")
@@ -36,26 +32,19 @@ def compare_command(
     """
     from tracekit.analysis.attribution.comparison import compare_runs
 
+    sources = [
+        Source((Path(name),), layout, unit) if store is None else Source(store=store, job=name)
+        for name in (before, after)
+    ]
     with progress() as tell:
         reports = []
-        for name in (before, after):
+        for name, source in zip((before, after), sources, strict=True):
             tell(f"analysing {short(name)}")
-            reports.append(_report(name, layout, unit, store))
-    first, second = reports
-    found = compare_runs((first.to_dict(), second.to_dict()))
+            reports.append(source.load().whatif().to_dict())
+    found = compare_runs((reports[0], reports[1]))
     if as_json:
         click.echo(json.dumps(found.to_dict(), allow_nan=False))
         return
     from tracekit.show.terminal.comparison import print_comparison
 
-    again = as_arguments(Path(after) if store is None else None, **_named(after, layout, unit, store))
-    print_comparison(found, console(), commands=[f"tracekit whatif {again}"])
-
-
-def _named(name: str, layout: Path | None, unit: str | None, store: Path | None) -> dict[str, Any]:
-    """Return the arguments of `load` for one of the two, all by name but the trace."""
-    return {"layout": layout, "unit": unit} if store is None else {"store": store, "job": name}
-
-
-def _report(name: str, layout: Path | None, unit: str | None, store: Path | None) -> Report:
-    return load(Path(name) if store is None else None, **_named(name, layout, unit, store)).whatif()
+    print_comparison(found, console(), commands=[f"tracekit whatif {sources[1].arguments}"])

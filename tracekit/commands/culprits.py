@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +19,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
-from tracekit.commands.options import as_arguments, console, load, trace_source
+from tracekit.commands.options import Source, console, trace_source
 from tracekit.report.nodes import Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
@@ -71,12 +70,7 @@ class _Found:
 )
 @click.option("--suspects", is_flag=True, help="Print nodes without hardware evidence against them, too.")
 def culprits_command(
-    trace: Path | None,
-    layout: Path | None,
-    unit: str | None,
-    store: Path | None,
-    job: str | None,
-    window: int | None,
+    source: Source,
     form: str,
     part: tuple[str, ...],
     suspects: bool,
@@ -95,15 +89,14 @@ def culprits_command(
     _check_parts(part)
     with progress() as tell:
         tell("reading the trace")
-        named: Any = {"layout": layout, "unit": unit, "store": store, "job": job, "window": window}
-        report = load(trace, **named).whatif()
+        report = source.load().whatif()
     answer = report.answer
     found = _Found(
         report.name,
         report.trust.trustworthy,
         answer.trust,
         [asdict(one) for one in answer.culprits],
-        f"tracekit whatif {as_arguments(trace, **named)}".rstrip(),
+        f"tracekit whatif {source.arguments}".rstrip(),
     )
     if part:
         chosen = [row for row in found.culprits if row["part"] in part]

@@ -11,9 +11,9 @@ import click
 
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.stderr import progress
-from tracekit.base.text import printable
+from tracekit.base.text import counted, printable
 from tracekit.commands.arguments import parse_steps
-from tracekit.commands.options import OUT, load, trace_source
+from tracekit.commands.options import OUT, Source, trace_source
 
 
 @click.command("export")
@@ -21,12 +21,7 @@ from tracekit.commands.options import OUT, load, trace_source
 @click.option("-o", "--out", required=True, type=OUT, help="File to write: a timeline ending in .json.gz, or .parquet.")
 @click.option("--steps", metavar="STEPS", help="Steps to write, such as 100-103 [default: all, or the slowest].")
 def export_command(
-    trace: Path | None,
-    layout: Path | None,
-    unit: str | None,
-    store: Path | None,
-    job: str | None,
-    window: int | None,
+    source: Source,
     out: Path,
     steps: str | None,
 ) -> None:
@@ -42,11 +37,11 @@ def export_command(
     if as_trace and steps is not None:
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
     check_writable(out, TRACE_FILE if as_trace else TIMELINE_FILE)
-    if trace is not None and out.exists() and trace.exists() and out.samefile(trace):
+    if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
         raise OutputError(f"{out}: is the trace to export, which would lose its other steps; choose another --out")
     with progress() as tell:
         tell("reading the trace")
-        loaded = load(trace, layout=layout, unit=unit, store=store, job=job, window=window)
+        loaded = source.load()
         if as_trace:
             tell("writing")
             loaded.trace.write_parquet(out)
@@ -54,7 +49,8 @@ def export_command(
             return
         tell("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
-    chosen = f"{exported.steps} of {exported.steps_in_job} steps"
+    chosen = f", {exported.steps} of {counted(exported.steps_in_job, 'step')}" if exported.steps_in_job else ""
     if steps is None and exported.steps < exported.steps_in_job:
         chosen += ", the slowest ones; choose others with --steps"
-    click.echo(f"Wrote {printable(str(out))}: {exported.slices:,} slices, {chosen}. Open it in https://ui.perfetto.dev")
+    slices = counted(exported.slices, "slice")
+    click.echo(f"Wrote {printable(str(out))}: {slices}{chosen}. Open it in https://ui.perfetto.dev")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.base import memory
-from tracekit.base.command_line import command
+from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress, say
@@ -204,10 +204,11 @@ _RATE = click.option(
 
 @fleet_command.command("report")
 @click.argument("study", type=PATH)
+@click.option("--full", is_flag=True, help="Print every table, not only the answer.")
 @click.option("--html", type=OUT, help="Write one page that needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @_RATE
-def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
+def report(study: Path, full: bool, html: Path | None, as_json: bool, rate: float) -> None:
     """Report how many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
     memory.return_later()
     from tracekit.fleet.culprits import recurring_culprits
@@ -235,7 +236,7 @@ def report(study: Path, html: Path | None, as_json: bool, rate: float) -> None:
         return
     from tracekit.show.terminal.fleet import print_fleet
 
-    print_fleet(found, culprits, rate, console(), all_culprits=command("fleet", "culprits", study))
+    print_fleet(found, culprits, rate, console(), study=quoted(study), full=full)
 
 
 @fleet_command.command("culprits")

@@ -5,12 +5,15 @@ In: what the user typed. Out: jobs, or a SelectionError for contradictory option
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct
 
 from tracekit.base.command_line import quoted
 from tracekit.base.errors import SelectionError
@@ -73,80 +76,83 @@ class Price(click.FloatRange):
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 
 
-def trace_source(command: Any) -> Any:
-    """Options that name a job: a trace file with --layout and --unit, or --store with --job."""
-    return click.argument("trace", required=False, type=PATH)(job_source(command))
+class Source(Struct, frozen=True):
+    """The job that the options of a command name: `traces` with `layout` and `unit`, or a `job` in a `store`."""
+
+    traces: tuple[Path, ...] = ()
+    layout: Path | None = None
+    unit: str | None = None
+    store: Path | None = None
+    job: str | None = None
+    window: int | None = None
+
+    def load(self, *, method: str = "tracekit", kernel_classes: Sequence[str] = ()) -> Job:
+        """The job; if nothing is named, the newest in the default store, with a note that says so."""
+        from tracekit.job.load import load_from_store, load_trace
+
+        if self.traces:
+            if self.store is not None or self.job is not None or self.window is not None:
+                raise SelectionError("give a TRACE, or --store and --job, not both")
+            paths = self.traces if len(self.traces) > 1 else (only_job(self.traces[0]),)
+            with explained(paths[0]), hushed_panics():
+                return load_trace(
+                    *paths, layout=self.layout, unit=self.unit, method=method, kernel_classes=kernel_classes
+                )
+        if self.layout is not None:
+            raise SelectionError("--layout belongs to a TRACE; name the trace file too")
+        if self.unit is not None:
+            raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
+        loaded = load_from_store(self.job, store=self.store, window=self.window, method=method)
+        if self.job is None:
+            click.echo(f"No job named: taking the newest one in the store, {short(loaded.trace.name)}", err=True)
+        return loaded
+
+    @property
+    def arguments(self) -> str:
+        """The arguments that name the same job on the command line."""
+        options = {name: getattr(self, name) for name in ("layout", "unit", "store", "job", "window")}
+        given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+        return quoted(*self.traces, *given)
 
 
-def job_source(command: Any) -> Any:
-    """The options that name a job."""
-    for decorate in (
-        click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace."),
-        click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s]."),
-        click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store]."),
-        click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest]."),
-        click.option("--window", type=int, help="Window of the job, if it has several [default: the newest]."),
-    )[::-1]:
-        command = decorate(command)
-    return command
+def trace_source(command: Callable[..., Any]) -> Any:
+    """Give a command the `source` that an optional TRACE and the options of `job_source` name."""
+    return click.argument("traces", metavar="[TRACE]", nargs=1, required=False, type=PATH)(job_source(command))
 
 
-def load(
-    *traces: Path | None,
-    layout: Path | None = None,
-    unit: str | None = None,
-    store: Path | None = None,
-    job: str | None = None,
-    window: int | None = None,
-    method: str = "tracekit",
-    kernel_classes: Sequence[str] = (),
-) -> Job:
-    """Return the job that the options name; without any, the newest in the default store, with a note that says so."""
-    from tracekit.job.load import load_from_store, load_trace
+def job_source(command: Callable[..., Any]) -> Any:
+    """Give a command with the argument `traces` the `source` that this and the options name."""
 
-    paths = [trace for trace in traces if trace is not None]
-    if paths:
-        if store is not None or job is not None or window is not None:
-            raise SelectionError("give a TRACE, or --store and --job, not both")
-        if len(paths) == 1:
-            paths = [only_job(paths[0])]
-        with explained(paths[0]), hushed_panics():
-            return load_trace(*paths, layout=layout, unit=unit, method=method, kernel_classes=kernel_classes)
-    if layout is not None:
-        raise SelectionError("--layout belongs to a TRACE; name the trace file too")
-    if unit is not None:
-        raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
-    loaded = load_from_store(job, store=store, window=window, method=method)
-    if job is None:
-        click.echo(f"No job named: taking the newest one in the store, {short(loaded.trace.name)}", err=True)
-    return loaded
+    @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of a published trace.")
+    @click.option("--unit", type=UNIT, help="Unit of the times in TRACE [default: s].")
+    @click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+    @click.option("--job", shell_complete=job_names, help="Job in the store [default: the newest].")
+    @click.option("--window", type=int, help="Window of the job, if it has several [default: the newest].")
+    @functools.wraps(command)
+    def with_source(traces: Any, layout: Any, unit: Any, store: Any, job: Any, window: Any, **options: Any) -> Any:
+        named = traces if isinstance(traces, tuple) else () if traces is None else (traces,)
+        return command(source=Source(named, layout, unit, store, job, window), **options)
 
-
-def as_arguments(
-    *traces: Path | None,
-    layout: Path | None = None,
-    unit: str | None = None,
-    store: Path | None = None,
-    job: str | None = None,
-    window: int | None = None,
-) -> str:
-    """Return the arguments that name the same job on the command line."""
-    named = {"--layout": layout, "--unit": unit, "--store": store, "--job": job, "--window": window}
-    given = [
-        word
-        for name, value in named.items()
-        if value is not None
-        for word in (name, value if isinstance(value, Path) else str(value))
-    ]
-    return quoted(*(trace for trace in traces if trace is not None), *given)
+    return with_source
 
 
 def console() -> Console:
-    """A console for stdout, be it a terminal or not. If its reader closes it, the command ends with BrokenPipeError."""
+    """A console for stdout, be it a terminal or not: into a file or a pipe, it writes no blanks at the ends of lines.
+
+    If its reader closes it, the command ends with BrokenPipeError.
+    """
     from rich.console import Console
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:  # rich would exit with 1
             raise BrokenPipeError
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            if self.is_terminal:
+                super().print(*objects, **options)
+            else:
+                with self.capture() as captured:
+                    super().print(*objects, **options)
+                self.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
 
     return Terminal(highlight=False, soft_wrap=False)

@@ -187,6 +187,8 @@ def _folder(path: Path, wanted: Wanted) -> str | None:
     if not files:
         made = f"; `{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}` makes one"
         return f"an empty folder, not {wanted}{made if wanted is Wanted.STUDY else ''}"
+    if all(file.is_file() and not _beginning(file, 1) for file in files):
+        return f"a folder with nothing but empty files, not {wanted}; record or copy them again"
     if wanted is not Wanted.DUMPS and is_dumps(path):
         return f"flight-recorder dumps of a hang, not {wanted}; type `{command('hang', path)}`"
     if trace := next((file for file in files if file.suffix == ".parquet" and _kind_of_trace(file)), None):

@@ -17,7 +17,7 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
-from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
+from tracekit.commands.options import OUT, PATH, Price, Source, console, job_source
 
 if TYPE_CHECKING:
     from tracekit.report.report import Report
@@ -70,12 +70,7 @@ STDOUT = Path("-")
 @click.option("--parquet", "parquet_file", type=OUT, metavar="FILE", help="Also write exact S per worker and step.")
 @click.option("--fail-on", metavar="CONDITION", help="Exit with 3 if it holds, such as 'slowdown>1.1'.")
 def whatif_command(
-    traces: tuple[Path, ...],
-    layout: Path | None,
-    unit: str | None,
-    store: Path | None,
-    job: str | None,
-    window: int | None,
+    source: Source,
     fix: tuple[str, ...],
     keep: tuple[str, ...],
     by: tuple[str, ...],
@@ -109,13 +104,12 @@ def whatif_command(
     """
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
-    _check_files(parquet_file, markdown, html)
+    _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
-        loaded = load(*traces, layout=layout, unit=unit, store=store, job=job, window=window, method=method,
-                      kernel_classes=kernel_classes)  # fmt: skip
+        loaded = source.load(method=method, kernel_classes=kernel_classes)
         if parquet_file is not None and not loaded.has_workers:
             raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
         if (bubbles or schedules) and not loaded.has_workers:
@@ -129,8 +123,7 @@ def whatif_command(
             loaded = loaded.redacted()
         tell("building the dependency graph")
         prepared = loaded.lean()
-        named = as_arguments(*traces, layout=layout, unit=unit, store=store, job=job, window=window)
-        source = "JOB" if redact else named
+        named = "JOB" if redact else source.arguments
         del loaded  # and with it the ops of a pipeline, which nothing reads any more
         report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
         if (bubbles or schedules) and report.pipeline is not None:
@@ -148,8 +141,10 @@ def whatif_command(
         report.write_parquet(parquet_file)
     if markdown is not None:
         from tracekit.show.documents.markdown import markdown as as_markdown
+        from tracekit.show.documents.markdown import write_markdown
 
-        _write_markdown(markdown, as_markdown(report, gpu_hour=gpu_hour, source=source))
+        text = as_markdown(report, gpu_hour=gpu_hour, source=named)
+        click.echo(text, nl=False) if markdown == STDOUT else write_markdown(markdown, text)
     if render is not None:
         click.echo(render(report), nl=False)
     elif as_json:
@@ -157,7 +152,7 @@ def whatif_command(
     elif markdown != STDOUT:
         from tracekit.show.terminal.report import print_report
 
-        print_report(report, console(), source=source, full=full, explain=explain, gpu_hour=gpu_hour)
+        print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
     return ExitCode.CONDITION if condition is not None and condition.holds(report) else ExitCode.DONE
 
@@ -180,34 +175,19 @@ def _check_schedules(schedules: tuple[str, ...]) -> None:
             AskedSchedule.parse(text)
 
 
-def _check_files(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
+def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     from tracekit.base.atomic_write import check_writable
+    from tracekit.job.tables import TABLE_FILE
+    from tracekit.show.documents.markdown import MARKDOWN_FILE
+    from tracekit.show.documents.page import PAGE_FILE
 
-    if parquet_file is not None:
-        from tracekit.job.tables import TABLE_FILE
-
-        check_writable(parquet_file, TABLE_FILE)
-    if markdown is not None and markdown != STDOUT:
-        from tracekit.show.documents.markdown import MARKDOWN_FILE
-
-        check_writable(markdown, MARKDOWN_FILE)
-    if html is not None:
-        from tracekit.show.documents.page import PAGE_FILE
-
-        check_writable(html, PAGE_FILE)
+    for path, kind in ((parquet_file, TABLE_FILE), (markdown, MARKDOWN_FILE), (html, PAGE_FILE)):
+        if path is not None and path != STDOUT:
+            check_writable(path, kind)
 
 
 def _say_written(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
-
-
-def _write_markdown(path: Path, text: str) -> None:
-    from tracekit.show.documents.markdown import write_markdown
-
-    if path == STDOUT:
-        click.echo(text, nl=False)
-    else:
-        write_markdown(path, text)

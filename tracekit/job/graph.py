@@ -22,7 +22,7 @@ from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.analysis.gpu.waits import measure_waits
 from tracekit.analysis.graph.fold import FoldedGraph, fold
-from tracekit.analysis.graph.labels import label_values
+from tracekit.analysis.graph.labels import label_values, shown_values
 from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -143,10 +143,12 @@ class OfGraph(Job):
 
         ops, kept = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
         label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
+        marked = [] if label is None else ops[label].drop_nulls().unique().sort().to_list()
         if steps is not None:
-            kept = kept & (label is not None and ops[label].is_in(list(steps)).fill_null(value=False).to_numpy())
-            if not kept.any():
-                raise SelectionError(f"{short(self.ops.name)} has none of these steps")
+            there = f"it has {shown_values(marked)}" if marked else "no step is marked; leave --steps out"
+            if not {*steps} & {*marked} or label is None:
+                raise SelectionError(f"{short(self.ops.name)} has none of these steps: {there}")
+            kept = ops[label].is_in(list(steps)).fill_null(value=False).to_numpy()
         if (slices := 3 * int(kept.sum())) > MOST_SLICES:
             raise SelectionError(
                 f"{slices:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer steps with"
@@ -165,8 +167,7 @@ class OfGraph(Job):
                 for one in timelines
             ],
         )  # fmt: skip
-        every = 1 if label is None else ops[label].n_unique()
-        return Exported(every if steps is None or label is None else len(set(steps)), every, written)
+        return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
 
     def _timeline(self, name: str, scenario: Scenario) -> OpTimeline:
         """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""

@@ -15,8 +15,9 @@ import polars as pl
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.base.text import of_whole, printable, seconds, short
+from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.gpu import gpu_tables, in_report
+from tracekit.report.question import label_table
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
 
@@ -28,10 +29,13 @@ _FEWEST_RANKS, _MOST_RANKS = 8, 16
 _MOST_WAITS = 8
 _MOST_KERNELS = 5
 _MOST_REASONS = 4
+#: Smaller shares of a recording are not mentioned.
+_SMALLEST_SHARE = 0.005
 #: The number of unclassified kernels in JSON.
 _MOST_UNKNOWN = 20
-_WIDEST_KERNEL = 40
-_OPS_ONLY = "of the recording, only its ops are left: what each GPU did, kernels and clocks are in its own report"
+_WIDEST_NAME = 40
+_OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
+_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -61,13 +65,28 @@ class GraphReport(Report):
         counts = {"rank": len(self.evidence.ranks), "step": self.steps_traced, "op": self.evidence.ops.height}
         if kept is not None:
             counts = {"rank": len(self.evidence.ranks), "step": kept.steps, "GPU op": kept.gpu_ops}
-        sizes = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
+        sizes = ", ".join(counted(count, name) for name, count in counts.items() if count)
         device = None if kept is None else kept.gpu
-        return f"{sizes} on {printable(device)}" if device else sizes
+        return f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes
 
     @property
     def gpus(self) -> int:
         return self.evidence.gpus
+
+    @property
+    def daily(self) -> bool:
+        """See `Report.daily`."""
+        return self.evidence.daily
+
+    @property
+    def has_peers(self) -> bool:
+        """See `Report.has_peers`."""
+        return not self.evidence.alone
+
+    @property
+    def labels_wanted(self) -> Sequence[ByLabel]:
+        """See `Report.labels_wanted`: without the usual ones."""
+        return [group for group in self.labels_asked if ",".join(group.labels) in self.asked]
 
     @property
     def whole(self) -> str:
@@ -108,6 +127,9 @@ class GraphReport(Report):
         gpu = self.evidence.gpu
         if self.evidence.alone and gpu is not None:
             yield "GPU", _gpu_in_words(gpu)
+        unnamed = any(one.change is not None and one.spent and not one.spent.where for one in self.findings)
+        if gpu is not None and not gpu.stacks and unnamed and "with_stack" not in (self.answer.action or ""):
+            yield "Names", _NO_STACKS
         notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
 
@@ -123,13 +145,11 @@ class GraphReport(Report):
                 yield _waits(found)
         if found is not None and full:
             yield _kernels(found)
-        if full or found is None:
+        if full or self.evidence.kept is None:
             yield self._critical_path()
-        for group in self.labels_asked:
-            if full and group.labels == ("rank",) and found is not None:
-                continue
-            if (full and gpu is None) or ",".join(group.labels) in self.asked:
-                yield by_label_table(group)
+        if full and gpu is None:
+            usual = [group for group in self.labels_asked if found is None or group.labels != ("rank",)]
+            yield from (label_table(group) for group in usual if group not in self.labels_wanted)
 
     def _method(self) -> Table:
         """What the method of the paper says: S, and the times that it divides."""
@@ -153,7 +173,7 @@ class GraphReport(Report):
             waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
         waits = (*(("S alone",) if full else ()), "sole delay", "waits") if several else ()
-        heads = ("rank", *waits, "compute", "transfers", "exposed", "idle", "of")
+        heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
         return _shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
 
     def _critical_path(self) -> Table:
@@ -161,7 +181,7 @@ class GraphReport(Report):
         recorded_s = self.times_s["recorded"]
         parts = [
             *((short(name), found) for name, found in list(self.critical_peers.items())[:_MOST_WAITS]),
-            ("unexplained gaps" if self.evidence.kept else "launch delays", self.critical_delay_s),
+            ("between ops" if self.evidence.kept else "launch delays", self.critical_delay_s),
             *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
         ]
         rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
@@ -278,22 +298,15 @@ class GraphReport(Report):
 def _gpu_in_words(gpu: GpuTimes) -> str:
     """What the GPU did: how long it was busy, and idle for which reasons, as shares of the recording."""
     whole_s = gpu.recording_s or 1.0
-    before = f", {gpu.before_first.seconds / whole_s:.0%} before its first op" if gpu.before_first.seconds else ""
-    reasons = [f"{idle.reason} {idle.seconds / whole_s:.0%}" for idle in gpu.idle_by_reason]
+
+    def share(name: str, spent_s: float) -> list[str]:
+        return [f"{name} {spent_s / whole_s:.0%}"] if spent_s >= whole_s * _SMALLEST_SHARE else []
+
+    reasons = [words for idle in gpu.idle_by_reason for words in share(idle.reason, idle.seconds)]
     why = f": {', '.join(reasons[:_MOST_REASONS])}" if reasons else ""
-    return f"busy {gpu.busy_s / whole_s:.0%}{before}, idle {gpu.idle_s / whole_s:.0%}{why}"
-
-
-def by_label_table(group: ByLabel, most: int = 20) -> Table:
-    """Return exact S of each value of a label."""
-    rows = []
-    for share in group.shares:
-        saved = share.removed_s
-        change = f"-{seconds(saved)}" if saved > 0 else f"+{seconds(-saved)}" if saved < 0 else "0"
-        value = printable(", ".join(map(str, share.values)))
-        rows.append((value, f"{share.ops:,}", f"{share.slowdown:.3f}", change))
-    names = " x ".join(group.labels)
-    return _shortened(f"By {names}", (names, "ops", "S alone", "if ideal"), rows, most)
+    parts = [f"busy {gpu.busy_s / whole_s:.0%}", *share("before its first op", gpu.before_first.seconds),
+             *share("idle", gpu.idle_s)]  # fmt: skip
+    return f"{', '.join(parts)}{why}"
 
 
 def _shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
@@ -316,7 +329,7 @@ def _kernels(found: Recorded) -> Table:
     total = float(times["seconds"].sum()) or 1.0
     named = [
         *times.iter_rows(),
-        *((f"  {short(name)[:_WIDEST_KERNEL]}", ops, spent) for name, ops, spent in unknown.iter_rows()),
+        *((f"  {short(name, _WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
     ]
     rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f} %") for name, ops, spent in named)
     return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

@@ -37,7 +37,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export: how many of the job's steps, and how many slices."""
+    """The result of an export: how many of the job's marked steps, 0 if there are none, and how many slices."""
 
     steps: int
     steps_in_job: int

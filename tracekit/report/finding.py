@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.base.text import MOST_CONFIDENT, hidden, seconds
+from tracekit.base.text import MOST_CONFIDENT, cost, hidden, seconds
 from tracekit.trace.model import Worker
 
 #: Report a cause that has neither culprit nor fix only if it takes at least this share of the step: every job needs an
@@ -182,6 +182,11 @@ class Finding:
     def cost_s(self) -> float:
         """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
         return self.alone_s if self.hidden else self.saved_s
+
+    @property
+    def costs(self) -> str:
+        """What it costs, in words."""
+        return cost(self.saved_s, self.alone_s, self.whole, bound=self.bound)
 
     @property
     def since_step(self) -> int | None:

@@ -67,14 +67,21 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
     whole_s = times.recording_s or 1.0
 
     def row(name: str, spent_s: float, *more: str) -> tuple[str, ...]:
-        return (short(name), seconds(spent_s), f"{spent_s / whole_s * 100:.1f} %", *more)
+        return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f} %", *more)
 
-    idle = [row(one.reason + _mostly(one.names), one.seconds, f"{one.gaps:,}") for one in times.idle_by_reason]
-    first = _mostly(times.before_first.names)
-    before = [
-        row(reason + first * (number == 0), spent_s)
-        for number, (reason, spent_s) in enumerate(times.before_first.by_reason.items())
-    ]
+    def longest(names: Sequence[NamedTime], most: int, indent: str = "") -> list[tuple[str, ...]]:
+        named = [one for one in names if one.name][:most]
+        return [row(indent + code_name(one.name).strip("`"), one.seconds) for one in named]
+
+    idle = []
+    for one in times.idle_by_reason:
+        idle.append(row(one.reason, one.seconds, f"{one.gaps:,}"))
+        idle += [(*each, "") for each in longest(one.names, _MOST_OF_REASON, "  ")]
+    first = times.before_first
+    before = [row(reason, spent_s) for reason, spent_s in first.by_reason.items()]
+    unseen_s = first.seconds - sum(first.by_reason.values())
+    if before and unseen_s > 0:
+        before.append(row("launched, but not begun", unseen_s))
     ops = [row(one.name, one.seconds, f"{one.gpu_ops:,}") for one in times.ops[:_MOST_ROWS]]
     waits = [
         row(
@@ -92,6 +99,7 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
     for title, heads, rows in (
         ("GPU idle", ("Idle between GPU ops", "time", "share", "gaps"), idle),
         ("GPU before", ("Before the first op", "time", "share"), before),
+        ("GPU before, names", ("Longest before the first op", "time", "share"), longest(first.names, _MOST_ROWS)),
         ("GPU operators", ("Operator", "GPU time", "share", "GPU ops"), ops),
         ("GPU waits", ("Calls that wait", "time", "share", "calls", "idle after"), waits),
         ("GPU copies", ("Copies", "time", "share", "copies", "bytes"), copies),
@@ -100,11 +108,5 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
             yield Table(title, heads, tuple(rows), None)
 
 
-#: So many operators and calls, and characters of a name.
-_MOST_ROWS, _WIDEST = 8, 36
-
-
-def _mostly(names: Sequence[NamedTime]) -> str:
-    """The longest of these names, cut to fit into a table, as the end of what it belongs to."""
-    name = code_name(names[0].name).strip("`") if names and names[0].name else ""
-    return f": {name if len(name) <= _WIDEST else f'{name[: _WIDEST - 3]}...'}" if name else ""
+#: So many operators and calls, names of an idle reason, and characters of a name.
+_MOST_ROWS, _MOST_OF_REASON, _WIDEST = 8, 2, 50

@@ -7,6 +7,7 @@ In: a `Report`. Out: plain data without nan. A key that a source lacks is absent
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -35,6 +36,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
 Maybe = Union[T, UnsetType]  # noqa: UP007
 Number = float | None
+#: Types of JSON that are columns of a table.
+_COLUMNS: dict[Any, Any] = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
 
 
 class Job(Struct, frozen=True):
@@ -194,6 +197,7 @@ class Finding(Struct, frozen=True):
     confidence: float
     saved_s: float
     alone_s: float
+    bound: bool
     saved_when_acting_s: float | None
     refuted_by: str
     next_check: str
@@ -449,7 +453,7 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             straggling=report.straggling,
             wasted_gpu_hours=max(wasted, 0.0),
             wasted_gpu_hours_per_day=max(report.waste * report.gpus * 24, 0.0),
-            assumptions=[report.rate_assumption],
+            assumptions=report.assumptions,
             causes=[shaped(Finding, one) for one in found.causes],
             fixes=[fix_as_data(one) for one in found.fixes],
             patterns=shaped(Patterns, found),
@@ -473,6 +477,13 @@ def fix_as_data(fix: Any) -> Fix:
     return found
 
 
+def frame_of(things: Iterable[object], shape: type[Struct], but: Collection[str] = ()) -> pl.DataFrame:
+    """One row for each thing, with the columns of `shape` that are text, numbers or truth values, `but` for these."""
+    types = {field.name: _without_none(field.type) for field in msgspec.structs.fields(shape)}
+    schema = {name: _COLUMNS[one] for name, one in types.items() if one in _COLUMNS and name not in but}
+    return pl.DataFrame([{name: getattr(thing, name) for name in schema} for thing in things], schema)
+
+
 def shaped(shape: type[S], thing: Any, **more: Any) -> S:
     """Return `thing` in the form of `shape`: its attributes of these names, all the way down; `more` has the others."""
     own = {
@@ -483,11 +494,15 @@ def shaped(shape: type[S], thing: Any, **more: Any) -> S:
     return shape(**own, **more)
 
 
+def _without_none(form: Any) -> Any:
+    """The type of a value that is there."""
+    return get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
+
+
 def _in_form(form: Any, value: Any) -> Any:
     if value is None or value is UNSET:
         return value
-    if get_origin(form) in {Union, UnionType}:
-        form = get_args(form)[0]
+    form = _without_none(form)
     if get_origin(form) is list:
         return [_in_form(get_args(form)[0], one) for one in value]
     apart = isinstance(form, type) and issubclass(form, Struct) and not isinstance(value, form)

@@ -1,13 +1,25 @@
 """Custom what-if questions, answered.
 
-In: replays. Out: `Question` and `ByLabel`, as reports hold them.
+In: replays. Out: `Question` and `ByLabel`, as reports hold them, and their tables.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import Share
+from tracekit.base.text import cut, printable, seconds
+from tracekit.report.section import Table
+
+_FIX_MEANS = "fix: as fast as their peers, everything else as recorded, launch delays kept; as fixes are priced."
+_KEEP_MEANS = "keep only: the question of the paper; everything else ideal, without launch delays."
+_NO_PEERS = (
+    "ideal is the pace of the other steps: no other rank was recorded; --fix 'LABEL=VALUE * 0.5' prices a change"
+)
+#: The number of values of a label to show, and of characters of each.
+_MOST_VALUES, _LONGEST_VALUE = 20, 48
 
 
 class Question(Struct, frozen=True):
@@ -29,3 +41,45 @@ class ByLabel(Struct, frozen=True):
 
     labels: tuple[str, ...]
     shares: tuple[Share, ...]
+
+
+def question_table(answered: Sequence[Question], whole: str, *, daily: bool) -> Table:
+    """The answers to custom questions. `whole`: what times are of, "step" or "recording"; `daily`: with GPU-hours."""
+    kept = [asked.question.startswith("keep only ") for asked in answered]
+    meanings = [*([] if all(kept) else [_FIX_MEANS]), *([_KEEP_MEANS] if any(kept) else [])]
+    rows = [
+        (
+            printable(asked.question),
+            seconds(asked.step_time_s),
+            f"{seconds(asked.saved_s)} ({asked.saved_s / (asked.step_time_s + asked.saved_s):+z.1%})",
+            *([f"{asked.saved_gpu_hours_per_day:,.1f}"] if daily else []),
+        )
+        for asked in answered
+    ]
+    heads = ("What if", f"{whole} time", f"saved per {whole}", *(["GPU-hours a day"] if daily else []))
+    return Table("Questions", heads, tuple(rows), " ".join(meanings))
+
+
+def label_table(group: ByLabel, *, peers: bool = True) -> Table:
+    """Exact S of each value of a label, costliest first. `peers`: whether there are other ranks to compare with."""
+    rows = [
+        (
+            cut(printable(", ".join(map(str, share.values))), _LONGEST_VALUE),
+            f"{share.ops:,}",
+            f"{share.slowdown:.3f}",
+            change_text(share.removed_s),
+        )
+        for share in group.shares[:_MOST_VALUES]
+    ]
+    names, more = " x ".join(group.labels), len(group.shares) > _MOST_VALUES
+    notes = [
+        *([f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"] if more else []),
+        *([] if peers else [_NO_PEERS]),
+    ]
+    return Table(f"By {names}", (names, "ops", "S alone", "if ideal"), tuple(rows), "; ".join(notes) or None)
+
+
+def change_text(saved_s: float) -> str:
+    """The change of a step that saves so much, with its sign."""
+    shown = seconds(abs(saved_s))
+    return "0" if float(shown.split()[0]) == 0 else f"{'-' if saved_s > 0 else '+'}{shown}"

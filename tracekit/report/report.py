@@ -10,7 +10,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,10 +26,11 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.safe_csv import safe_csv
-from tracekit.base.text import short
+from tracekit.base.text import counted, short
 from tracekit.report.answer import Answer
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
+from tracekit.report.question import Question, label_table, question_table
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.report.findings import Findings, WorkerSlowdowns
-    from tracekit.report.question import ByLabel, Question
+    from tracekit.report.question import ByLabel
     from tracekit.show.plots import Plots
 
 #: Version of the JSON object; increased by one with every change that could break a reader of the version before.
@@ -118,6 +119,22 @@ class Report(ABC):
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """Yield the tables of the report that its source adds; `full`: all of them."""
 
+    def asked_tables(self) -> Iterator[Table]:
+        """Yield the tables that a reader asked for: answers to custom questions, and S by label."""
+        if self.questions_asked:
+            yield question_table(self.questions_asked, self.whole, daily=self.daily)
+        yield from (label_table(group, peers=self.has_peers) for group in self.labels_wanted)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether ranks can be compared with each other."""
+        return True
+
+    @property
+    def labels_wanted(self) -> Sequence[ByLabel]:
+        """Those of `labels_asked` that a reader asked for."""
+        return self.labels_asked
+
     @abstractmethod
     def details(self) -> dict[str, Any]:
         """The JSON that the source of the job adds; its `job` describes the job."""
@@ -163,30 +180,30 @@ class Report(ABC):
         """The number of training steps that were analysed."""
 
     @property
-    def rate_assumption(self) -> str:
-        """The assumption behind every figure of GPU-hours a day."""
-        traced = f"the {self.steps_traced:,} traced steps" if self.whole == "step" else "this recording"
-        return f"GPU-hours a day: {self.gpus:,} GPUs running all day as in {traced}"
+    def daily(self) -> bool:
+        """Whether enough was recorded to say what a day costs."""
+        return True
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What figures of the report take for granted: those of GPU-hours a day, if they are told at all."""
+        traced = "this recording" if self.whole != "step" else f"the {counted(self.steps_traced, 'traced step')}"
+        return [f"GPU-hours a day: {counted(self.gpus, 'GPU')} running all day as in {traced}"] if self.daily else []
 
     @cached_property
     def by_label(self) -> pl.DataFrame:
         """Exact S of each value of the requested labels, costliest first."""
-        return pl.DataFrame(
-            [
-                {
-                    "labels": ",".join(group.labels),
-                    "value": ",".join(map(str, share.values)),
-                    "ops": share.ops,
-                    "slowdown": share.slowdown,
-                    "added_s": share.added_s,
-                    "saved_s": share.removed_s,
-                }
-                for group in self.labels_asked
-                for share in group.shares
-            ],
-            {"labels": pl.String, "value": pl.String, "ops": pl.Int64, "slowdown": pl.Float64, "added_s": pl.Float64,
-             "saved_s": pl.Float64},
-        )  # fmt: skip
+        from tracekit.report.plain_data import OfLabel, frame_of
+
+        rows = [
+            OfLabel(
+                ",".join(group.labels), ",".join(map(str, share.values)), share.ops, share.slowdown, share.added_s,
+                share.removed_s,
+            )
+            for group in self.labels_asked
+            for share in group.shares
+        ]  # fmt: skip
+        return frame_of(rows, OfLabel)
 
     @cached_property
     def by_step(self) -> pl.DataFrame:
@@ -206,52 +223,25 @@ class Report(ABC):
     @cached_property
     def questions(self) -> pl.DataFrame:
         """The custom questions and their answers."""
-        schema = {
-            "question": pl.String,
-            "ops": pl.Int64,
-            "step_time_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-        }
-        return _rows(self.questions_asked, schema)
+        from tracekit.report.plain_data import frame_of
+
+        return frame_of(self.questions_asked, Question)
 
     @cached_property
     def causes(self) -> pl.DataFrame:
         """Why the job is slow, costliest first."""
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "since_step": pl.Int64,
-            "when": pl.String,
-            "confidence": pl.Float64,
-            "saved_s": pl.Float64,
-            "alone_s": pl.Float64,
-            "next_check": pl.String,
-            "suggested_fix": pl.String,
-        }
-        return _rows(self.diagnosis.causes, schema)
+        from tracekit.report.plain_data import Finding, frame_of
+
+        return frame_of(
+            self.diagnosis.causes, Finding, but=("signature", "effect", "bound", "saved_when_acting_s", "refuted_by")
+        )
 
     @cached_property
     def fixes(self) -> pl.DataFrame:
         """What each fix would save, best first."""
-        from tracekit.report.plain_data import fix_as_data
+        from tracekit.report.plain_data import Fix, fix_as_data, frame_of
 
-        schema = {
-            "kind": pl.String,
-            "title": pl.String,
-            "where_text": pl.String,
-            "new_step_s": pl.Float64,
-            "saved_s": pl.Float64,
-            "saved_gpu_hours_per_day": pl.Float64,
-            "error_s": pl.Float64,
-            "bound": pl.Boolean,
-            "withheld": pl.String,
-            "assumes": pl.String,
-            "cause": pl.String,
-            "confidence": pl.Float64,
-        }
-        return _rows(map(fix_as_data, self.diagnosis.fixes), schema)
+        return frame_of([fix_as_data(fix) for fix in self.diagnosis.fixes], Fix, but=("edit",))
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
@@ -322,8 +312,3 @@ class Report(ABC):
         from tracekit.report.findings import Findings
 
         return Findings(self.to_json(), self.worker_slowdowns())
-
-
-def _rows(things: Iterable[object], schema: Mapping[str, Any]) -> pl.DataFrame:
-    """One row for each, with its attributes of these names."""
-    return pl.DataFrame([{name: getattr(one, name) for name in schema} for one in things], schema)

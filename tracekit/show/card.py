@@ -16,7 +16,7 @@ from tracekit.base.text import printable, short
 from tracekit.report.verdict import LossKind
 from tracekit.show.figures.theme import DARK, LIGHT, Theme
 from tracekit.show.svg import pipeline, step_bars, worker_map
-from tracekit.show.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
+from tracekit.show.words import answer_rows, tables
 
 if TYPE_CHECKING:
     from tracekit.job.pipeline_report import PipelineReport
@@ -29,8 +29,8 @@ _TONES = {LossKind.BALANCED: "good", LossKind.MINOR: "unsure", LossKind.CONTRADI
 def fragment(report: Report) -> str:
     """The report as a notebook shows it: the answer and, if the job loses time, workers, steps, causes and fixes."""
     lanes = report.pipeline
-    drawn = "".join(map(section, report.sections())) if lanes is None else pair(lanes) + bubbles(lanes)
-    pictures = f"{drawn}{causes(report)}{fixes(report)}" if report.diagnosis.verdict.losses else ""
+    drawn = sections(report.sections()) if lanes is None else pair(lanes) + bubbles(lanes)
+    pictures = drawn + sections(tables(report)) if report.diagnosis.verdict.losses else sections(report.asked_tables())
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
         f" <span>{plain(report.sizes)}</span></header>{card(report)}{pictures}</div>"
@@ -104,23 +104,13 @@ def bubbles(report: PipelineReport) -> str:
     return f"<section><h2>Pipeline, step {step}</h2>{pipeline(drawn)}{notes}</section>"
 
 
-def section(found: Table) -> str:
-    """A table that the source of a job adds."""
-    note = f"<p>{plain(found.note)}</p>" if found.note else ""
-    return f"<section><h2>{plain(found.title)}</h2>{table(found.heads, found.rows)}{note}</section>"
-
-
-def causes(report: Report) -> str:
-    """Every cause, costliest first."""
-    return f"<section><h2>Causes</h2>{table(CAUSE_HEADS, cause_rows(report))}</section>"
-
-
-def fixes(report: Report) -> str:
-    """Every fix, best first."""
-    if not report.diagnosis.fixes:
-        return "<section><h2>Fixes</h2><p>None that would save 1 % of the step.</p></section>"
-    note = f"<p>{plain(report.rate_assumption)}. Steps as recorded, with launch delays.</p>"
-    return f"<section><h2>Fixes</h2>{table(FIX_HEADS, fix_rows(report))}{note}</section>"
+def sections(found: Iterable[Table]) -> str:
+    """Tables with their titles and remarks."""
+    return "".join(
+        f"<section><h2>{plain(each.title)}</h2>{table(each.heads, each.rows) if each.rows else ''}"
+        f"{f'<p>{plain(each.note)}</p>' if each.note else ''}</section>"
+        for each in found
+    )
 
 
 def plain(text: str) -> str:

@@ -1,6 +1,7 @@
 """How every number of the first screen is computed: the formula with its symbols, and with the figures filled in.
 
-In: a `Report`. Out: rows for `whatif --explain`. T(x) is the mean step time of replay x; the README defines the rest.
+In: a `Report`. Out: rows for `whatif --explain`. T(x) is the mean step time of replay x, or how long a recording takes
+in it; the README defines the rest.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 from tracekit.analysis.diagnosis.first_fix import first_fix
 from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
-from tracekit.base.text import error_of, percent_sure, seconds, three_digits
+from tracekit.base.text import counted, error_of, of_whole, percent_sure, seconds, three_digits
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Finding, confidence_from
 from tracekit.report.fix import Fix
@@ -38,7 +39,7 @@ def explanations(report: Report, gpu_hour: float | None = None) -> Iterator[tupl
 
 def _times(report: PipelineReport) -> Iterator[tuple[str, str]]:
     found, steps = report.attribution, len(report.attribution.steps)
-    yield "T(recorded)", f"{seconds(found.recorded_s)}, the mean of {steps:,} recorded step{'s' if steps > 1 else ''}"
+    yield "T(recorded)", f"{seconds(found.recorded_s)}, the mean of {counted(steps, 'recorded step')}"
     yield (
         "T(original)",
         f"{seconds(found.original_s)}, the replay of what each op costs itself, without waiting and launch delays",
@@ -69,16 +70,23 @@ def _loss(report: Report, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     if not verdict.lost_s > 0:
         return
     base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
+    loss, whole = verdict.losses[0], of_whole(report.whole)
     if verdict.of_mean_ops:
         how = "T(original) - T(ideal)"
-    elif verdict.losses[0].kind is LossKind.COMMUNICATION and not verdict.losses[0].causes:
+    elif loss.kind is LossKind.COMMUNICATION and not loss.causes:
         how = "T(original) - T(original, communication takes no time)"
+    elif report.pipeline is None and loss.causes and loss.causes[0].where.ranks:
+        how = "T(kept) - T(kept, this rank at the pace of its peers)"
+    elif report.whole == "recording" and loss.causes:
+        how = "what the first cause costs, see Cause"
     else:
         how = "T(kept) - T(kept, without the named causes)"
         if len(verdict.losses) > 1:
             how = f"the most of {how} and what one kind of loss costs"
-    yield "Lost", f"{how} = {seconds(verdict.lost_s)} a step"
-    yield "Share", f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%} of each step"
+    yield "Lost", f"{how} = {seconds(verdict.lost_s)} {whole}"
+    yield "Share", f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%}"
+    if not report.daily:
+        return
     yield (
         "GPU-hours",
         (
@@ -113,30 +121,33 @@ def _cause(cause: Finding) -> Iterator[tuple[str, str]]:
 
 def _headline(report: Report, leading: Finding) -> Iterator[tuple[str, str]]:
     """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
-    verdict = report.diagnosis.verdict
-    step_s = verdict.lost_s / verdict.share
-    yield "Cause", f"T(kept) - T(kept, without this cause) = {_of_step(leading.saved_s, step_s)}"
+    verdict, whole = report.diagnosis.verdict, report.whole
+    whole_s = verdict.lost_s / verdict.share
+    if leading.change is None:
+        yield "Cause", f"{seconds(verdict.lost_s)} of it as recorded; no replay tells what would change it"
+        return
+    yield "Cause", f"T(kept) - T(kept, without this cause) = {_of(leading.saved_s, whole_s, whole)}"
     loss = next(loss for loss in verdict.losses if leading in loss.causes)
-    if len(loss.causes) > 1:
+    if len(loss.causes) > 1 and report.pipeline is not None:
         yield (
             "Causes",
-            f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {_of_step(loss.explained_s, step_s)}",
+            f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {_of(loss.explained_s, whole_s, whole)}",
         )
 
 
-def _of_step(saved_s: float, step_s: float) -> str:
-    return f"{seconds(saved_s)} a step, {saved_s / step_s:.1%} of it"
+def _of(saved_s: float, whole_s: float, whole: str) -> str:
+    return f"{seconds(saved_s)} {of_whole(whole)}, {saved_s / whole_s:.1%} of it"
 
 
 def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     """What the fix saves."""
-    gpus = report.gpus
-    step_s = fix.new_step_s + fix.saved_s
+    gpus, whole = report.gpus, report.whole
+    whole_s = fix.new_step_s + fix.saved_s
     yield (
         "Saves",
         (
-            f"T(kept) - T(kept, {fix.title[:1].lower()}{fix.title[1:]}) = {seconds(fix.saved_s)} a step; the step then"
-            f" takes {seconds(step_s)} - saving = {seconds(fix.new_step_s)}"
+            f"T(kept) - T(kept, {fix.title[:1].lower()}{fix.title[1:]}) = {seconds(fix.saved_s)} {of_whole(whole)}; the"
+            f" {whole} then takes {seconds(whole_s)} - saving = {seconds(fix.new_step_s)}"
         ),
     )
     yield (
@@ -146,13 +157,14 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
             f" {error_of(fix.saved_s, fix.error_s)}"
         ),
     )
-    yield (
-        "Given back",
-        (
-            f"saving / step x GPUs x 24 h = {fix.saved_s / step_s:.1%} x {gpus:,} x 24 ="
-            f" {three_digits(fix.saved_gpu_hours_per_day)} GPU-hours a day"
-        ),
-    )
+    if report.daily:
+        yield (
+            "Given back",
+            (
+                f"saving / {whole} x GPUs x 24 h = {fix.saved_s / whole_s:.1%} x {gpus:,} x 24 ="
+                f" {three_digits(fix.saved_gpu_hours_per_day)} GPU-hours a day"
+            ),
+        )
 
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""The text of a report, row by row. Terminal, Markdown, HTML and notebooks each lay it out in their own way.
+"""The text of a report: rows and tables. Terminal, Markdown, HTML and notebooks each lay them out in their own way.
 
-In: a `Report`. Out: names and sentences, without markup. Nothing is computed here.
+In: a `Report`. Out: names, sentences and `Table`s, without markup. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.replay.method import Method
-from tracekit.base.text import cost, main_clause, percent_sure, seconds, short, with_error
+from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
+from tracekit.report.section import Table
 
 if TYPE_CHECKING:
     from tracekit.job.pipeline_report import PipelineReport
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 MOST_CAUSES = 3
 _MOST_CLOCKS = 3
 _MOST_STALLS = 3
-#: Heads of the tables of causes and fixes.
-CAUSE_HEADS = ("Cause", "Where", "When", "Sure", "Costs", "Because", "Check")
-FIX_HEADS = ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")
 
 
 def worker_name(report: PipelineReport, worker: Worker) -> str:
@@ -35,17 +33,17 @@ def worker_name(report: PipelineReport, worker: Worker) -> str:
 
 
 def answer_rows(
-    report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES
+    report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES, all_causes: str = "see Causes"
 ) -> Iterator[tuple[str, str]]:
     """What it costs, who, why, what to do first, what that saves, and whether to believe it. Leaves out what the
     headline already says.
 
     A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
-    how many further causes get a row each; the others are only counted.
+    how many further causes get a row each; the others are only counted. `all_causes`: where a reader finds them.
     """
     answer = report.diagnosis.answer
     lost = answer.cost
-    if lost is not None and gpu_hour is not None:
+    if lost is not None and gpu_hour is not None and report.daily:
         lost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     why = None if answer.why is None or main_clause(answer.why) in answer.headline else answer.why
     saves = answer.saves and answer.saves.removeprefix("saves ")
@@ -53,7 +51,7 @@ def answer_rows(
     yield from ((name, words) for name, words in rows.items() if words)
     others = list(answer.others[:most_causes])
     if left := len(answer.others) - len(others):
-        others.append(f"{left} {'more ' if others else ''}cause{'s' * (left > 1)}: --full")
+        others.append(f"{counted(left, 'more cause' if others else 'cause')}: {all_causes}")
     yield from (("" if number else "Also", cause) for number, cause in enumerate(others))
     if answer.stalls:
         more = len(answer.stalls) - _MOST_STALLS
@@ -62,37 +60,39 @@ def answer_rows(
     yield from report.remarks()
 
 
-def cause_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    """A row for each cause, as `CAUSE_HEADS`."""
+def tables(report: Report) -> Iterator[Table]:
+    """Causes, fixes, and what a reader asked for."""
+    yield cause_table(report)
+    yield fix_table(report)
+    yield from report.asked_tables()
+
+
+def cause_table(report: Report) -> Table:
+    """The causes, costliest first."""
+    rows = []
     for cause, place in zip(report.diagnosis.causes, report.diagnosis.answer.places, strict=True):
-        priced = cause.change is not None
-        yield (
-            cause.title,
-            place,
-            cause.when if priced else "",
-            percent_sure(cause.confidence) if priced else "",
-            cost(cause.saved_s, cause.alone_s, report.whole).removeprefix("costs ") if priced else "",
-            cause.effect,
-            cause.next_check,
-        )
+        priced = (cause.when, percent_sure(cause.confidence), cause.costs.removeprefix("costs "))
+        rows.append((cause.title, place, *(priced if cause.change is not None else ("", "", "")), cause.effect,
+                     cause.next_check))  # fmt: skip
+    return Table("Causes", ("Cause", "Where", "When", "Sure", "Costs", "Because", "Check"), tuple(rows))
 
 
-def fix_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    """A row for each fix, as `FIX_HEADS`; without figures if no saving is promised."""
+def fix_table(report: Report) -> Table:
+    """The fixes, best first; without figures if no saving is promised."""
+    whole, rows = report.whole, []
     for fix in report.diagnosis.fixes:
         sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
+        a_day = (f"{fix.saved_gpu_hours_per_day:,.1f}",) if report.daily else ()
         if fix.withheld is not None:
-            yield f"{fix.title}: no promise, {fix.withheld}", sure, "", "", ""
+            rows.append((f"{fix.title}: no promise, {fix.withheld}", sure, "", "", *("" for _ in a_day)))
             continue
         remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
-        saved = with_error(fix.saved_s, fix.error_s)
-        yield (
-            f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title,
-            sure,
-            seconds(fix.new_step_s),
-            saved,
-            f"{fix.saved_gpu_hours_per_day:,.1f}",
-        )
+        title = f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title
+        rows.append((title, sure, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s), *a_day))
+    heads = ("Fix", "Sure", f"{whole.capitalize()} then", "Saves a step" if whole == "step" else "Saves",
+             *(["GPU-hours a day"] if report.daily else []))  # fmt: skip
+    note = "".join(f"{each}. " for each in (*report.assumptions, "Times as recorded, with launch delays")).rstrip()
+    return Table("Fixes", heads, tuple(rows), note if rows else f"No fix saves enough of the {whole} to be named.")
 
 
 def published_instead(report: PipelineReport) -> str:

@@ -6,6 +6,7 @@ aligns and turns into an op trace.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,10 @@ import polars as pl
 
 from tracekit.trace.model import ProcessGroup, numbered_hosts
 
+#: Begins the annotation of torch's data loader.
+LOADER = "enumerate(DataLoader)#"
+#: Names of Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
+OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
 #: its grid and blocks; `bytes`: of a copy, if recorded.
@@ -122,11 +127,13 @@ class GpuRecording:
     axes: tuple[str, ...] = ()
 
     def redacted(self) -> GpuRecording:
-        """The recording without names: hosts and Python functions are numbered, and files go by the rank in them.
-
-        Names of kernels, operators and process groups stay.
+        """The recording without names: hosts, Python functions, lines and modules are numbered, and files go by the
+        rank in them. Names of kernels, operators and process groups stay, so that the diagnosis is the same.
         """
         python = pl.col("reason").is_in(["python", "loader"])
+        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], self.calls["own"],
+                           self.calls["module"]])  # fmt: skip
+        numbered = {name: _alias(name, at) for at, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
         notes = list(self.notes)
         for rank, file in self.files.items():
             notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
@@ -136,10 +143,10 @@ class GpuRecording:
             hosts=numbered_hosts(self.hosts),
             files={rank: f"rank {rank}" for rank in self.files},
             whats=self.whats.with_columns(
-                name=pl.when(python).then(pl.format("{} {}", "reason", pl.col("name").rank("dense"))).otherwise("name"),
-                where=pl.lit(""),
+                name=pl.when(python).then(pl.col("name").replace(numbered)).otherwise("name"),
+                where=pl.col("where").replace(numbered),
             ),
-            calls=self.calls.with_columns(own=pl.lit(None, pl.String), module=pl.lit(None, pl.String)),
+            calls=self.calls.with_columns(pl.col("own", "module").replace(numbered)),
             notes=tuple(notes),
         )
 
@@ -147,3 +154,10 @@ class GpuRecording:
     def ranks(self) -> tuple[int, ...]:
         """The recorded ranks, ascending."""
         return tuple(sorted(self.files))
+
+
+def _alias(name: str, number: int) -> str:
+    """What stands for the name of a Python function, line, module or annotation: what the analysis knows of it."""
+    if not name or name.startswith((LOADER, "torch/")):
+        return name
+    return f"{'torch/' if OF_TORCH.match(name) else 'function '}{number}"

@@ -14,7 +14,7 @@ from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
 from tracekit.show.card import plain
 from tracekit.show.card import table as html_table
-from tracekit.show.documents.elements import head
+from tracekit.show.documents.page import head
 
 _BEGINNING = "<!doctype html>\n<!-- tracekit fleet report -->\n"
 #: The kind of file that a page replaces.

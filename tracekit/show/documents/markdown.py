@@ -12,7 +12,7 @@ from pathlib import Path
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.text import printable, short
 from tracekit.report.report import Report
-from tracekit.show.words import CAUSE_HEADS, FIX_HEADS, answer_rows, cause_rows, fix_rows
+from tracekit.show.words import answer_rows, tables
 
 #: The first line of a file: a comment, which Markdown viewers do not show.
 _BEGINNING = "<!-- tracekit whatif -->\n"
@@ -31,16 +31,13 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
         escaped(report.sizes),
         f"**{escaped(verdict.label.upper())}: {escaped(answer.headline)}**",
         answer_table(answer_rows(report, gpu_hour)),
-        "### Causes",
-        markdown_table(CAUSE_HEADS, cause_rows(report)),
-        "### Fixes",
-        markdown_table(FIX_HEADS, fix_rows(report))
-        if report.diagnosis.fixes
-        else "None that would save 1 % of the step.",
-        f"{escaped(report.rate_assumption)}. Steps as recorded, with launch delays.",
     ]
-    for table in report.sections(full=True):
-        parts += [f"### {escaped(table.title)}", markdown_table(table.heads, table.rows)]
+    for table in (*tables(report), *report.sections(full=True)):
+        parts.append(f"### {escaped(table.title)}")
+        if table.rows:
+            parts.append(markdown_table(table.heads, table.rows))
+        if table.note:
+            parts.append(escaped(table.note))
     if source is not None:
         parts.append(f"```sh\ntracekit whatif {source} --full\n```")
     return "\n\n".join(parts) + "\n"

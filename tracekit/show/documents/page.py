@@ -14,9 +14,12 @@ from tracekit.base.text import short
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.report import Report
 from tracekit.show import card as report_html
-from tracekit.show.documents.elements import head
 from tracekit.show.documents.worst_steps import worst_steps
+from tracekit.show.words import tables
 
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
 #: How every page begins.
 BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
 #: The kind of file that a page replaces.
@@ -26,12 +29,12 @@ PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEG
 def page(report: Report, *, gpu_hour: float | None = None) -> str:
     """The whole page. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    lanes, tables = report.pipeline, "".join(map(report_html.section, report.sections(full=True)))
+    lanes = report.pipeline
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
-        f"{report_html.causes(report)}{report_html.fixes(report)}{tables}"
+        f"{report_html.sections((*tables(report), *report.sections(full=True)))}"
         f"{_FOOTER if lanes is None else report_html.bubbles(lanes) + _timeline(lanes)}</body></html>\n"
     )
 
@@ -41,7 +44,7 @@ def _timeline(report: PipelineReport) -> str:
     data = json.dumps(worst_steps(report), separators=(",", ":")).replace("<", "\\u003c")
     return (
         f"{_TIMELINE}<footer>Made by tracekit. Link to a rank and a step: <code>#rank=9&amp;step=105</code></footer>"
-        f'</main><script type="application/json" id="worst-steps">{data}</script><script>{_script()}</script>'
+        f'</main><script type="application/json" id="worst-steps">{data}</script><script>{_asset("page.js")}</script>'
     )
 
 
@@ -54,5 +57,15 @@ _TIMELINE = (
 )
 
 
-def _script() -> str:
-    return files("tracekit.show.documents").joinpath("page.js").read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    return files("tracekit.show.documents").joinpath(name).read_text(encoding="utf-8")
+
+
+def head(title: str) -> str:
+    """The head of a page, with its styles, and a policy that forbids all requests. `title`: HTML."""
+    return (
+        f'<head><meta charset="utf-8"><title>{title}: tracekit</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme"'
+        f' content="light dark"><style>{report_html.style()}{_asset("page.css")}</style></head>'
+    )

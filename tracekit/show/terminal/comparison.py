@@ -12,8 +12,8 @@ from rich.text import Text
 
 from tracekit.analysis.attribution.compare import Outcome, Side
 from tracekit.analysis.attribution.comparison import Comparison
-from tracekit.base.text import short
-from tracekit.show.terminal.tables import labelled, trust_line
+from tracekit.base.text import counted, short
+from tracekit.show.terminal.tables import labelled
 
 _STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on dark_red"}
 #: The number of causes of a kind to list.
@@ -29,13 +29,13 @@ def print_comparison(found: Comparison, console: Console, *, commands: Sequence[
     outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, "bold black on yellow"))
     console.print(Text.assemble(outcome, f": {verdict.change}"))
     console.print()
-    rows: list[tuple[str, str | Text | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]
+    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]
     rows += _causes("Gone", found.gone, "no cause went away")
     rows += _causes("New", found.new, "no cause is new")
     rows += _causes("Stays", found.staying, None)
     rows += [
         ("Ops", found.kinds),
-        ("Trust", trust_line(found.before.trustworthy and found.after.trustworthy, found.trust)),
+        ("Trust", f"{'yes' if found.before.trustworthy and found.after.trustworthy else 'NO'}: {found.trust}"),
     ]
     rows += [("" if number else "Note", note) for number, note in enumerate(verdict.notes)]
     console.print(labelled(rows))
@@ -46,17 +46,13 @@ def print_comparison(found: Comparison, console: Console, *, commands: Sequence[
 
 
 def _side(name: str, side: Side) -> Text:
-    steps = len(side.steps) * side.steps_each
-    return Text.assemble(
-        (f"{name}  ", "bold"),
-        (short(side.job), "bold"),
-        (f"   {side.sizes}, {steps:,} step{'s' if steps > 1 else ''}", "dim"),
-    )
+    steps = f", {counted(len(side.steps) * side.steps_each, 'step')}" if side.whole == "step" else ""
+    return Text.assemble((f"{name}  ", "bold"), (short(side.job), "bold"), (f"   {side.sizes}{steps}", "dim"))
 
 
-def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | Text | None]]:
+def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
     """A row per cause, with the name in the first one."""
-    shown: list[tuple[str, str | Text | None]] = [
+    shown: list[tuple[str, str | None]] = [
         (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
     ]
     if len(causes) > _MOST_CAUSES:

@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.graph.rules.posting import Posting
-from tracekit.base.text import cost, seconds, short, sure, three_digits
+from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.job.pipeline_words import worker_label
+from tracekit.report.question import change_text
 from tracekit.report.report import Report
-from tracekit.show.terminal.maps import step_bars, worker_map
-from tracekit.show.terminal.tables import new_table, percent, saving_text, section_table, side_by_side, slowdown_text
-from tracekit.show.words import FIX_HEADS, fix_rows, published_instead
+from tracekit.show.terminal.maps import steps_line, worker_map
+from tracekit.show.terminal.tables import new_table, percent, section_table, side_by_side, slowdown_text
+from tracekit.show.words import fix_table, published_instead
 from tracekit.trace.model import Worker
 
 #: The number of rows in a table that names culprits.
@@ -39,13 +40,14 @@ def print_details(report: Report, console: Console) -> None:
         console.print(_figures(lanes))
         console.print()
         found_map = worker_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks)
-        panels = [_kinds(lanes), _stages(lanes), _dp_ranks(lanes), _workers(lanes), found_map]
+        panels = [_kinds(lanes), _sets("Stage", lanes.by_pp_rank), _sets("DP rank", lanes.by_dp_rank), _workers(lanes),
+                  found_map]  # fmt: skip
         console.print(side_by_side(panels, console))
-        console.print(Padding(step_bars(lanes, console.width), (0, 0, 1, 0)))
+        console.print(Padding(steps_line(lanes, max(console.width - 60, 10)), (0, 0, 1, 0)))
     if tables := [section_table(table) for table in report.sections(full=True)]:
         console.print(side_by_side(tables, console))
     console.print(_causes(report))
-    console.print(_fixes(report))
+    console.print(section_table(fix_table(report)))
 
 
 def _figures(report: PipelineReport) -> RenderableType:
@@ -109,21 +111,16 @@ def _kinds(report: PipelineReport) -> Table:
     on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
         share = percent(on_path[row["kind"]] / report.attribution.recorded_s)
-        table.add_row(row["kind"], slowdown_text(row["slowdown"]), saving_text(row["saved_s"]), share)
+        table.add_row(row["kind"], slowdown_text(row["slowdown"]), change_text(row["saved_s"]), share)
     return table
 
 
-def _stages(report: PipelineReport) -> Table:
-    table = new_table("Stage", "S alone", "if ideal")
-    for row in _worst(report.by_pp_rank).iter_rows(named=True):
-        table.add_row(str(row["pp_rank"]), slowdown_text(row["slowdown"]), saving_text(row["saved_s"]))
-    return table
-
-
-def _dp_ranks(report: PipelineReport) -> Table:
-    table = new_table("DP rank", "S alone")
-    for row in _worst(report.by_dp_rank).iter_rows(named=True):
-        table.add_row(str(row["dp_rank"]), slowdown_text(row["slowdown"]))
+def _sets(head: str, frame: pl.DataFrame) -> Table:
+    """S of each stage or DP rank, by its first column, the costliest first."""
+    table = new_table(head, "S alone", "if ideal")
+    worst = frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
+    for number, slowdown, saved_s in worst.select(pl.first(), "slowdown", "saved_s").iter_rows():
+        table.add_row(str(number), slowdown_text(slowdown), "" if saved_s is None else change_text(saved_s))
     return table
 
 
@@ -139,10 +136,6 @@ def _workers(report: PipelineReport) -> Table:
     return table
 
 
-def _worst(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
-
-
 def _causes(report: Report) -> RenderableType:
     """What is wrong, where, since when, how certain, on what evidence, what to check next."""
     lines: list[RenderableType] = [Text("Causes", style="bold underline")]
@@ -151,7 +144,7 @@ def _causes(report: Report) -> RenderableType:
         line = Text().append(cause.title, style="bold")
         line.append(f"  {place}" if cause.change is not None or str(cause.where) != "whole job" else "")
         if cause.change is not None:
-            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost(cause.saved_s, cause.alone_s, report.whole)}")
+            line.append(f", {cause.when}, {sure(cause.confidence)}: {cause.costs}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(_hanging(f" {number}.", line))
@@ -166,14 +159,3 @@ def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(head, text, style=style)
     return grid
-
-
-def _fixes(report: Report) -> RenderableType:
-    """What to do, the step time afterwards, the saving; best first."""
-    if not report.diagnosis.fixes:
-        return Text("Fixes: none that would save 1 % of the step")
-    table = new_table(*FIX_HEADS)
-    table.caption, table.caption_justify = f"{report.rate_assumption}. Steps as recorded, with launch delays.", "left"
-    for title, *figures in fix_rows(report):
-        table.add_row(Text(title), *figures)
-    return table

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import polars as pl
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -18,18 +18,36 @@ from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
 from tracekit.show.terminal.tables import labelled, new_table
 
+#: Lines of the first screen, and rows of each table on it.
+_SCREEN, _MOST_ROWS = 24, 4
 _STYLES = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.UNCLEAR: ""}
 
 
 def print_fleet(
-    found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console, *, all_culprits: str
+    found: FleetFigures, culprits: pl.DataFrame, rate: float, console: Console, *, study: str, full: bool = False
 ) -> None:
-    """Print the report. `culprits`: with the false-discovery rate `rate`."""
-    console.print(Text(printable(headline(found)), style="bold"))
-    console.print(Padding(labelled((name, printable(words)) for name, words in answer_rows(found)), (1, 0)))
-    for table in tables(found):
-        _print_table(table, console)
-    print_culprits(culprits, rate, console, all_culprits=all_culprits)
+    """Print the answer, with machines that recur and the costliest causes as far as they fit on one screen.
+
+    `culprits`: with the false-discovery rate `rate`. `full`: all tables. `study`: its path, for commands to type next.
+    """
+    answer = labelled((name, printable(words)) for name, words in answer_rows(found))
+    first = Group(Text(printable(headline(found)), style="bold"), Padding(answer, (1, 0)))
+    console.print(first)
+    every = list(tables(found))
+    if full:
+        for table in every:
+            console.print(_drawn(table))
+        print_culprits(culprits, rate, console, all_culprits=f"tracekit fleet culprits {study}")
+        return
+    left = _SCREEN - len(console.render_lines(first)) - 1
+    for table in (culprits_table(culprits, rate), *every[:1]):
+        for rows in range(min(len(table.rows), _MOST_ROWS), 0, -1):
+            drawn = _drawn(replace(table, rows=table.rows[:rows], note=""))
+            if (height := len(console.render_lines(drawn))) <= left:
+                console.print(drawn)
+                left -= height
+                break
+    console.print(Text.assemble(("Next   ", "bold"), f"tracekit fleet report {study} --full"), soft_wrap=True)
 
 
 def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: int = 10, *, all_culprits: str) -> None:
@@ -40,7 +58,7 @@ def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: 
         return
     more = culprits.height - most
     said = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
-    _print_table(replace(table, note=table.note + said), console)
+    console.print(_drawn(replace(table, note=table.note + said)))
 
 
 def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
@@ -65,8 +83,7 @@ def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
     console.print("Each interval alone misses the true change in 5 % of cases, so some rows stand out by chance.")
 
 
-def _print_table(table: Table, console: Console) -> None:
-    console.print(Text(table.title, style="bold"))
+def _drawn(table: Table) -> RenderableType:
     shown = new_table(*table.heads)
     for column, figures, texts in zip(shown.columns, table.figures(), zip(*table.rows, strict=True), strict=True):
         column.justify = "right" if figures else "left"
@@ -75,4 +92,4 @@ def _print_table(table: Table, console: Console) -> None:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     if table.note:
         shown.caption, shown.caption_justify = printable(table.note), "left"
-    console.print(Padding(shown, (0, 0, 1, 0)))
+    return Group(Text(table.title, style="bold"), Padding(shown, (0, 0, 1, 0)))

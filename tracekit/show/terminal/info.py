@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracekit.analysis.gpu.recorded import KEPT, Kept
 from tracekit.base.command_line import adding, command
 from tracekit.base.text import printable, seconds, short, three_digits
 from tracekit.show.terminal.tables import new_table
@@ -38,9 +39,13 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
     grid.add_column(style="bold", overflow="fold", max_width=24)
     grid.add_column(overflow="fold")
     grid.add_row("Job", Text(short(trace.name)))
-    for name, text in {**trace.overview(), "Ops": f"{trace.ops.height:,}"}.items():
+    kept = Kept.read(trace.metadata)
+    overview = trace.overview() if kept is None else _recording(kept, trace.overview()["Ranks"])
+    for name, text in {**overview, "Ops": f"{trace.ops.height:,}"}.items():
         grid.add_row(name, Text(printable(text)))
     for name, value in trace.metadata.items():
+        if name == KEPT and kept is not None:
+            continue
         text = _gpus(value) if name == "gpus" else json.dumps(value)
         grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))
     console.print(grid)
@@ -54,6 +59,19 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
     for kind, ops, mean, longest in by_kind.sort("kind").iter_rows():
         table.add_row(Text(short(str(kind))), f"{ops:,}", seconds(mean), seconds(longest))
     console.print(table)
+
+
+def _recording(kept: Kept, ranks: str) -> dict[str, str]:
+    """What a recording of GPUs holds."""
+    of = "" if kept.world_size is None else f" of {kept.world_size:,}"
+    return {
+        "Kind": "recording of GPUs (docs/kineto.md)",
+        "GPU": short(kept.gpu) if kept.gpu else "unknown",
+        "Ranks": f"{ranks}{of}",
+        "Steps": f"{kept.steps:,} marked",
+        "GPU ops": f"{kept.gpu_ops:,}",
+        **({"Notes": "; ".join(kept.notes)} if kept.notes else {}),
+    }
 
 
 def print_folder(folder: Path, jobs: Sequence[Path], console: Console) -> None:

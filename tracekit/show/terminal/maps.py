@@ -114,32 +114,16 @@ def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
     return tuple(level_of(value) for value in cells.slowdown[row])
 
 
-def steps_line(report: PipelineReport) -> Text:
+def steps_line(report: PipelineReport, bars: int = _LINE_BARS) -> Text:
     """The recorded times of the steps in one line: bars, and the extremes in words."""
     found = report.attribution
     times, worst = found.recorded, found.steps[int(found.step_slowdown.argmax())]
     line = Text("Steps    ", style="bold")
     if len(times) == 1:
         return line.append(f"only step {found.steps[0]} was traced", style="not bold")
-    line.append(sparkline(times / np.median(times), _LINE_BARS), style="not bold #fe9929")
+    line.append(sparkline(times / np.median(times), bars), style="not bold #fe9929")
     extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
     return line.append(f" {extremes}, most lost in step {worst}", style="not bold")
-
-
-def step_bars(report: PipelineReport, width: int) -> RenderableType:
-    """Slowdown over the steps as a line of bars, with its extremes in words."""
-    found = report.attribution
-    slowdown = found.step_slowdown
-    if len(slowdown) == 1:
-        return Text(f"One step traced: {found.steps[0]}; variation over steps is unknown", style="dim")
-    worst = int(slowdown.argmax())
-    line = Text("Steps: ", style="bold")
-    line.append(
-        f"S {slowdown.min():.3f} to {slowdown.max():.3f}, median {float(np.median(slowdown)):.3f}; worst step"
-        f" {found.steps[worst]}",
-        style="not bold",
-    )
-    return Group(line, Text(f"        {sparkline(slowdown, max(width - 10, 10))}", style="#fe9929"))
 
 
 def sparkline(slowdown: Floats, width: int) -> str:

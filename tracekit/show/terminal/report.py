@@ -6,7 +6,7 @@ comes from the report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -16,7 +16,7 @@ from tracekit.base.text import short
 from tracekit.report.report import Report
 from tracekit.report.verdict import LossKind
 from tracekit.show.terminal.maps import small_map, steps_line
-from tracekit.show.terminal.tables import by_label, labelled, questions, section_table, side_by_side
+from tracekit.show.terminal.tables import labelled, section_table, side_by_side
 from tracekit.show.words import MOST_CAUSES, answer_rows
 
 _LOSS_STYLE = "bold white on dark_red"
@@ -47,28 +47,22 @@ def print_report(
     """
     losses = bool(report.diagnosis.verdict.losses)
     commands = list(_commands(report, source, full)) if source is not None else []
-    tables = [] if full else [section_table(table) for table in report.sections()]
-    lines = (_SCREEN if tables or report.pipeline is not None else _PLAIN_SCREEN) - len(commands) - 1
-    answers = (_first_part(report, gpu_hour, most, spaced=losses) for most in range(MOST_CAUSES, -1, -1))
-    answer = next((each for each in answers if len(console.render_lines(each)) <= lines), None)
-    answer = _first_part(report, gpu_hour, 0, spaced=losses) if answer is None else answer
-    console.print(answer)
-    pictures = list(_pictures(report, lines - len(console.render_lines(answer)))) if losses and not full else []
-    lanes = report.pipeline
-    if full or pictures or tables or explain or report.questions_asked or (lanes is not None and report.labels_asked):
+    lines = (_PLAIN_SCREEN if report.pipeline is None else _SCREEN) - len(commands) - 1
+    answers = [_answer(report, gpu_hour, most, full=full) for most in range(MOST_CAUSES, -1, -1)]
+    heights = [len(console.render_lines(answer)) for answer in answers]
+    best = next((at for at, height in enumerate(heights) if height <= lines), MOST_CAUSES)
+    console.print(answers[best])
+    pictures = [] if full else list(_pictures(report, lines - heights[best], console))
+    asked = [section_table(table) for table in report.asked_tables()]
+    if full or pictures or asked or explain:
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
         from tracekit.show.explanation import explanations
 
         console.print(Padding(labelled(explanations(report, gpu_hour)), (0, 0, 1, 0)))
-    if report.questions_asked:
-        console.print(questions(report.questions_asked, whole=report.whole))
-    if lanes is not None:
-        for group in report.labels_asked:
-            console.print(by_label(group))
-    if tables:
-        console.print(side_by_side(tables, console))
+    if asked:
+        console.print(side_by_side(asked, console))
     if full:
         from tracekit.show.terminal.details import print_details
 
@@ -76,7 +70,7 @@ def print_report(
     for picture in pictures:
         console.print(picture)
     if source is not None:
-        if losses or full:
+        if full or (losses and (pictures or not (asked or explain))):
             console.print()
         for number, (command, purpose) in enumerate(commands):
             name = "       " if number else "Next   "
@@ -85,24 +79,14 @@ def print_report(
             console.print(Text.assemble((name, "bold"), words), soft_wrap=True)  # on one line, for copying
 
 
-def _first_part(report: Report, gpu_hour: float | None, most_causes: int, *, spaced: bool) -> Group:
-    """The job, the headline, and the rows of the answer."""
-    parts = [_job(report), _headline(report), _answer(report, gpu_hour, most_causes)]
-    return Group(*_spaced(parts, spaced=spaced))
-
-
-def _spaced(parts: Sequence[RenderableType], *, spaced: bool) -> Iterator[RenderableType]:
-    """The parts, with empty lines between them if `spaced`."""
-    for number, part in enumerate(parts):
-        if number and spaced:
-            yield Text()
-        yield part
-
-
-def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
-    """The map and the steps of a pipeline, each only if they fit into that many lines."""
+def _pictures(report: Report, lines: int, console: Console) -> Iterator[RenderableType]:
+    """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines."""
     lanes = report.pipeline
-    if lines < _STEPS_LINES or lanes is None:
+    if tables := [section_table(table) for table in report.sections()]:
+        shown = side_by_side(tables, console)
+        if lanes is not None or len(console.render_lines(shown)) <= lines:
+            yield shown
+    if not report.diagnosis.verdict.losses or lines < _STEPS_LINES or lanes is None:
         return
     dp_ranks, rows = len(lanes.attribution.dp_ranks), lines - _STEPS_LINES - 1  # the title
     if lanes.attribution.worker_slowdown.size > 1 and rows >= min(dp_ranks, _FEWEST_ROWS):
@@ -112,28 +96,17 @@ def _pictures(report: Report, lines: int) -> Iterator[RenderableType]:
     yield steps_line(lanes)
 
 
-def _job(report: Report) -> Text:
-    """What was analysed."""
-    return Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
-
-
-def _headline(report: Report) -> Text:
+def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: bool) -> Group:
+    """The job, the headline, and the rows of the answer."""
     verdict = report.diagnosis.verdict
+    all_causes = "see Causes" if full else "--full"
+    rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
+    job = Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
     kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
     doubt = () if report.trust.trustworthy else (("NOT TRUSTED", "bold red"), ", looks like ")
-    return Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
-
-
-def _answer(report: Report, gpu_hour: float | None, most_causes: int) -> RenderableType:
-    """The rows of the answer, with colours for trust and for missing data."""
-    shown = []
-    for name, words in answer_rows(report, gpu_hour, most_causes=most_causes):
-        line = Text(words, style="yellow" if name == "Missing" else "")
-        if name == "Trust":
-            line.highlight_regex("^yes", "green")
-            line.highlight_regex("^NO", "bold red")
-        shown.append((name, line))
-    return labelled(shown)
+    headline = Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
+    gap = [Text()] * bool(verdict.losses)
+    return Group(job, *gap, headline, *gap, labelled(rows))
 
 
 def _commands(report: Report, source: str, full: bool) -> Iterator[tuple[str, str]]:

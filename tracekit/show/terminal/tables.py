@@ -13,44 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.base.text import printable, seconds
-from tracekit.report.question import ByLabel, Question
 from tracekit.report.section import Table as Section
 
-FIX_MEANS = "fix: as fast as their peers, everything else as recorded, launch delays kept; as fixes are priced."
-KEEP_MEANS = "keep only: the question of the paper; everything else ideal, without launch delays."
 #: Columns between panels.
 _GAP = 3
-#: The number of values of a label to print.
-_MOST_VALUES = 20
-
-
-def questions(asked_questions: Sequence[Question], *, whole: str = "step") -> RenderableType:
-    """The answers to custom questions. `whole`: what was replayed, a step or a recording of several."""
-    table = new_table("What if", f"{whole} time", f"saved per {whole}", "GPU-hours a day")
-    kept = [asked.question.startswith("keep only ") for asked in asked_questions]
-    meanings = [*([FIX_MEANS] if not all(kept) else []), *([KEEP_MEANS] if any(kept) else [])]
-    table.caption, table.caption_justify = " ".join(meanings), "left"
-    for asked in asked_questions:
-        table.add_row(
-            Text(printable(asked.question)),
-            seconds(asked.step_time_s),
-            f"{seconds(asked.saved_s)} ({asked.saved_s / (asked.step_time_s + asked.saved_s):+.1%})",
-            f"{asked.saved_gpu_hours_per_day:,.1f}",
-        )
-    return Padding(table, (0, 0, 1, 0))
-
-
-def by_label(group: ByLabel) -> RenderableType:
-    """Exact S of each value of a label that was asked for."""
-    table = new_table(" x ".join(group.labels), "ops", "S alone", "if ideal")
-    for share in group.shares[:_MOST_VALUES]:
-        value = Text(printable(", ".join(map(str, share.values))))
-        table.add_row(value, f"{share.ops:,}", slowdown_text(share.slowdown), saving_text(share.removed_s))
-    if len(group.shares) > _MOST_VALUES:
-        table.caption = f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"
-        table.caption_justify = "left"
-    return Padding(table, (0, 0, 1, 0))
 
 
 def new_table(*headers: str) -> Table:
@@ -65,7 +31,9 @@ def new_table(*headers: str) -> Table:
 
 
 def section_table(section: Section) -> RenderableType:
-    """A table of a report."""
+    """A table of a report; of one without rows, what it says instead."""
+    if not section.rows:
+        return Text(f"{section.title}: {section.note}")
     table = new_table(*section.heads)
     for row in section.rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -92,20 +60,19 @@ def side_by_side(panels: Sequence[RenderableType], console: Console) -> Renderab
     return Group(*grids)
 
 
-def labelled(rows: Iterable[tuple[str, str | Text | None]]) -> Table:
-    """Sentences with their subject to their left; leaves out those that are None or empty."""
+def labelled(rows: Iterable[tuple[str, str | None]]) -> Table:
+    """Sentences with their subject to their left, in colour for trust and for missing data; leaves out empty ones."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, words in rows:
         if words:
-            grid.add_row(name, Text(words) if isinstance(words, str) else words)
+            line = Text(words, style="yellow" if name == "Missing" else "")
+            if name == "Trust":
+                line.highlight_regex("^yes", "green")
+                line.highlight_regex("^NO", "bold red")
+            grid.add_row(name, line)
     return grid
-
-
-def trust_line(trusted: bool, why: str) -> Text:
-    """Whether to believe a report, and why."""
-    return Text.assemble(("yes", "green") if trusted else ("NO", "bold red"), f": {why}")
 
 
 def percent(share: float) -> str:
@@ -116,8 +83,3 @@ def percent(share: float) -> str:
 def slowdown_text(value: float) -> Text:
     """S with three decimals, marked if it is straggling."""
     return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")
-
-
-def saving_text(value: float) -> str:
-    """The change of a step, with its sign."""
-    return f"-{seconds(value)}" if value > 0 else f"+{seconds(-value)}" if value < 0 else "0"
