@@ -39,6 +39,8 @@ from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
     from tracekit.analysis.evidence.host_time import HostTime
+    from tracekit.analysis.experts.experts import ExpertLoads
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.fixes.plan import Plan
     from tracekit.analysis.gpu.behind import Behind, Culprit
     from tracekit.analysis.gpu.gpu_times import GpuTimes
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.waits import Waits
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.report.experts import CauseOfImbalance
     from tracekit.report.finding import Finding, Place
     from tracekit.trace.model import Worker
     from tracekit.trace.op import OpTrace
@@ -241,11 +244,33 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         return PaceOfPeers(self.graph, self.replay)
 
     @cached_property
-    def culprit(self) -> Culprit | None:
-        """The rank that the others wait for, None if no rank stands out."""
-        from tracekit.analysis.gpu.behind import find_culprit
+    def experts(self) -> ExpertLoads:
+        """The loads of experts, as far as the ops show them."""
+        return self.experts_with(None)
 
-        return find_culprit(self.pace, self.ops, self.waits)
+    def experts_with(self, logged: Loads | None) -> ExpertLoads:
+        """The loads of experts, with the tokens of each expert that the job logged."""
+        from tracekit.analysis.experts.balance import ExpertJob
+        from tracekit.analysis.experts.experts import ExpertLoads
+
+        job = ExpertJob.of_ops(self.ops, self.graph, self.replay, self.steps_in_whole)
+        cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].str.contains(r"\.\.\.").any()
+        return ExpertLoads(job, logged, cut)
+
+    @cached_property
+    def uneven_experts(self) -> CauseOfImbalance | None:
+        """Why ranks have unequal loads of experts, if the ops show it and it costs something."""
+        return next(iter(self.experts.causes()), None) if self.experts.recorded.known else None
+
+    @cached_property
+    def culprit(self) -> Culprit | None:
+        """The rank that the others wait for, None if no rank stands out: beyond what uneven experts explain."""
+        from tracekit.analysis.gpu.behind import find_culprit
+        from tracekit.analysis.gpu.pace import PaceOfPeers
+
+        job = self.experts.job
+        pace = self.pace if self.uneven_experts is None else PaceOfPeers(self.graph, job.balanced_replay)
+        return find_culprit(pace, self.ops, self.waits)
 
     @cached_property
     def waits(self) -> Waits | None:
@@ -341,8 +366,10 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def named_s(self) -> float:
-        """What the rank that stands out costs, seconds; 0 if there is none."""
-        return 0.0 if self.culprit is None else self.culprit.saved_s
+        """What the rank that stands out and uneven experts cost, seconds; 0 if there are none."""
+        uneven = self.uneven_experts
+        uneven_s = 0.0 if uneven is None else uneven.saved_s * self.steps_in_whole
+        return uneven_s + (0.0 if self.culprit is None else self.culprit.saved_s)
 
     @cached_property
     def parts(self) -> Parts:

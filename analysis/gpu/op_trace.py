@@ -97,7 +97,7 @@ COLUMNS = (
     "kind", "name", "phase", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own",
+    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own", "exchanges", "rows_sent", "rows_received",
 )  # fmt: skip
 
 
@@ -136,10 +136,25 @@ def _aligned(
         communicates=communicates,
         phase=phases,
         profiler_step="step",
+        exchanges=pl.when(communicates & _EXCHANGES).then(pl.lit(value=True)),
+        rows_sent=_rows("sent"),
+        rows_received=_rows("received"),
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
     around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs")})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
+
+
+#: All-to-alls, and the kernels of libraries that move tokens to experts and back.
+_EXCHANGES = pl.coalesce("collective", "name").str.contains(
+    r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)"
+)
+
+
+def _rows(column: str) -> pl.Expr:
+    """The sum of the rows to or from each rank, null if there are none, or the profiler cut them."""
+    whole = pl.col(column).str.contains(r"^\[\d+(?:, ?\d+)*\]$")
+    return pl.when(whole).then(pl.col(column).str.extract_all(r"\d+").cast(pl.List(pl.Int64)).list.sum())
 
 
 def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:

@@ -16,6 +16,7 @@ from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import of_whole, printable, seconds, short
+from tracekit.job import experts
 from tracekit.report.gpu import gpu_tables, in_report
 from tracekit.report.report import Report, StepTimes
 from tracekit.report.section import Table
@@ -54,6 +55,11 @@ class GraphReport(Report):
     def recorded(self) -> Recorded | None:
         """What a recording of GPUs shows beside its ops; None for other op traces."""
         return self.evidence.recorded
+
+    @property
+    def ops_evidence(self) -> OpEvidence:
+        """See `Report.ops_evidence`."""
+        return self.evidence
 
     @property
     def sizes(self) -> str:
@@ -118,6 +124,7 @@ class GraphReport(Report):
             yield "GPU", _gpu_in_words(gpu)
         notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
+        yield from experts.remarks(self)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`."""
@@ -139,6 +146,7 @@ class GraphReport(Report):
                 continue
             if (full and gpu is None) or ",".join(group.labels) in self.asked:
                 yield by_label_table(group)
+        yield from experts.tables(self)
 
     def _method(self) -> Table:
         """What the method of the paper says: S, and the times that it divides."""

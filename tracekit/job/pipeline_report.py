@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job import bubbles_words
+from tracekit.job import bubbles_words, experts
 from tracekit.job import pipeline_words as words
 from tracekit.job.tables import JSON_TABLES, ReportTables
 from tracekit.report.bubbles import Bubbles
@@ -141,10 +141,13 @@ class PipelineReport(ReportTables):
         yield from words.pipeline_remarks(self)
         if self.bubbles is not None:
             yield "Bubbles", bubbles_words.sentence(self.bubbles)
+        yield from experts.remarks(self)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:  # noqa: ARG002
         """See `Report.sections`; else, pipelines are drawn as maps of workers and steps."""
-        return iter(()) if self.bubbles is None else bubbles_words.tables(self.bubbles)
+        if self.bubbles is not None:
+            yield from bubbles_words.tables(self.bubbles)
+        yield from experts.tables(self)
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""

@@ -23,6 +23,8 @@ LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
 SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
 #: Copies of which one side is the host: neither within a GPU nor between two.
 HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
+#: An annotation of a module's forward, backward or weight gradients, such as "attn(F)".
+PASS_OF_MODULE = re.compile(r"\w+\([FBW]\)")
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 

@@ -1,0 +1,169 @@
+"""The all-to-alls of experts: which pairs of dispatch and combine a job has, of which layer, and what they move.
+
+In: members of all-to-alls. Out: `Exchanges`. Dispatch and combine alternate, and the combine returns what the dispatch
+sent. Backward passes repeat the exchanges of the forward pass in reverse order, with the same rows; so do forward
+passes that are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.trace.model import OpKind
+
+#: Members of all-to-alls: `row` of its op, `instance` (equal on all ranks that meet), `rows_sent`, `rows_received` by
+#: this rank, null if unknown.
+MEMBERS = pl.Schema({
+    "group": pl.String, "step": pl.Int64, "rank": pl.Int64, "instance": pl.Int64, "row": pl.Int64,
+    "start": pl.Float64, "rows_sent": pl.Int64, "rows_received": pl.Int64,
+})  # fmt: skip
+
+
+_ALL_TO_ALL = str(OpKind.ALL_TO_ALL)
+
+
+class Exchanges(Struct, frozen=True, eq=False):
+    """The pairs of dispatch and combine of one group of ranks, in order of time.
+
+    `step`, `layer`, `first`: the first time that its tokens go through this layer, [pairs]. `backward`, [pairs].
+    `sent`, `received`: rows of each rank in the dispatch, nan if unknown; `dispatch`, `combine`: rows of the ops;
+    [pairs, ranks].
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    step: Ints
+    layer: Ints
+    first: Bools
+    backward: Bools
+    sent: Floats
+    received: Floats
+    dispatch: Ints
+    combine: Ints
+
+    @property
+    def known(self) -> bool:
+        """Whether the rows of all ranks are known."""
+        return bool(np.isfinite(self.received).all() and np.isfinite(self.sent).all())
+
+
+def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> list[Exchanges]:
+    """Find the pairs of each group, of the steps in which all its ranks have equally many. `members`: of MEMBERS.
+
+    `layers`: how many layers of experts a forward pass has, if known.
+    """
+    found = []
+    for (group,), some in members.sort("group", "rank").group_by("group", maintain_order=True):
+        ranks = tuple(some["rank"].unique().sort().to_list())
+        one = _of_group(str(group), ranks, some, layers)
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _of_group(group: str, ranks: tuple[int, ...], members: pl.DataFrame, layers: int | None) -> Exchanges | None:
+    met = pl.len().over("step", "instance") == len(ranks)
+    ordered = members.with_columns(met=met, at=pl.col("start").max().over("step", "instance")).sort(
+        "step", "at", "instance", "rank"
+    )
+    step, kept = [], []
+    places: tuple[list[np.ndarray], ...] = ([], [], [])
+    for (number,), some in ordered.group_by("step", maintain_order=True):
+        if not some["met"].all() or some.height % (2 * len(ranks)):
+            continue
+        received = _pairs(some["rows_received"], len(ranks))[:, 0]
+        place = _layers(np.hstack([_pairs(some["rows_sent"], len(ranks))[:, 0], received]), layers)
+        kept.append(some)
+        step.append(np.full(len(received), number))
+        for values, each in zip(places, place, strict=True):
+            values.append(each)
+    if not kept:
+        return None
+    every = pl.concat(kept)
+    row = _pairs(every["row"], len(ranks)).astype(np.int64)
+    layer, first, backward = map(np.concatenate, places)
+    return Exchanges(
+        group, ranks, np.concatenate(step), layer, first, backward,
+        sent=_pairs(every["rows_sent"], len(ranks))[:, 0], received=_pairs(every["rows_received"], len(ranks))[:, 0],
+        dispatch=row[:, 0], combine=row[:, 1],
+    )  # fmt: skip
+
+
+def _pairs(column: pl.Series, ranks: int) -> Floats:
+    """A column of members in order as [pairs, dispatch or combine, ranks], nan for null."""
+    return column.cast(pl.Float64).fill_null(np.nan).to_numpy().reshape(-1, 2, ranks)
+
+
+def _layers(rows: Floats, layers: int | None) -> tuple[Ints, Bools, Bools]:
+    """The layer of each pair of a step, whether its tokens are there for the first time, and whether it is a backward.
+
+    `rows`: what tells the pairs apart, [pairs, any].
+    """
+    count, place = len(rows), np.arange(len(rows))
+    half = count // 2
+    if count % 2 == 0 and np.array_equal(rows, rows[::-1], equal_nan=True) and layers in {None, half}:
+        return np.minimum(place, count - 1 - place), place < half, place >= half
+    alike = numbered(*(pl.Series(column) for column in np.nan_to_num(rows, nan=-1.0).T))
+    opens, last = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    opens[np.unique(alike, return_index=True)[1]] = True
+    last[count - 1 - np.unique(alike[::-1], return_index=True)[1]] = True
+    in_pass = layers or int(np.flatnonzero(~np.append(opens, False))[0])
+    number = (np.cumsum(opens) - 1)[opens]
+    layer = np.zeros(int(alike.max(initial=0)) + 1, np.int64)
+    layer[alike[opens]] = number % in_pass
+    return layer[alike], opens, last & ~opens
+
+
+def members_of(ops: pl.DataFrame) -> pl.DataFrame:
+    """The members of all-to-alls among the ops of an op trace: those of this kind, `exchanges`, or with rows."""
+    columns = {"rendezvous": pl.Int64, "group": pl.String, "kind": pl.String, "exchanges": pl.Boolean,
+               "rows_sent": pl.Int64, "rows_received": pl.Int64}  # fmt: skip
+    table = ops.with_columns(
+        pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in ops.columns
+    )
+    step = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
+    exchanges = (
+        pl.col("rows_received").is_not_null() | pl.col("exchanges") | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)
+    )
+    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges)
+    return found.select(
+        pl.col("group").fill_null(""), (pl.lit(0) if step is None else pl.col(step)).alias("step"), "rank",
+        pl.Series("instance", numbered(found["rendezvous"])), "row", "start", "rows_sent", "rows_received",
+    ).drop_nulls("step").cast(MEMBERS)  # fmt: skip
+
+
+def between(before: Ints, after: Ints, rank: Ints, wanted: Bools, exchanges: Sequence[Exchanges]) -> Ints:
+    """The pair whose dispatch each op waits for, and whose combine waits for it, counted over all groups; -1 for none;
+    [ops].
+
+    `before`, `after`: edges, [edges]. `rank`, `wanted`: which ops may be experts, [ops].
+    """
+    same = rank[before] == rank[after]
+    before, after = before[same], after[same]
+    sizes = [len(one.step) for one in exchanges]
+    last, first = sum(sizes) - 1, np.cumsum([0, *sizes])
+    fed, feeds = np.full(len(rank), -1, np.int64), np.full(len(rank), -1, np.int64)
+    for one, begin in zip(exchanges, first.tolist(), strict=False):
+        pair = begin + np.arange(len(one.step))[:, None]
+        fed[one.dispatch], feeds[one.combine] = pair, last - pair
+    # of several, the latest dispatch and the earliest combine
+    fed, feeds = _spread(fed, before, after, wanted), _spread(feeds, after, before, wanted)
+    return np.where(wanted & (fed >= 0) & (fed == last - feeds), fed, -1)
+
+
+def _spread(number: Ints, source: Ints, target: Ints, wanted: Bools) -> Ints:
+    """The largest number that reaches each op along edges through wanted ops, -1 for none, [ops]."""
+    into = wanted[target] & (number[target] < 0)
+    source, target = source[into], target[into]
+    while True:
+        reached = number.copy()
+        np.maximum.at(reached, target, number[source])
+        if np.array_equal(reached, number):
+            return number
+        number = reached
