@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.whatif.interventions import SetOps
+from tracekit.analysis.whatif.interventions import Intervention, SetOps
+from tracekit.report.experts import CauseOfImbalance
 from tracekit.report.finding import Figure, Place, Unit
 
 _LOG = "log tokens per expert (docs/experts.md), then `tracekit whatif --experts --expert-loads FILE`"
@@ -32,13 +34,22 @@ class UnevenExperts(Detector):
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
         found = evidence.uneven_experts
-        if found is None or found.cause != self.kind:
-            return
+        if found is not None and found.cause == self.kind:
+            yield self._candidate(evidence, found, SetOps(evidence.experts.job.balanced_cost))
+
+    def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
+        """See `Detector.in_pipeline`."""
+        exchanges, change = evidence.exchanges, evidence.even_experts
+        found = None if exchanges is None or change is None else exchanges.uneven_experts
+        if exchanges is not None and found is not None and found.cause == self.kind:
+            yield self._candidate(exchanges, found, change)
+
+    def _candidate(self, evidence: OpEvidence, found: CauseOfImbalance, change: Intervention | None) -> Candidate:
         layers = [one for one in evidence.experts.layers() if one.layer in found.layers]
         factor = sum(one.max_over_mean for one in layers) / max(len(layers), 1)
         fit = min(line.r2 for name, line in evidence.experts.job.lines.items() if name.startswith("experts"))
         who = {"rank": "" if found.rank is None else found.rank, "expert": "" if found.expert is None else found.expert}
-        yield Candidate(
+        return Candidate(
             self.kind,
             Place(),
             f"{self.words.format(**who)}: the heaviest rank of a layer gets {factor:.2f} times the mean tokens, and the"
@@ -48,7 +59,7 @@ class UnevenExperts(Detector):
                 Figure("time of the experts that their tokens explain", fit, 0.0, Unit.SHARE),
             ),
             max(fit, 0.0),
-            SetOps(evidence.experts.job.balanced_cost),
+            change,
         )
 
 

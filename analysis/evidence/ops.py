@@ -19,7 +19,7 @@ from tracekit.analysis.attribution.attribution import (
     STRAGGLING_SLOWDOWN,
     Trust,
 )
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.chance import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
@@ -32,6 +32,7 @@ from tracekit.analysis.whatif.interventions import (
     Together,
     step_times,
 )
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, seconds
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
@@ -77,6 +78,12 @@ class Times(Struct, frozen=True, eq=False):
     original: Floats
     ideal: Floats
     noisy: Floats
+
+    @classmethod
+    def of(cls, graph: FoldedGraph, replay: GraphReplay) -> Times:
+        """The step times of a replay."""
+        with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
+        return cls(replay.recorded_step_times(), with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
 
     @property
     def slowdown(self) -> float:
@@ -269,7 +276,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         from tracekit.analysis.gpu.pace import PaceOfPeers
 
         job = self.experts.job
-        pace = self.pace if self.uneven_experts is None else PaceOfPeers(self.graph, job.balanced_replay)
+        pace = PaceOfPeers(self.graph, job.balanced_replay) if self.experts.explain else self.pace
         return find_culprit(pace, self.ops, self.waits)
 
     @cached_property

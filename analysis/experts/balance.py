@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tracekit.analysis.experts.exchanges import Exchanges, between, find_exchanges, members_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
@@ -25,6 +25,12 @@ from tracekit.report.experts import LoadFit
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
 
+#: Tokens hardly vary if their standard deviation is below this share of their mean.
+_HARDLY = 0.01
+#: A time is an outlier, such as of a process that was stopped, beyond so many standard deviations; times that differ by
+#: this share of their mean are the same.
+_OUTLIER, _SAME, _PASSES = 4.0, 1e-6, 4
+_PASS = ("backward", "forward")
 #: A price is a point if two standard errors of the fits are at most this share of the step; else it is an interval.
 _LARGEST_ERROR = 0.02
 
@@ -39,10 +45,30 @@ class Line(Struct, frozen=True):
 
     @classmethod
     def fitted(cls, tokens: Floats, seconds: Floats) -> Line:
-        """The least-squares line; level, with an unknown slope, if the tokens do not vary."""
+        """The least-squares line without outliers; level, with an unknown slope, if the tokens hardly vary.
+
+        A slow rank has as many outliers as any rank has tokens, so the first guess is the median slope from the smaller
+        half of the tokens to the larger one.
+        """
+        order, half = np.argsort(tokens, kind="stable"), len(tokens) // 2
+        more = tokens[order[len(order) - half :]] - tokens[order[:half]]
+        longer = seconds[order[len(order) - half :]] - seconds[order[:half]]
+        apart = more > _HARDLY * float(tokens.mean())
+        slope, found = float(np.median(longer[apart] / more[apart])) if apart.any() else 0.0, cls._of(tokens, seconds)
+        for _ in range(_PASSES):
+            left = seconds - slope * tokens
+            left = np.abs(left - np.median(left))
+            usual = 1.4826 * float(np.median(left))
+            kept = left <= _OUTLIER * usual + _SAME * float(np.abs(seconds).mean())
+            found = cls._of(tokens[kept], seconds[kept])
+            slope = found.slope
+        return found
+
+    @classmethod
+    def _of(cls, tokens: Floats, seconds: Floats) -> Line:
         beyond, count = tokens - tokens.mean(), tokens.size
         varies = float((beyond**2).sum())
-        if count < 3 or varies <= (1e-9 * tokens.mean()) ** 2 * count:
+        if count < 3 or varies <= (_HARDLY * tokens.mean()) ** 2 * count:
             return cls(float(seconds.mean()), 0.0, 0.0, float("inf"))
         slope = float((beyond * seconds).sum()) / varies
         base_s = float(seconds.mean()) - slope * float(tokens.mean())
@@ -175,8 +201,10 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         }
         most = np.concatenate(self.most(self.tokens))
         for name in ("dispatch", "combine"):
-            spent = [np.median(self.cost[getattr(one, name)], axis=1) for one in self.exchanges]
-            found[name] = Line.fitted(most, np.concatenate(spent))
+            spent = np.concatenate([np.median(self.cost[getattr(one, name)], axis=1) for one in self.exchanges])
+            line = Line.fitted(most, spent)
+            steepest = max(line.slope + line.base_s / (float(most.mean()) or 1.0), 0.0)  # no time without rows
+            found[name] = structs.replace(line, slope=min(max(line.slope, 0.0), steepest))
         return found
 
     @property
@@ -189,25 +217,53 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         """The tokens of each pair divided among its ranks equally."""
         return [np.broadcast_to(each.mean(axis=1, keepdims=True), each.shape) for each in self.tokens]
 
-    def price(self, tokens: list[Floats], kept: float = 1.0) -> Price:
-        """The mean step if the ranks had these tokens, [pairs, ranks] for each group. `kept`: share of tokens."""
-        experts, most = self._with_experts(tokens), self.most(tokens, kept)
+    def price(self, tokens: list[Floats], kept: float = 1.0, volume: float = 1.0) -> Price:
+        """The mean step if the ranks had these tokens, [pairs, ranks] for each group.
+
+        `kept`: share of all tokens; `volume`: of the bytes of each.
+        """
+        experts, most = self._with_experts(tokens), [volume * each for each in self.most(tokens, kept)]
         high_s = self._step_s(experts)
-        share = [np.divide(new, old, out=np.ones_like(old), where=old > 0)
-                 for new, old in zip(most, self.most(self.tokens), strict=True)]  # fmt: skip
-        low_s = self._step_s(self._with_transfers(experts, [each - 1 for each in share], relative=True))
-        error_s = self._error_s(tokens, most)
-        if not self.known or not error_s <= _LARGEST_ERROR * self.step_s:
+        low_s = self._step_s(self._with_transfers(experts, most, in_proportion=True))
+        experts_s, transfers_s = self._errors_s(tokens, most)
+        error_s = experts_s + min(transfers_s, abs(high_s - low_s))  # a transfer takes no less than in proportion
+        varies = all(np.isfinite(self.lines[name].slope_error) for name in ("dispatch", "combine") if self.known)
+        moved = any((new != old).any() for new, old in zip(most, self.most(self.tokens), strict=True))
+        if not self.known or (moved and not varies) or not error_s <= _LARGEST_ERROR * self.step_s:
             return Price(float("nan"), min(low_s, high_s), max(low_s, high_s), error_s)
-        more = [new - old for new, old in zip(most, self.most(self.tokens), strict=True)]
-        step_s = self._step_s(self._with_transfers(experts, more))
+        step_s = self._step_s(self._with_transfers(experts, most))
         return Price(step_s, float("nan"), float("nan"), error_s)
+
+    def in_chunks(self, count: int) -> float:
+        """The mean step, seconds, with the tokens of each layer in so many chunks: while the experts compute one, the
+        network moves others.
+
+        A chunk has its share of the tokens, but takes as long without tokens as all do. Between the first dispatch and
+        the last combine, experts and network both run: the one that takes longer counts.
+        """
+        cost, first = self.cost.copy(), 0
+        factor = np.ones((sum(len(each) for each in self.tokens), int(self._graph.ops.rank.max()) + 1))
+        for one, most, spent in zip(self.exchanges, self.most(self.tokens), self.expert_s, strict=True):
+            lines = [self.lines[name] for name in ("dispatch", "combine")]
+            less = [(line.slope * most * (1 / count - 1))[:, None] for line in lines]
+            moves = sum((line.base_s + line.slope * most / count)[:, None] for line in lines)
+            for rows, change in zip((one.dispatch, one.combine), less, strict=True):
+                cost[rows] = np.maximum(self.cost[rows] + change, 0.0)
+            base = np.where(one.backward, *(self.lines.get(f"experts-{name}", lines[0]).base_s for name in _PASS))
+            computes = spent + (count - 1) * base[:, None]
+            takes = np.maximum(computes, (count - 1) * moves + computes / count)
+            factor[first : first + len(most), list(one.ranks)] = np.divide(
+                takes, spent, out=np.ones_like(spent), where=spent > 0
+            )
+            first += len(most)
+        experts = self.pair >= 0
+        cost[experts] *= factor[self.pair[experts], self._graph.ops.rank[experts]]
+        return self._step_s(cost)
 
     @cached_property
     def balanced_cost(self) -> Floats:
         """The cost of each op if all ranks had the mean load, seconds, [ops]."""
-        more = [new - old for new, old in zip(self.most(self.mean_loads), self.most(self.tokens), strict=True)]
-        return self._with_transfers(self._with_experts(self.mean_loads), more)
+        return self._with_transfers(self._with_experts(self.mean_loads), self.most(self.mean_loads))
 
     @cached_property
     def balanced_replay(self) -> GraphReplay:
@@ -230,34 +286,41 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
             first += len(new)
         return np.where(self.pair >= 0, self.cost * factor[self.pair, self._graph.ops.rank], self.cost)
 
-    def _with_transfers(self, cost: Floats, more: list[Floats], *, relative: bool = False) -> Floats:
-        """These costs with longer transfers: by `more` rows, or by that share of their time; [pairs] for each group."""
+    def _with_transfers(self, cost: Floats, most: list[Floats], *, in_proportion: bool = False) -> Floats:
+        """These costs with transfers of so many rows, [pairs] for each group: by the fits, or as if a transfer took no
+        time without rows.
+        """
         cost = cost.copy()
-        for one, each in zip(self.exchanges, more, strict=True):
+        for one, new, old in zip(self.exchanges, most, self.most(self.tokens), strict=True):
+            share = np.divide(new, old, out=np.ones_like(old), where=old > 0) - 1
             for name, rows in (("dispatch", one.dispatch), ("combine", one.combine)):
-                added = self.cost[rows] * each[:, None] if relative else self.lines[name].slope * each[:, None]
+                line, spent = self.lines.get(name), self.cost[rows]
+                if line is not None:
+                    spent = (line.base_s + line.slope * old)[:, None]
+                added = spent * share[:, None]
+                if line is not None and not in_proportion:
+                    added = line.slope * (new - old)[:, None]
                 cost[rows] = np.maximum(self.cost[rows] + added, 0.0)
         return cost
 
-    def _error_s(self, tokens: list[Floats], most: list[Floats]) -> float:
-        """Two standard errors of the slopes, over all the tokens that a step moves, seconds of the mean step."""
-        if not self.known:
-            return float("nan")
-        error = 0.0
+    def _errors_s(self, tokens: list[Floats], most: list[Floats]) -> tuple[float, float]:
+        """Two standard errors of the slopes over all tokens that a step moves, of experts and of transfers, seconds."""
+        experts = transfers = 0.0
         for one, new, old, now, was in zip(
             self.exchanges, tokens, self.tokens, most, self.most(self.tokens), strict=True
         ):
             beyond = np.abs(new - old).max(axis=1)
             for name, which in (("experts-forward", ~one.backward), ("experts-backward", one.backward)):
-                error += _times(self.lines[name].slope_error, beyond[which].sum()) if which.any() else 0.0
+                experts += _times(self.lines.get(name), beyond[which].sum())
             for name in ("dispatch", "combine"):
-                error += _times(self.lines[name].slope_error, np.abs(now - was).sum())
-        return 2 * error / max(self.steps * len(self._replay.graph.steps), 1)
+                transfers += _times(self.lines.get(name), np.abs(now - was).sum())
+        steps = max(self.steps * len(self._replay.graph.steps), 1)
+        return 2 * experts / steps, 2 * transfers / steps
 
     def _step_s(self, cost: Floats) -> float:
         return float(step_times(self._replay, [SetOps(cost)]).mean()) / self.steps
 
 
-def _times(error: float, count: float) -> float:
-    """Zero times an unknown error is zero."""
-    return error * count if count else 0.0
+def _times(line: Line | None, count: float) -> float:
+    """The error of a line over so many tokens; zero times an unknown error is zero."""
+    return 0.0 if line is None or not count else line.slope_error * float(count)

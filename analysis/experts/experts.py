@@ -35,27 +35,37 @@ _EQUAL, _LATE_SHARE = 0.05, 0.05
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
 NO_LOADS = "no all-to-all shows how many tokens a rank gets; docs/experts.md says what to record"
-_PLAN = re.compile(r"balanced|capacity=(?P<capacity>\d{1,6}(\.\d{1,6})?)|replicas=(?P<replicas>\d{1,6})")
+_NUMBER = r"\d{1,6}(\.\d{1,6})?"
+_PLAN = re.compile(
+    rf"balanced|chunks|capacity=(?P<capacity>{_NUMBER})|volume=(?P<volume>{_NUMBER})|replicas=(?P<replicas>\d{{1,6}})"
+)
+_MOST_CHUNKS = 16
 
 
 class Plan(Struct, frozen=True):
-    """A plan to price: equal loads, at most `capacity` times the mean tokens for each expert, or so many replicas."""
+    """A plan to price: equal loads, at most `capacity` times the mean tokens for each expert, so many replicas, tokens
+    of `volume` times the bytes, or as many chunks as are best.
+    """
 
     text: str
     capacity: float | None = None
     replicas: int | None = None
+    volume: float | None = None
+    chunks: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """Read "balanced", "capacity=1.25" or "replicas=16". Raises SelectionError."""
+        """Read "balanced", "capacity=1.25", "replicas=16", "volume=0.5" or "chunks". Raises SelectionError."""
         read = _PLAN.fullmatch(text.strip().lower())
-        if read is None or (read["capacity"] and not float(read["capacity"])) or read["replicas"] == "0":
+        if read is None or any(read[name] and not float(read[name]) for name in ("capacity", "replicas", "volume")):
             raise SelectionError(
                 f"--rebalance {quoted(text)}: not a plan; write balanced, capacity=C (at most C times the mean tokens"
-                " for each expert), or replicas=N (in all, equally many on each rank)"
+                " for each expert), replicas=N (in all, equally many on each rank), volume=R (times the bytes of a"
+                " token), or chunks"
             )
-        capacity, replicas = read["capacity"], read["replicas"]
-        return cls(text, float(capacity) if capacity else None, int(replicas) if replicas else None)
+        capacity, volume = (float(read[name]) if read[name] else None for name in ("capacity", "volume"))
+        replicas = int(read["replicas"]) if read["replicas"] else None
+        return cls(text, capacity, replicas, volume, text.strip().lower() == "chunks")
 
 
 class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
@@ -223,6 +233,11 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         price = self.balanced
         return self.job.step_s - (price.high_s if np.isnan(price.step_s) else price.step_s)
 
+    @cached_property
+    def explain(self) -> bool:
+        """Whether rows that the recording states are so unequal that ranks are compared without them."""
+        return self.recorded.known and self.job.runs and float(self._ratio(self.by_rank).mean()) - 1 >= _EQUAL
+
     def causes(self) -> list[CauseOfImbalance]:
         """Why ranks have unequal loads, if that costs a share of the step worth a finding.
 
@@ -257,8 +272,10 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """The price of a plan, or why there is none."""
         if self.cut or self.source is None:
             return Rebalanced(plan.text, unknown="the rows that each rank sends and receives are not known")
+        if plan.chunks:
+            return self._in_chunks(plan)
         placement, kept = None, 1.0
-        tokens = self.job.mean_loads
+        tokens = self.job.mean_loads if plan.volume is None else self.job.tokens
         if plan.capacity is not None or plan.replicas is not None:
             if self.by_expert is None:
                 return Rebalanced(plan.text, unknown="the tokens of each expert are not known; give --expert-loads")
@@ -286,7 +303,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if not self.job.runs:
             return Rebalanced(plan.text, dropped_share=dropped, placement=placement,
                               unknown="no op shows how long the experts took")  # fmt: skip
-        price = self.job.price(tokens, kept)
+        price = self.job.price(tokens, kept, plan.volume or 1.0)
         point = None if np.isnan(price.step_s) else price.step_s
         return Rebalanced(
             plan.text,
@@ -297,6 +314,17 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             error_s=None if point is None else price.error_s,
             dropped_share=dropped,
             placement=placement,
+        )
+
+    def _in_chunks(self, plan: Plan) -> Rebalanced:
+        """The price of the number of chunks that is best, 1 if chunks save nothing."""
+        slopes = [self.job.lines[name].slope_error for name in ("dispatch", "combine") if self.job.known]
+        if not self.job.runs or not slopes or not np.isfinite(slopes).all():
+            return Rebalanced(plan.text, unknown="what transfers take without rows is not known; loads must vary")
+        times = {1: self.job.step_s} | {count: self.job.in_chunks(count) for count in range(2, _MOST_CHUNKS + 1)}
+        best = min(times, key=lambda count: times[count])
+        return Rebalanced(
+            plan.text, step_time_s=times[best], saved_s=self.job.step_s - times[best], error_s=0.0, chunks=best
         )
 
     def _changed(self, one: Exchanges, own: Floats, old: Floats, new: Floats) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.breakdown import both, length, union
+from tracekit.analysis.gpu.breakdown import both, grid_blocks, length, union
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.experts import (
@@ -38,7 +38,7 @@ def find_overlap(found: Recorded) -> Overlap:
         computes=~_COMMUNICATES,  # with copies and fills, which hide communication as well
         phase=recording.calls["annotated"].gather(recording.gpu_ops["launch"]),
         short=_short_name(),
-        blocks=pl.col("shape").str.extract_all(r"^[\dx]+").list.first(),
+        blocks=grid_blocks(),
         wait=pl.Series(wait_s),
     )
     by_rank = {rank: ops.filter(rank=rank) for rank in recording.ranks}
@@ -97,14 +97,9 @@ def _tax_s(recording: GpuRecording, ops: pl.DataFrame) -> float | None:
     communication = ops.filter("communicates")["blocks"].drop_nulls()
     if recording.multiprocessors is None or communication.is_empty():
         return None
-    taken = _product(str(communication.mode().sort()[0]))
-    left = recording.multiprocessors - taken
-    sized = ops.filter("computes", pl.col("blocks").map_elements(_product, pl.Int64) == left)
+    taken = int(communication.mode().sort()[0])
+    sized = ops.filter("computes", pl.col("blocks") == recording.multiprocessors - taken)
     return float(sized["duration"].sum()) * taken / recording.multiprocessors
-
-
-def _product(sizes: str) -> int:
-    return int(np.prod([int(one) for one in sizes.split("x") if one]))
 
 
 def _collectives(by_rank: dict[int, pl.DataFrame]) -> Iterator[OverlapOfCollective]:

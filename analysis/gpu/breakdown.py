@@ -58,6 +58,12 @@ def _breakdown(rank: int, ops: pl.DataFrame) -> Breakdown:
     )
 
 
+def grid_blocks() -> pl.Expr:
+    """The number of blocks of a kernel, from its column `shape` such as "20x1x1/256x1x1"; null if not recorded."""
+    grid = pl.col("shape").str.extract(r"^(\d[\dx]*)").str.split("x").cast(pl.List(pl.Int64))
+    return grid.list.eval(pl.element().product()).list.first()
+
+
 def union(ops: pl.DataFrame) -> Floats:
     """When any of the ops ran: begin and end of disjoint intervals, ascending, seconds, [intervals, 2]."""
     return _merged(ops.select("start", end=pl.col("start") + pl.col("duration")).to_numpy())

@@ -55,7 +55,7 @@ STDOUT = Path("-")
     "plans",
     multiple=True,
     metavar="PLAN",
-    help="--experts, and the price of this plan: balanced, capacity=C, replicas=N. Repeatable.",
+    help="--experts, and the price of this plan: balanced, capacity=C, replicas=N, volume=R, chunks. Repeatable.",
 )
 @click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."

@@ -50,10 +50,17 @@ def with_experts(report: R, plans: Sequence[Plan], logged: Loads | None) -> R:
     """The same report with the loads of its experts and the price of plans. Raises FormatError for other loads."""
     evidence = report.ops_evidence
     if evidence is None:
-        return replace(report, experts=Experts(None, False, [], [], [], [], [NO_LOADS]))
+        return replace(report, experts_asked=True, experts=Experts(None, False, [], [], [], [], [NO_LOADS]))
     found = evidence.experts_with(logged).found(plans)
     found.causes.extend(_late_peer(evidence, found))
-    return replace(report, experts=found)
+    return replace(report, experts=found, experts_asked=True)
+
+
+def unasked(evidence: OpEvidence | None) -> Experts | None:
+    """What every report keeps of uneven loads, with the price of equal ones; None if there are none."""
+    if evidence is None or evidence.uneven_experts is None:
+        return None
+    return evidence.experts.found([Plan.parse("balanced")])
 
 
 def _late_peer(evidence: OpEvidence, loads: Experts) -> Iterator[CauseOfImbalance]:
@@ -69,7 +76,7 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     """Yield a sentence each."""
     if report.overlap is not None:
         yield "Overlap", _hidden(report.overlap)
-    if report.experts is not None:
+    if report.experts is not None and report.experts_asked:
         found = report.experts
         source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
         why = [f"{_BECAUSE[one.cause]}{_where(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
@@ -94,8 +101,8 @@ def _hidden(found: Overlap) -> str:
     return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """Yield the tables of what was asked for."""
+def tables(report: Report, *, full: bool) -> Iterator[Table]:
+    """Yield the tables of what was asked for; `full`: of all that is known."""
     if (overlap := report.overlap) is not None:
         rows = [
             (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
@@ -112,7 +119,7 @@ def tables(report: Report) -> Iterator[Table]:
             yield Table(
                 "What hides what", ("Communication under compute", "time"), pairs[:_MOST_ROWS], _rest(len(pairs))
             )
-    if (experts := report.experts) is not None:
+    if (experts := report.experts) is not None and (full or report.experts_asked):
         if experts.layers:
             yield _heat_map(experts)
         if experts.rebalance:

@@ -146,7 +146,7 @@ class GraphReport(Report):
                 continue
             if (full and gpu is None) or ",".join(group.labels) in self.asked:
                 yield by_label_table(group)
-        yield from experts.tables(self)
+        yield from experts.tables(self, full=full)
 
     def _method(self) -> Table:
         """What the method of the paper says: S, and the times that it divides."""

@@ -102,7 +102,8 @@ class LoadFit(Struct, frozen=True):
 class Rebalanced(Struct, frozen=True):
     """A plan and its price, seconds a step; null where it is not known, `unknown` says why.
 
-    `low_s`, `high_s`: bounds of the step. `placement`: for each layer, pairs of expert and rank.
+    `low_s`, `high_s`: bounds of the step. `placement`: for each layer, pairs of expert and rank. `chunks`: the best
+    number.
     """
 
     plan: str
@@ -113,6 +114,7 @@ class Rebalanced(Struct, frozen=True):
     error_s: float | None = None
     dropped_share: float | None = None
     placement: list[Placement] | None = None
+    chunks: int | None = None
     unknown: str | None = None
 
 

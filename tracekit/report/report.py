@@ -70,7 +70,8 @@ class Report(ABC):
         report.to_dict()                      # plain data, as docs/report-schema.md documents it
 
     `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
-    custom questions; `overlap`, `experts`: None if nobody asked. `table_names`: the names for `table`.
+    custom questions. `overlap`: None if nobody asked; `experts`: None if nobody asked (`experts_asked`) and no uneven
+    loads are known. `table_names`: the names for `table`.
     """
 
     table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
@@ -80,6 +81,7 @@ class Report(ABC):
     labels_asked: tuple[ByLabel, ...] = ()
     overlap: Overlap | None = None
     experts: Experts | None = None
+    experts_asked: bool = False
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"

@@ -146,6 +146,33 @@ def test_plans_cost_what_the_simulator_says(skewed: Path) -> None:
     )
 
 
+def test_bytes_and_chunks_cost_what_the_formulas_say(tmp_path: Path) -> None:
+    """Even loads that grow from step to step, so that base and slope of a transfer are known.
+
+    In k chunks, a pass takes two transfers of a k-th of the rows, and between them the longer of its experts, k times
+    without tokens, and of the other transfers with a k-th of the experts.
+    """
+    tokens = EVEN * np.array([1.0, 1.5, 2.0])[:, None, None]
+    simulate(tokens, tmp_path)
+    content = whatif(tmp_path, "--rebalance", "volume=0.5", "--rebalance", "chunks")
+    half, chunked = content["experts"]["rebalance"]
+    rows = on_ranks(tokens)[:, 0, 0]
+    assert half["saved_s"] == pytest.approx(12 * 0.5 * PER_ROW * rows.mean() * 1e-6, rel=0.01)
+
+    def layer_us(count: int) -> float:
+        each = (TRANSFER + PER_ROW * rows / count) * 2
+        passes = []
+        for factor in (1, 2):
+            experts = factor * (count * BASE + PER_TOKEN * rows)
+            one = factor * (BASE + PER_TOKEN * rows) / count
+            passes.append(each + np.maximum(experts, (count - 1) * each + one))
+        return float(np.sum(passes, axis=0).mean())
+
+    best = min(range(1, 17), key=layer_us)
+    assert (chunked["chunks"], best > 1) == (best, True)
+    assert chunked["saved_s"] == pytest.approx(3 * (layer_us(1) - layer_us(best)) * 1e-6, rel=0.01)
+
+
 def test_transfers_that_never_vary_leave_an_interval(tmp_path: Path) -> None:
     """The heaviest rank always has 4,000 of 8,000 rows, so nobody can tell the base of a transfer from its slope."""
     tokens = np.array([[np.roll([2500, 500, 500, 500], layer) for layer in range(4)]] * 3, float)
