@@ -150,9 +150,8 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def pair(self) -> Ints:
         """The pair that each op computes the experts of, counted over all groups, -1 for none, [ops]."""
-        ops, wanted = self._graph.ops, self.experts
-        assert wanted is not None
-        return between(ops.before, ops.after, ops.rank.astype(np.int64), wanted, self.exchanges)
+        assert self.experts is not None
+        return between(self._graph.ops, self.experts, self.exchanges)
 
     @cached_property
     def expert_s(self) -> list[Floats]:

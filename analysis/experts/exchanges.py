@@ -13,7 +13,9 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.rules.kineto import SLACK_S
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.model import OpKind
 
@@ -138,32 +140,44 @@ def members_of(ops: pl.DataFrame) -> pl.DataFrame:
     ).drop_nulls("step").cast(MEMBERS)  # fmt: skip
 
 
-def between(before: Ints, after: Ints, rank: Ints, wanted: Bools, exchanges: Sequence[Exchanges]) -> Ints:
+def between(graph: OpGraph, wanted: Bools, exchanges: Sequence[Exchanges]) -> Ints:
     """The pair whose dispatch each op waits for, and whose combine waits for it, counted over all groups; -1 for none;
     [ops].
 
-    `before`, `after`: edges, [edges]. `rank`, `wanted`: which ops may be experts, [ops].
+    `wanted`: which ops may be experts, [ops]. They run from the end of the dispatch to the start of the combine.
     """
-    same = rank[before] == rank[after]
-    before, after = before[same], after[same]
-    sizes = [len(one.step) for one in exchanges]
-    last, first = sum(sizes) - 1, np.cumsum([0, *sizes])
-    fed, feeds = np.full(len(rank), -1, np.int64), np.full(len(rank), -1, np.int64)
-    for one, begin in zip(exchanges, first.tolist(), strict=False):
-        pair = begin + np.arange(len(one.step))[:, None]
-        fed[one.dispatch], feeds[one.combine] = pair, last - pair
-    # of several, the latest dispatch and the earliest combine
-    fed, feeds = _spread(fed, before, after, wanted), _spread(feeds, after, before, wanted)
-    return np.where(wanted & (fed >= 0) & (fed == last - feeds), fed, -1)
+    ends, place = graph.start + graph.duration, np.full(len(wanted), -1, np.int64)
+    first, fed, feeds = 0, np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.bool_)
+    for one in exchanges:
+        for column, rank in enumerate(one.ranks):
+            mine = np.flatnonzero(wanted & (graph.rank == rank))
+            dispatch, combine = one.dispatch[:, column], one.combine[:, column]
+            order = np.lexsort((ends[dispatch], graph.step[dispatch]))
+            key = _times(graph.step[dispatch[order]], ends[dispatch[order]] - SLACK_S, ends)
+            at = np.searchsorted(key, _times(graph.step[mine], graph.start[mine], ends), side="right") - 1
+            pair = order[np.maximum(at, 0)]
+            inside = (at >= 0) & (graph.step[dispatch[pair]] == graph.step[mine])
+            inside &= ends[mine] <= graph.start[combine[pair]] + SLACK_S
+            place[mine[inside]] = first + pair[inside]
+            place[dispatch] = place[combine] = first + np.arange(len(dispatch))
+            fed[dispatch] = feeds[combine] = True
+        first += len(one.step)
+    near = place[graph.before] == place[graph.after]
+    near &= (place[graph.before] >= 0) & (graph.rank[graph.before] == graph.rank[graph.after])
+    before, after = graph.before[near], graph.after[near]
+    fed, feeds = _spread(fed, before, after), _spread(feeds, after, before)
+    return np.where(wanted & fed & feeds, place, -1)
 
 
-def _spread(number: Ints, source: Ints, target: Ints, wanted: Bools) -> Ints:
-    """The largest number that reaches each op along edges through wanted ops, -1 for none, [ops]."""
-    into = wanted[target] & (number[target] < 0)
-    source, target = source[into], target[into]
+def _times(step: Int32s, time: Floats, every: Floats) -> Floats:
+    """Numbers that sort by step, then time."""
+    return np.asarray(step * (2 * float(np.abs(every).max(initial=0.0)) + 1) + time)
+
+
+def _spread(reached: Bools, source: Ints, target: Ints) -> Bools:
+    """Which ops can be reached along edges, [ops]."""
     while True:
-        reached = number.copy()
-        np.maximum.at(reached, target, number[source])
-        if np.array_equal(reached, number):
-            return number
-        number = reached
+        new = np.unique(target[reached[source] & ~reached[target]])
+        if not len(new):
+            return reached
+        reached[new] = True
