@@ -123,21 +123,30 @@ def _layers(rows: Floats, layers: int | None) -> tuple[Ints, Bools, Bools]:
 
 
 def members_of(ops: pl.DataFrame) -> pl.DataFrame:
-    """The members of all-to-alls among the ops of an op trace: those of this kind, `exchanges`, or with rows."""
-    columns = {"rendezvous": pl.Int64, "group": pl.String, "kind": pl.String, "exchanges": pl.Boolean,
-               "rows_sent": pl.Int64, "rows_received": pl.Int64}  # fmt: skip
-    table = ops.with_columns(
-        pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in ops.columns
+    """The members of all-to-alls among the ops of an op trace: those of this kind, or with rows, or marked: `exchanges`
+    is the size of their group, all of which must have been recorded.
+    """
+    stated = dict.fromkeys(("rows_sent", "rows_received", "exchanges"), pl.Int64)
+    columns = {"rendezvous": pl.Int64, "group": pl.String, "kind": pl.String, **stated}
+    other = [name for name in stated if name in ops.columns and not ops.schema[name].is_integer()]  # other labels
+    table = ops.drop(other)
+    table = table.with_columns(
+        pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in table.columns
     )
     step = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
     exchanges = (
-        pl.col("rows_received").is_not_null() | pl.col("exchanges") | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)
+        pl.col("rows_received").is_not_null()
+        | pl.col("exchanges").is_not_null()
+        | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)
     )
-    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges)
+    whole = pl.col("rank").n_unique().over("group") == pl.col("exchanges").fill_null(
+        pl.col("rank").n_unique().over("group")
+    )
+    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges).filter(whole)
     return found.select(
-        pl.col("group").fill_null(""), (pl.lit(0) if step is None else pl.col(step)).alias("step"), "rank",
-        pl.Series("instance", numbered(found["rendezvous"])), "row", "start", "rows_sent", "rows_received",
-    ).drop_nulls("step").cast(MEMBERS)  # fmt: skip
+        pl.col("group").cast(pl.String).fill_null(""), (pl.lit(0) if step is None else pl.col(step)).alias("step"),
+        "rank", pl.Series("instance", numbered(found["rendezvous"])), "row", "start", "rows_sent", "rows_received",
+    ).cast(MEMBERS, strict=False).drop_nulls("step")  # fmt: skip
 
 
 def between(graph: OpGraph, wanted: Bools, exchanges: Sequence[Exchanges]) -> Ints:

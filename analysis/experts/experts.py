@@ -34,7 +34,7 @@ _SHARE_OF_EXPERT = 0.6
 _EQUAL, _LATE_SHARE = 0.05, 0.05
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
-NO_LOADS = "no all-to-all shows how many tokens a rank gets; docs/experts.md says what to record"
+NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/experts.md says what shows loads"
 _NUMBER = r"\d{1,6}(\.\d{1,6})?"
 _PLAN = re.compile(
     rf"balanced|chunks|capacity=(?P<capacity>{_NUMBER})|volume=(?P<volume>{_NUMBER})|replicas=(?P<replicas>\d{{1,6}})"
@@ -89,6 +89,8 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def source(self) -> LoadSource | None:
         """Where the tokens of each rank were read."""
+        if not self.recorded.exchanges:
+            return None
         if self.recorded.known:
             return "splits"
         if self.logged is not None:

@@ -127,6 +127,7 @@ def _aligned(
         return frame.with_columns((pl.col(name) - late) for name in times)
 
     communicates = pl.col("kernel_class") == str(KernelClass.COMMUNICATION)
+    sizes = {group.name: len(group.ranks) for group in recording.groups}
     phases = pl.concat([calls["phase"], pl.Series([None], dtype=pl.String)])[gpu["launch"].fill_null(-1)]
     ops = corrected(gpu, {}).with_columns(
         stream=name_numbers("stream", gpu["stream"]) if gpu["device"].n_unique() <= len(recording.ranks) else
@@ -136,7 +137,9 @@ def _aligned(
         communicates=communicates,
         phase=phases,
         profiler_step="step",
-        exchanges=pl.when(communicates & _EXCHANGES).then(pl.lit(value=True)),
+        exchanges=pl.when(communicates & _EXCHANGES).then(
+            pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64).fill_null(len(recording.ranks))
+        ),
         rows_sent=_rows("sent"),
         rows_received=_rows("received"),
     )  # fmt: skip

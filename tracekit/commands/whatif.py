@@ -14,7 +14,7 @@ import click
 from tracekit.base import memory
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.exit_codes import ExitCode
-from tracekit.base.stderr import progress
+from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, as_arguments, console, job_source, load
@@ -162,6 +162,8 @@ def whatif_command(
 
             tell("overlap")
             report = with_overlap(report)
+            if report.overlap is None:
+                say(f"--overlap is for recordings of GPUs; {short(report.name)} is none of any")
         if rebalance.asked:
             from tracekit.job.experts import with_experts
 

@@ -64,7 +64,6 @@ def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
 
 _TYPES = {
     "role": pl.String, "scope": pl.String, "communicates": pl.Boolean, "in_collective": pl.Boolean,
-    "exchanges": pl.Boolean,
     "recorded_at": pl.Float64,
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from tests.analysis.experts.simulated import (
 )
 from tests.handmade import run
 from tests.kineto_files import document, event, write
+from tracekit.analysis.experts.experts import NO_LOADS
 from tracekit.analysis.experts.placement import balanced_placement, loads_of_ranks
 
 RNG = np.random.default_rng(3)
@@ -279,6 +280,17 @@ def test_the_log_of_another_job_is_one_error(skewed: Path, tmp_path: Path, token
 def test_another_plan_is_an_error(skewed: Path, plan: str) -> None:
     ran = run("whatif", skewed / "recording", "--rebalance", plan)
     assert (ran.code, "not a plan; write balanced, capacity=C" in ran.err) == (2, True)
+
+
+def test_a_group_with_unrecorded_ranks_has_no_loads(skewed: Path, tmp_path: Path) -> None:
+    """What rank 0 gets is not known, so that neither the mean nor the heaviest rank is."""
+    for rank in (1, 2, 3):
+        (tmp_path / f"rank{rank}.json").write_bytes((skewed / "recording" / f"rank{rank}.json").read_bytes())
+    content = whatif(tmp_path, "--expert-loads", skewed / "loads.jsonl", "--rebalance", "balanced")
+    experts = content["experts"]
+    assert (experts["source"], experts["layers"], experts["causes"]) == (None, [], [])
+    assert experts["notes"] == [NO_LOADS]
+    assert experts["rebalance"][0]["saved_s"] is None
 
 
 def test_replicas_that_do_not_fit_say_why(skewed: Path) -> None:
