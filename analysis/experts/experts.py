@@ -31,7 +31,7 @@ SMALLEST_SHARE = 0.01
 _SHARE_OF_EXPERT = 0.6
 #: Loads are equal if the heaviest rank has at most this share more than the mean; then a peer is late that costs this
 #: share of the step.
-_EQUAL, _LATE_SHARE = 0.05, 0.05
+EQUAL, LATE_SHARE = 0.05, 0.05
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
 NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/experts.md says what shows loads"
@@ -238,7 +238,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def explain(self) -> bool:
         """Whether rows that the recording states are so unequal that ranks are compared without them."""
-        return self.recorded.known and self.job.runs and float(self._ratio(self.by_rank).mean()) - 1 >= _EQUAL
+        return self.recorded.known and self.job.runs and float(self._ratio(self.by_rank).mean()) - 1 >= EQUAL
 
     def causes(self) -> list[CauseOfImbalance]:
         """Why ranks have unequal loads, if that costs a share of the step worth a finding.
@@ -249,7 +249,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             return []
         by_rank = self.by_rank
         excess = self._ratio(by_rank) - 1
-        uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > _EQUAL)]
+        uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EQUAL)]
         heaviest = by_rank.mean(axis=0).argmax(axis=1)
         one_rank = int(heaviest[0]) if (heaviest == heaviest[0]).all() else None
         found: ExpertCause = "skew" if one_rank is None else "hot-rank"
@@ -276,47 +276,37 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             return Rebalanced(plan.text, unknown="the rows that each rank sends and receives are not known")
         if plan.chunks:
             return self._in_chunks(plan)
-        placement, kept = None, 1.0
+        found, kept = Rebalanced(plan.text), 1.0
         tokens = self.job.mean_loads if plan.volume is None else self.job.tokens
         if plan.capacity is not None or plan.replicas is not None:
             if self.by_expert is None:
-                return Rebalanced(plan.text, unknown="the tokens of each expert are not known; give --expert-loads")
-            ranks = len(self.job.exchanges[0].ranks)
-            new = self._stated(self.by_expert)
+                return structs.replace(found, unknown="the tokens of each expert are not known; give --expert-loads")
             try:
-                if plan.capacity is not None:
-                    most = np.ceil(plan.capacity * self.by_expert.sum(axis=2, keepdims=True) / self.by_expert.shape[2])
-                    capped = np.minimum(self.by_expert, most)
-                    kept = float(capped.sum() / (self.by_expert.sum() or 1.0))
-                    changed = self._stated(capped)
-                elif plan.replicas is not None:
-                    placement = [
-                        balanced_placement(layer, ranks, plan.replicas) for layer in self.by_expert.mean(axis=0)
-                    ]
-                    changed = np.stack(
-                        [loads_of_ranks(self.by_expert[:, layer], each, ranks) for layer, each in enumerate(placement)],
-                        axis=1,
-                    )
+                changed, found = self._placed(plan, self.by_expert, found)
             except SelectionError as error:
-                return Rebalanced(plan.text, unknown=str(error))
-            tokens = [self._changed(one, own, new, changed)
+                return structs.replace(found, unknown=str(error))
+            kept = 1 - (found.dropped_share or 0.0)
+            old = self._stated(self.by_expert)
+            tokens = [self._changed(one, own, old, changed)
                       for one, own in zip(self.job.exchanges, self.job.tokens, strict=True)]  # fmt: skip
-        dropped = None if plan.capacity is None else 1 - kept
         if not self.job.runs:
-            return Rebalanced(plan.text, dropped_share=dropped, placement=placement,
-                              unknown="no op shows how long the experts took")  # fmt: skip
+            return structs.replace(found, unknown="no op shows how long the experts took")
         price = self.job.price(tokens, kept, plan.volume or 1.0)
-        point = None if np.isnan(price.step_s) else price.step_s
-        return Rebalanced(
-            plan.text,
-            step_time_s=point,
-            low_s=None if np.isnan(price.low_s) else price.low_s,
-            high_s=None if np.isnan(price.high_s) else price.high_s,
-            saved_s=None if point is None else self.job.step_s - point,
-            error_s=None if point is None else price.error_s,
-            dropped_share=dropped,
-            placement=placement,
-        )
+        if np.isnan(price.step_s):
+            return structs.replace(found, low_s=price.low_s, high_s=price.high_s)
+        saved_s = self.job.step_s - price.step_s
+        return structs.replace(found, step_time_s=price.step_s, saved_s=saved_s, error_s=price.error_s)
+
+    def _placed(self, plan: Plan, tokens: Floats, found: Rebalanced) -> tuple[Floats, Rebalanced]:
+        """The tokens of ranks, [steps, layers, ranks], with capped or replicated experts, and what the plan does."""
+        if plan.capacity is not None:
+            capped = np.minimum(tokens, np.ceil(plan.capacity * tokens.mean(axis=2, keepdims=True)))
+            dropped = 1 - float(capped.sum() / (tokens.sum() or 1.0))
+            return self._stated(capped), structs.replace(found, dropped_share=dropped)
+        ranks = len(self.job.exchanges[0].ranks)
+        placement = [balanced_placement(layer, ranks, plan.replicas or 0) for layer in tokens.mean(axis=0)]
+        moved = [loads_of_ranks(tokens[:, layer], each, ranks) for layer, each in enumerate(placement)]
+        return np.stack(moved, axis=1), structs.replace(found, placement=placement)
 
     def _in_chunks(self, plan: Plan) -> Rebalanced:
         """The price of the number of chunks that is best, 1 if chunks save nothing."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from tracekit.analysis.experts.experts import NO_LOADS, Plan
+from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.experts.experts import EQUAL, LATE_SHARE, NO_LOADS, Plan
 from tracekit.analysis.experts.loads import Loads
 from tracekit.base.text import seconds
-from tracekit.report.experts import CauseOfImbalance, ExpertCause, Experts, Overlap, Rebalanced
+from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
 from tracekit.report.section import Table
 
 if TYPE_CHECKING:
@@ -26,15 +28,6 @@ R = TypeVar("R", bound="Report")
 _MOST_ROWS, _MOST_RANKS = 20, 64
 #: Loads over the mean from which on a cell is darker; as many as there are shades below the darkest.
 _SHADES, _FROM = "·░▒▓█", (1.05, 1.2, 1.5, 2.0)
-_EQUAL, _LATE_SHARE = 0.05, 0.05
-_BECAUSE: dict[ExpertCause, str] = {
-    "hot-expert": "one expert a layer gets most of what is uneven, always the same one",
-    "hot-rank": "the experts of one rank get most tokens in every layer",
-    "rotating": "one expert a layer gets most of what is uneven, in each step another one",
-    "skew": "experts get unequal numbers of tokens",
-    "late-peer": "loads are equal, and one rank comes late to all-to-alls",
-    "one-launch-queue": "kernels of independent streams run in the order of their launches, as in one hardware queue",
-}
 _SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
 
 
@@ -53,6 +46,10 @@ def with_experts(report: R, plans: Sequence[Plan], logged: Loads | None) -> R:
         return replace(report, experts_asked=True, experts=Experts(None, False, [], [], [], [], [NO_LOADS]))
     found = evidence.experts_with(logged).found(plans)
     found.causes.extend(_late_peer(evidence, found))
+    queues = [one for one in report.findings if one.kind == OneLaunchQueue.kind]
+    found.causes.extend(
+        CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / evidence.steps_in_whole) for one in queues
+    )
     return replace(report, experts=found, experts_asked=True)
 
 
@@ -66,9 +63,9 @@ def unasked(evidence: OpEvidence | None) -> Experts | None:
 def _late_peer(evidence: OpEvidence, loads: Experts) -> Iterator[CauseOfImbalance]:
     """Yield the rank that others wait for although loads are equal."""
     late, excess = evidence.culprit, [one.max_over_mean - 1 for one in loads.layers]
-    if late is None or not excess or loads.causes or np.mean(excess) >= _EQUAL:
+    if late is None or not excess or loads.causes or np.mean(excess) >= EQUAL:
         return
-    if late.saved_s >= _LATE_SHARE * evidence.recorded_s:
+    if late.saved_s >= LATE_SHARE * evidence.recorded_s:
         yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / evidence.steps_in_whole)
 
 
@@ -79,16 +76,18 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
     if report.experts is not None and report.experts_asked:
         found = report.experts
         source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
-        why = [f"{_BECAUSE[one.cause]}{_where(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
+        why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
         yield (
             "Experts",
             "; ".join([f"loads {source}", *(why or ["no uneven loads that cost 1 % of a step"]), *found.notes]),
         )
 
 
-def _where(cause: CauseOfImbalance) -> str:
+def _because(cause: CauseOfImbalance) -> str:
+    late = "loads are equal, and one rank comes late to all-to-alls"
+    title = late if cause.cause == "late-peer" else detector_of(cause.cause).title
     named = [f"{name} {value}" for name, value in (("rank", cause.rank), ("expert", cause.expert)) if value is not None]
-    return f": {', '.join(named)}" if named else ""
+    return f"{title}: {', '.join(named)}" if named else title
 
 
 def _hidden(found: Overlap) -> str:
