@@ -159,6 +159,8 @@ def _doubts(evidence: OpEvidence) -> Iterator[str]:
     if found is None or waits is None:
         return
     yield from found.doubts
+    if evidence.uneven_experts is not None:  # others wait for ranks with more tokens
+        return
     named = None if evidence.culprit is None else evidence.culprit.rank
     yield from unexplained_waits(found.late, waits, named, evidence.recorded_s)
 

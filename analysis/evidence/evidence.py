@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
+import polars as pl
+from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY, Attribution, Trust
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times
@@ -19,6 +21,7 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.congestion import Congestion, congestion
 from tracekit.analysis.evidence.data_waits import DataWaits
+from tracekit.analysis.evidence.exchanges import balanced_share, evidence_of, exchange_trace
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.naming import Names
@@ -31,13 +34,23 @@ from tracekit.analysis.evidence.transfers import Traffic
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.interventions import Intervention, NoDelays, delayed_step_times, step_times
+from tracekit.analysis.whatif.interventions import (
+    CostOverlay,
+    Intervention,
+    NoDelays,
+    Scale,
+    Together,
+    delayed_step_times,
+    step_times,
+)
+from tracekit.report.experts import ExpertCause
 from tracekit.trace.canonical import RUN_QUEUE, Trace, share_of_samples
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
+    from tracekit.analysis.evidence.ops import OpEvidence
     from tracekit.analysis.fixes.plan import Plan
     from tracekit.report.finding import Finding, Place
 
@@ -151,7 +164,44 @@ class Evidence(Subject, frozen=True, eq=False):
         return self.attribution.slowdown
 
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
-        return detector.in_pipeline(self)
+        """Yield what a detector finds in the job, beyond what uneven experts explain."""
+        of_experts = detector.kind in get_args(ExpertCause)
+        return detector.in_pipeline(self if of_experts else self.beyond_experts or self)
+
+    @cached_property
+    def exchanges(self) -> OpEvidence | None:
+        """The all-to-alls and the work between them, None if the trace has none with their rows."""
+        found = exchange_trace(self.trace)
+        return None if found is None else evidence_of(found)
+
+    @cached_property
+    def even_experts(self) -> Intervention | None:
+        """The job with equal loads of experts, None if they are equal, or not known."""
+        exchanges = self.exchanges
+        if exchanges is None or not exchanges.experts.explain:
+            return None
+        ranks = {rank: worker.dp_rank for worker, rank in self.worker_ranks.items()}
+        changed = balanced_share(exchanges).filter(pl.col("step").is_in(self.steps.tolist()))
+        step = np.searchsorted(self.steps, changed["step"].to_numpy())
+        lane = np.array([self.dp_index.get(ranks[rank], -1) for rank in changed["rank"].to_list()], np.int64)
+        factors = []
+        for kind, grid in ((OpKind.FORWARD_COMPUTE, self.forwards), (OpKind.BACKWARD_COMPUTE, self.backwards)):
+            factor = np.ones(grid.shape)
+            here = ((changed["compute"] == str(kind)) & (changed["seq"] < grid.shape[1])).to_numpy() & (lane >= 0)
+            factor[0, changed["seq"].to_numpy()[here], step[here], lane[here]] = changed["share"].to_numpy()[here]
+            factors.append(Scale(grid, factor))
+        return Together(tuple(factors))
+
+    @cached_property
+    def beyond_experts(self) -> Evidence | None:
+        """The evidence on the job with equal loads of experts; None if that is the job as it is."""
+        if self.even_experts is None:
+            return None
+        overlay = CostOverlay.recorded(self.replay)
+        self.even_experts.make(overlay)
+        cost = tuple(changed.matrix() for changed in overlay.cost)
+        replay = structs.replace(self.replay, durations=structs.replace(self.replay.durations, cost=cost))
+        return structs.replace(self, replay=replay, computes=Computes(replay, self.lockstep))
 
     def reviewed(self, detector: Detector, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         return detector.review(self, candidates)

@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, Trust
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.chance import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
@@ -29,6 +29,7 @@ from tracekit.analysis.whatif.interventions import (
     Together,
     step_times,
 )
+from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED
 from tracekit.base.text import code_name, counted, seconds
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
@@ -36,6 +37,8 @@ from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
     from tracekit.analysis.evidence.host_time import HostTime
+    from tracekit.analysis.experts.experts import ExpertLoads
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.fixes.plan import Plan
     from tracekit.analysis.gpu.behind import Behind, Culprit
     from tracekit.analysis.gpu.gpu_times import GpuTimes
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.waits import Waits
     from tracekit.analysis.graph.fold import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.report.experts import CauseOfImbalance
     from tracekit.report.finding import Finding, Place
     from tracekit.trace.model import Worker
     from tracekit.trace.op import OpTrace
@@ -71,6 +75,12 @@ class Times(Struct, frozen=True, eq=False):
     original: Floats
     ideal: Floats
     noisy: Floats
+
+    @classmethod
+    def of(cls, graph: FoldedGraph, replay: GraphReplay) -> Times:
+        """The step times of a replay."""
+        with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
+        return cls(replay.recorded_step_times(), with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
 
     @property
     def slowdown(self) -> float:
@@ -226,11 +236,33 @@ class OpEvidence(Subject, frozen=True, eq=False):
         return PaceOfPeers(self.graph, self.replay)
 
     @cached_property
-    def culprit(self) -> Culprit | None:
-        """The rank that the others wait for, None if no rank stands out."""
-        from tracekit.analysis.gpu.behind import find_culprit
+    def experts(self) -> ExpertLoads:
+        """The loads of experts, as far as the ops show them."""
+        return self.experts_with(None)
 
-        return find_culprit(self.pace, self.ops, self.waits)
+    def experts_with(self, logged: Loads | None) -> ExpertLoads:
+        """The loads of experts, with the tokens of each expert that the job logged."""
+        from tracekit.analysis.experts.balance import ExpertJob
+        from tracekit.analysis.experts.experts import ExpertLoads
+
+        job = ExpertJob.of_ops(self.ops, self.graph, self.replay, self.steps_in_whole)
+        cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].str.contains(r"\.\.\.").any()
+        return ExpertLoads(job, logged, cut)
+
+    @cached_property
+    def uneven_experts(self) -> CauseOfImbalance | None:
+        """Why ranks have unequal loads of experts, if the ops show it and it costs something."""
+        return next(iter(self.experts.causes()), None) if self.experts.recorded.known else None
+
+    @cached_property
+    def culprit(self) -> Culprit | None:
+        """The rank that the others wait for, None if no rank stands out: beyond what uneven experts explain."""
+        from tracekit.analysis.gpu.behind import find_culprit
+        from tracekit.analysis.gpu.pace import PaceOfPeers
+
+        job = self.experts.job
+        pace = PaceOfPeers(self.graph, job.balanced_replay) if self.experts.explain else self.pace
+        return find_culprit(pace, self.ops, self.waits)
 
     @cached_property
     def waits(self) -> Waits | None:
@@ -302,8 +334,10 @@ class OpEvidence(Subject, frozen=True, eq=False):
 
     @property
     def named_s(self) -> float:
-        """What the rank that stands out costs, seconds; 0 if there is none."""
-        return 0.0 if self.culprit is None else self.culprit.saved_s
+        """What the rank that stands out and uneven experts cost, seconds; 0 if there are none."""
+        uneven = self.uneven_experts
+        uneven_s = 0.0 if uneven is None else uneven.saved_s * self.steps_in_whole
+        return uneven_s + (0.0 if self.culprit is None else self.culprit.saved_s)
 
     @cached_property
     def parts(self) -> Parts:

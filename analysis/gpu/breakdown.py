@@ -42,23 +42,29 @@ def _breakdown(rank: int, ops: pl.DataFrame) -> Breakdown:
     kernel = ops["activity"] == str(Activity.KERNEL)
     communicates = kernel & (ops["kernel_class"] == str(KernelClass.COMMUNICATION))
     compute, communication, memory = (
-        _union(ops.filter(mask)) for mask in (kernel & ~communicates, communicates, ~kernel)
+        union(ops.filter(mask)) for mask in (kernel & ~communicates, communicates, ~kernel)
     )
-    busy = _union(ops)
+    busy = union(ops)
     span = float(busy[-1, 1] - busy[0, 0]) if len(busy) else 0.0
-    both = _length(compute) + _length(communication) - _length(_merged(np.concatenate([compute, communication])))
+    overlap = both(compute, communication)
     return Breakdown(
         rank=rank,
         span_s=span,
-        compute_s=_length(compute),
-        communication_s=_length(communication),
-        exposed_communication_s=_length(communication) - both,
-        memory_s=_length(memory),
-        idle_s=span - _length(busy),
+        compute_s=length(compute),
+        communication_s=length(communication),
+        exposed_communication_s=length(communication) - overlap,
+        memory_s=length(memory),
+        idle_s=span - length(busy),
     )
 
 
-def _union(ops: pl.DataFrame) -> Floats:
+def grid_blocks() -> pl.Expr:
+    """The number of blocks of a kernel, from its column `shape` such as "20x1x1/256x1x1"; null if not recorded."""
+    grid = pl.col("shape").str.extract(r"^(\d[\dx]*)").str.split("x").cast(pl.List(pl.Int64))
+    return grid.list.eval(pl.element().product()).list.first()
+
+
+def union(ops: pl.DataFrame) -> Floats:
     """When any of the ops ran: begin and end of disjoint intervals, ascending, seconds, [intervals, 2]."""
     return _merged(ops.select("start", end=pl.col("start") + pl.col("duration")).to_numpy())
 
@@ -73,5 +79,11 @@ def _merged(intervals: Floats) -> Floats:
     return np.column_stack([ordered[begins, 0], reached[ends]])
 
 
-def _length(intervals: Floats) -> float:
+def both(first: Floats, second: Floats) -> float:
+    """How long intervals of two unions run at once, seconds."""
+    return length(first) + length(second) - length(_merged(np.concatenate([first, second])))
+
+
+def length(intervals: Floats) -> float:
+    """The sum of disjoint intervals, [intervals, 2]; seconds."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())

@@ -97,7 +97,7 @@ COLUMNS = (
     "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own",
+    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own", "exchanges", "rows_sent", "rows_received",
 )  # fmt: skip
 
 
@@ -139,6 +139,7 @@ def _aligned(
         return frame.with_columns((pl.col(name) - late) for name in times)
 
     communicates = pl.col("kernel_class") == str(KernelClass.COMMUNICATION)
+    sizes = {group.name: len(group.ranks) for group in recording.groups}
     phases = pl.concat([calls["phase"], pl.Series([None], dtype=pl.String)])[gpu["launch"].fill_null(-1)]
     ops = corrected(gpu, {}).with_columns(
         stream=name_numbers("stream", gpu["stream"]) if gpu["device"].n_unique() <= len(recording.ranks) else
@@ -148,10 +149,27 @@ def _aligned(
         communicates=communicates,
         phase=phases,
         profiler_step="step",
+        exchanges=pl.when(communicates & _EXCHANGES).then(
+            pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64).fill_null(len(recording.ranks))
+        ),
+        rows_sent=_rows("sent"),
+        rows_received=_rows("received"),
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
     around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs", "action")})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
+
+
+#: All-to-alls, and the kernels of libraries that move tokens to experts and back.
+_EXCHANGES = pl.coalesce("collective", "name").str.contains(
+    r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)"
+)
+
+
+def _rows(column: str) -> pl.Expr:
+    """The sum of the rows to or from each rank, null if there are none, or the profiler cut them."""
+    whole = pl.col(column).str.contains(r"^\[\d+(?:, ?\d+)*\]$")
+    return pl.when(whole).then(pl.col(column).str.extract_all(r"\d+").cast(pl.List(pl.Int64)).list.sum())
 
 
 def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:

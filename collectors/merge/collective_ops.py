@@ -22,7 +22,7 @@ CUT_AT_WAITS = (*COMPUTES, str(OpKind.EVALUATION))
 REDUCTIONS = (str(OpKind.ALL_REDUCE), str(OpKind.GRADS_REDUCE_SCATTER))
 CLIP = str(OpKind.OPTIMIZER_CLIP_MAIN_GRAD)
 OP_COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk", "start_ns", "end_ns")
-_ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
+ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
 
 
 def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
@@ -94,7 +94,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
         .then(pl.lit(str(OpKind.GRADS_REDUCE_SCATTER)))
         .when((name.str.contains("all_gather") | name.str.contains("allgather")) & before_chunk)
         .then(pl.lit(str(OpKind.PARAMS_ALL_GATHER)))
-        .when(_ALL_TO_ALL & ~pl.col("nested"))
+        .when(ALL_TO_ALL & ~pl.col("nested"))
         .then(pl.lit(str(OpKind.ALL_TO_ALL)))
         .when(~pl.col("meets"))
         .then(None)
@@ -104,7 +104,7 @@ def classify_collectives(collectives: pl.DataFrame, groups: pl.DataFrame, direct
         .then(pl.lit(str(OpKind.BACKWARD_COLLECTIVES)))
         .otherwise(pl.lit(str(OpKind.FORWARD_COLLECTIVES)))
     )
-    data_parallel = pl.col("data_parallel").fill_null(value=False) | _ALL_TO_ALL
+    data_parallel = pl.col("data_parallel").fill_null(value=False) | ALL_TO_ALL
     of_norm = reduces & ~pl.col("nested") & before_optimizer & (pl.col("size") > 1)
     of_host = pl.col("nested") & ~pl.col("host_kind").is_in(COMPUTES)
     known = pl.when(data_parallel).then(kind).otherwise(pl.when(of_norm).then(pl.lit(CLIP)))

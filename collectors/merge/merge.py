@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.errors import TraceError
+from tracekit.collectors.merge.collective_ops import ALL_TO_ALL
 from tracekit.collectors.merge.device_clock import DeviceClockFit, fit_device_clock
 from tracekit.collectors.merge.device_ops import on_host_clock, timed_alike, waited_for
 from tracekit.collectors.merge.gpu_samples import read_samples, summarize_gpu
@@ -33,7 +34,7 @@ from tracekit.collectors.run_directory.segments import AttemptRecording, RankRec
 from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 from tracekit.trace.model import Unit
-from tracekit.trace.schema import POSTED, RESUMED, WAITED
+from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, ROWS_TYPE, SENT, WAITED
 
 IntArray = npt.NDArray[np.int64]
 _CATEGORIES = {int(category): category.name.lower() for category in Category}
@@ -98,6 +99,7 @@ def merge_attempt(
     joined = join_nccl(records, groups, nccl, clocks or {}, timed.steps) if nccl is not None else None
     if joined is not None:
         records = joined.records
+    records = _with_rows(records, recording)
     worked = waited_for(_placed(records, placement).join(timed.steps, on=["rank", "step"], how="semi"))
     group_table = _group_table(groups, placement)
     ops, report = build_ops(worked.records, placement.layout, group_table)
@@ -290,6 +292,20 @@ def _run_queues(records: pl.DataFrame, steps: pl.DataFrame) -> dict[str, dict[st
     return {RUN_QUEUE: {str(rank): seconds for rank, seconds in waits.iter_rows()}} if waits.height else {}
 
 
+def _with_rows(records: pl.DataFrame, recording: AttemptRecording) -> pl.DataFrame:
+    """Add the rows that all-to-alls send and receive, if the ranks wrote any."""
+    stated = [
+        (rank, fact["number"], fact["sent"], fact["received"])
+        for rank, one in recording.ranks.items()
+        for fact in one.facts.get("rows", [])
+    ]
+    if not stated:
+        return records
+    schema = pl.Schema([("rank", pl.Int32), ("chunk", pl.Int32), (SENT, ROWS_TYPE), (RECEIVED, ROWS_TYPE)])
+    rows = pl.DataFrame(stated, schema, orient="row").with_columns(category=pl.lit("wait")).unique(["rank", "chunk"])
+    return records.join(rows, on=["rank", "chunk", "category"], how="left", maintain_order="left")
+
+
 def _groups(recording: AttemptRecording) -> dict[int, dict[int, dict[str, Any]]]:
     """Rank -> number -> process group."""
     return {
@@ -299,12 +315,13 @@ def _groups(recording: AttemptRecording) -> dict[int, dict[int, dict[str, Any]]]
 
 
 def _reduced(records: pl.DataFrame) -> dict[int, list[int]]:
-    """Rank -> numbers of the groups over which it reduced gradients, most used first."""
+    """Rank -> numbers of the groups over which it reduced gradients, most used first, then of those of all-to-alls."""
+    reduces = pl.col("name").str.contains("reduce")
     used = (
-        records.filter((pl.col("category") == "collective") & pl.col("name").str.contains("reduce"))
-        .group_by("rank", "peer")
+        records.filter((pl.col("category") == "collective") & (reduces | ALL_TO_ALL))
+        .group_by("rank", "peer", reduces=reduces)
         .agg(pl.col("extra").sum())
-        .sort("rank", "extra", "peer", descending=[False, True, False])
+        .sort("rank", "reduces", "extra", "peer", descending=[False, True, True, False])
         .group_by("rank", maintain_order=True)
         .agg("peer")
     )

@@ -5,9 +5,10 @@ and end, and an `OpReport` that counts the records that did not become an op of 
 
 A compute includes the nested collectives (tensor parallelism) and garbage collections that ran inside it, but not the
 time it waited in them for the last data-parallel rank. In a job without a pipeline, the waits of a compute become an op
-of their own (`waits.py`). Gradient reductions that start inside a step's last backward are cut out of it: the compute
-ends where the last of them starts. An optimizer that calls its closure begins where the last op inside it ended. A send
-ends when its recv ends, or when its own host stops waiting for it, if that is earlier.
+of their own (`waits.py`), each all-to-all by itself, with the rows that it moves. Gradient reductions that start inside
+a step's last backward are cut out of it: the compute ends where the last of them starts. An optimizer that calls its
+closure begins where the last op inside it ended. A send ends when its recv ends, or when its own host stops waiting for
+it, if that is earlier.
 
 Records without a kind become `host-delay` if they lie between the worker's computes; in any case they are counted under
 their own name. The time they spend waiting for the last rank of a data-parallel group does not count as a delay. The
@@ -38,8 +39,15 @@ from tracekit.collectors.merge.collective_ops import (
 from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
 from tracekit.collectors.merge.fused_transfers import FUSED_TRANSFERS
 from tracekit.collectors.merge.host_time import as_host_delays, between_ops
-from tracekit.collectors.merge.waits import shorter_by_waits, with_waits_apart, without_meetings
+from tracekit.collectors.merge.waits import (
+    shorter_by_waits,
+    with_exchanges_apart,
+    with_rows,
+    with_waits_apart,
+    without_meetings,
+)
 from tracekit.trace.model import Layout, OpKind
+from tracekit.trace.schema import RECEIVED
 
 #: If a wait is shorter than this, ns, its transfer had already finished.
 NO_WAIT_NS = 100_000
@@ -97,8 +105,13 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
     ops = one_after_another(with_joined_reductions(ops, on_device), on_device)
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
+    exchanges = waits.clear()
     if layout.pp == 1:
-        ops = with_waits_apart(ops, waits.filter("joins_all").select("rank", "start_ns", "end_ns"))
+        met = waits.filter("joins_all")
+        exchanges = met.filter(pl.col(RECEIVED).is_not_null()) if RECEIVED in met.columns else exchanges
+        others = met.join(exchanges, on=["rank", "start_ns"], how="anti")
+        ops = with_exchanges_apart(ops, exchanges.select("rank", "start_ns", "end_ns"))
+        ops = with_waits_apart(ops, others.select("rank", "start_ns", "end_ns"))
     ops = _without_closures(with_one_clip(ops))
     inside_optimizers = _collected_inside(ops)
     ops = ops.join(inside_optimizers, on=OP_COLUMNS, how="anti", nulls_equal=True)
@@ -119,7 +132,7 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     if transfers.ops.height:
         host = without_meetings(between_ops(ops, transfers.ops, on_device).select(OP_COLUMNS), meetings)
         ops = pl.concat([ops, host])
-    ops = _with_waits_of_host(ops, transfers.ops)
+    ops = with_rows(_with_waits_of_host(ops, transfers.ops), exchanges)
     nested = [frame.filter("nested").select("name") for frame in (collectives, pauses)]
     inside = pl.concat([*nested, inside_optimizers.select(name="kind")])
     report = OpReport(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit.trace.schema import POSTED, RESUMED
+from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, SENT
 
 COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
 
@@ -47,4 +47,5 @@ def cut_steps(ops: pl.DataFrame) -> CutOps:
         .with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
     )
     waited = [name for name in waits if ordered[name].count()]
+    waited += [name for name in (SENT, RECEIVED) if name in ordered.columns]
     return CutOps(ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()})

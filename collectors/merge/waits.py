@@ -13,6 +13,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.trace.model import OpKind
+from tracekit.trace.schema import RECEIVED, SENT
 
 _COLLECTIVES = {
     str(OpKind.FORWARD_COMPUTE): str(OpKind.FORWARD_COLLECTIVES),
@@ -20,6 +21,7 @@ _COLLECTIVES = {
     str(OpKind.EVALUATION): str(OpKind.FORWARD_COLLECTIVES),
     str(OpKind.BACKWARD_COMPUTE): str(OpKind.BACKWARD_COLLECTIVES),
 }
+_BETWEEN = ("at_ns", "until_ns")
 
 
 def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
@@ -44,6 +46,45 @@ def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
         cut.with_columns(start_ns="last_ns"),
     )
     return pl.concat([ops.filter(~is_compute), *(part.select(ops.columns) for part in parts)])
+
+
+def with_exchanges_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Split the computes of `ops` at each all-to-all that they wait for: `waits` (rank, start_ns, end_ns).
+
+    So it stays known which rank waited in which of them.
+    """
+    is_compute = pl.col("kind").is_in(list(_COLLECTIVES))
+    computes = ops.filter(is_compute).with_row_index("compute")
+    hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns").sort("start_ns")
+    placed = (
+        waits.sort("start_ns")
+        .join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
+        .filter(pl.col("start_ns") < pl.col("host_end_ns"))
+        .select("compute", "start_ns", end_ns=pl.min_horizontal("end_ns", "host_end_ns"))
+    )
+    if placed.is_empty():
+        return ops
+    whole = computes.drop("start_ns", "end_ns")
+    before = placed.select("compute", at_ns="end_ns", until_ns="start_ns")
+    own = computes.select("compute", at_ns="start_ns", until_ns="end_ns")
+    worked = (  # from each end to the next begin
+        pl.concat([own, before])
+        .with_columns(pl.col(name).sort().over("compute", mapping_strategy="group_to_rows") for name in _BETWEEN)
+        .with_columns(start_ns="at_ns", end_ns=pl.max_horizontal(_BETWEEN))
+        .join(whole, on="compute")
+    )
+    apart = placed.join(whole, on="compute").with_columns(kind=pl.col("kind").replace(_COLLECTIVES))
+    return pl.concat([ops.filter(~is_compute), worked.select(ops.columns), apart.select(ops.columns)])
+
+
+def with_rows(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """Add to all-to-alls the rows that they move: `waits` (rank, start_ns, sent, received); none without waits."""
+    if waits.is_empty():
+        return ops
+    moved = waits.select("rank", "start_ns", SENT, RECEIVED).unique(["rank", "start_ns"])
+    waited = pl.col("kind").is_in([*_COLLECTIVES.values()])
+    joined = ops.join(moved, on=["rank", "start_ns"], how="left", maintain_order="left")
+    return joined.with_columns(pl.when(waited).then(name).alias(name) for name in (SENT, RECEIVED))
 
 
 def shorter_by_waits(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:

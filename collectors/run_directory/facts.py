@@ -44,6 +44,12 @@ class _Group(msgspec.Struct):
     ranks: Annotated[list[_Rank], msgspec.Meta(min_length=1)]
 
 
+class _Rows(msgspec.Struct):
+    number: _GroupNumber
+    sent: list[_Count]
+    received: list[_Count]
+
+
 class _Mesh(msgspec.Struct):
     names: list[str] | None
     ranks: Annotated[list[Any], msgspec.Meta(min_length=1)]
@@ -96,6 +102,7 @@ _SCHEMA: dict[str, Any] = {
     "process": _Process,
     "name": tuple[_NameNumber, str],
     "group": _Group,
+    "rows": _Rows,
     "mesh": _Mesh,
     "pipeline": _Pipeline,
     "megatron": _Megatron,

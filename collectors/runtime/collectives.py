@@ -16,12 +16,17 @@ import torch.distributed as dist
 from tracekit.collectors.runtime.callbacks import Callbacks
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.session import Session, UnderWay, now_ns
-from tracekit.collectors.runtime.wire_format import Category, Flag
+from tracekit.collectors.runtime.wire_format import NONE, Category, Flag
 
 _BLOCKING = int(Flag.BLOCKING)
 _COLLECTIVE, _WAIT = int(Category.COLLECTIVE), int(Category.WAIT)
 #: `c10d::OpType::COALESCED`. NCCL's works of that type hold no future, and asking for it crashes.
 _COALESCED = 17
+#: All-to-alls of one tensor, and of lists of tensors.
+_LISTS = "alltoall"
+_EXCHANGES = frozenset({"alltoall_base", "all_to_all_single", _LISTS})
+#: Remember so many different rows; routing changes with every step.
+_MOST_ROWS = 4096
 
 
 class Collectives:
@@ -32,8 +37,10 @@ class Collectives:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.waited_for: dict[int, tuple[Any, UnderWay]] = {}
-        self.inside: dict[int, tuple[str, int]] = {}
+        self.inside: dict[int, tuple[str, int, int]] = {}
         self._groups: dict[str, int] = {}
+        self._rows: dict[tuple[tuple[int, ...], ...], int] = {}
+        self._rows_told = 0
         self._without_future: set[str] = set()
         self._callbacks = Callbacks()
         session.step_listeners.append(self._forget_unfinished)
@@ -84,10 +91,28 @@ class Collectives:
             return session.begin_op() if session.device.owns(_first_tensor(args)) else session.begin_host_op()
         return self.launched(args)
 
-    def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> int:
+    def rows_number(self, name: str, group: Any, args: tuple[Any, ...]) -> int:
+        """The number of the rows that an all-to-all moves to and from each rank; NONE for other collectives."""
+        if name not in _EXCHANGES or self.session.recorder.bounded:  # facts are kept for good
+            return NONE
+        if name == _LISTS:  # outputs, inputs
+            rows = tuple(tuple(one.shape[0] if one.dim() else 1 for one in tensors) for tensors in args[:2])
+        else:  # output, input, rows received, rows sent; none of a tensor that has equal parts
+            size = group.size()
+            rows = tuple(tuple(parts) or (one.shape[0] // size,) * size for one, parts in zip(args[:2], args[2:4]))
+        number = self._rows.get(rows)
+        if number is None:
+            if len(self._rows) >= _MOST_ROWS:
+                self._rows.clear()
+            number = self._rows[rows] = self._rows_told
+            self._rows_told += 1
+            self.session.recorder.fact("rows", {"number": number, "sent": rows[1], "received": rows[0]})
+        return number
+
+    def started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> tuple[int, int]:
         """Record the collective once its caller has waited or its future completes; at once if it has neither.
 
-        Returns the number of its process group.
+        Returns the numbers of its process group and of its rows.
         """
         session = self.session
         number = self._groups.get(group.group_name)
@@ -99,25 +124,26 @@ class Collectives:
         if type(first) is list and len(first) == 1:  # nearly always
             first = first[0]
         size = first.nbytes if isinstance(first, torch.Tensor) else self.bytes_of(first)
-        op = session.under_way(_COLLECTIVE, name, start, number, size, _BLOCKING if blocks else 0)
+        rows = self.rows_number(name, group, args)
+        op = session.under_way(_COLLECTIVE, name, start, number, size, _BLOCKING if blocks else 0, rows)
         if work is None:  # it runs on the current stream
             session.ended(op)
-            return number
+            return number, rows
         # A blocking caller continues as soon as the collective ends; the thread that completes futures may run late.
         waited_for = blocks and type(start) is int
         if waited_for or name in self._without_future or (session.device is not None and _is_coalesced(work)):
             self.waited_for[id(work)] = (work, op)
-            return number
+            return number, rows
         try:
             future = work.get_future()
         except RuntimeError:  # gloo has none for some collectives: they end when their caller continues
             self._without_future.add(name)
             self.waited_for[id(work)] = (work, op)
-            return number
+            return number, rows
         if type(start) is int:
             self._callbacks.hold(number, work)
         self._callbacks.add(future, session.attempt_hook, name, session.ended, op)
-        return number
+        return number, rows
 
     def bytes_of(self, argument: Any) -> int:
         """Size of the tensors in an argument of a collective, bytes."""
@@ -126,9 +152,9 @@ class Collectives:
             return size
         return sum(map(self.bytes_of, argument)) if isinstance(argument, (list, tuple)) else 0
 
-    def waited(self, name: str, group: int, start: Instant) -> None:
+    def waited(self, name: str, group: int, rows: int, start: Instant) -> None:
         """Record that a compute has waited since `start` for a collective it started inside."""
-        self.session.ended(self.session.under_way(_WAIT, name, start, group, 0, 0))
+        self.session.ended(self.session.under_way(_WAIT, name, start, group, 0, 0, rows))
 
     def _forget_unfinished(self) -> None:
         self.session.unfinished += len(self.waited_for)

@@ -12,7 +12,7 @@ from tracekit.collectors.runtime.collectives import Collectives
 from tracekit.collectors.runtime.compiling import is_compiling
 from tracekit.collectors.runtime.device import Instant
 from tracekit.collectors.runtime.hooks_reducer import REDUCERS, BelowAutograd, ReducerHooks
-from tracekit.collectors.runtime.wire_format import Category
+from tracekit.collectors.runtime.wire_format import NONE, Category
 
 #: Bound methods of `ProcessGroup` that start a collective; old and new names of one collective are grouped.
 COLLECTIVES = (
@@ -83,9 +83,9 @@ class CollectiveHooks:
         return recorded
 
     def _started(self, name: str, group: Any, args: tuple[Any, ...], start: Instant, work: Any) -> None:
-        number = self.collectives.started(name, group, args, start, work)
+        number, rows = self.collectives.started(name, group, args, start, work)
         if work is not None and (self.session.busy or self.session.optimizing):
-            self.collectives.inside[id(work)] = (name, number)  # by id: keeping the work would keep its tensors
+            self.collectives.inside[id(work)] = (name, number, rows)  # by id: keeping the work would keep its tensors
 
     def _point_to_point(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """Record when the call was made; its end is recorded where its caller waits."""
@@ -157,4 +157,4 @@ class CollectiveHooks:
 
     def _unsharded(self, group: Any, start: Instant) -> None:
         number = self.collectives.group_number(group._all_gather_process_group)  # noqa: SLF001
-        self.collectives.waited("wait_for_unshard", number, start)
+        self.collectives.waited("wait_for_unshard", number, NONE, start)

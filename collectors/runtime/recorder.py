@@ -46,7 +46,8 @@ def _segment_records(keep_bytes: int) -> int:
 
 
 class Recorder:
-    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has.
+    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has. `bounded`: whether its size on
+    disk is limited.
 
     `between`: called on the writer's thread several times a second.
     """
@@ -57,8 +58,8 @@ class Recorder:
         self._rank, self._attempt = rank, attempt
         self._directory = directory
         self._per_segment = options.records_per_segment
-        self._bounded = options.keep_bytes > 0
-        if self._bounded:
+        self.bounded = options.keep_bytes > 0
+        if self.bounded:
             self._per_segment = _segment_records(options.keep_bytes)
         self._sealed: deque[Path] = deque()
         self.between: Callable[[], None] | None = None
@@ -194,7 +195,7 @@ class Recorder:
         os.fsync(self._segment.fileno())
         self._segment.close()
         sealed = self._segment_path.rename(self._segment_path.with_suffix(SEALED_SUFFIX))
-        if self._bounded:
+        if self.bounded:
             self._sealed.append(sealed)
         self._segment = None
         self._segments += 1

@@ -226,9 +226,14 @@ class Session(Guard):
         self._compute_ns += host_ns(end) - host_ns(start)
         self.record(_COMPUTE, name, start, end, microbatch=microbatch, chunk=chunk, flags=flags, step=step)
 
-    def under_way(self, category: int, name: str, start: Instant, group: int, size: int, flags: int) -> UnderWay:
-        """A collective of `size` bytes over the process group with that number, or a wait for one; see `ended`."""
-        return (category, flags, self.name(name), self.step, NONE, NONE, group, start, size)
+    def under_way(
+        self, category: int, name: str, start: Instant, group: int, size: int, flags: int, rows: int = NONE
+    ) -> UnderWay:
+        """A collective of `size` bytes over the process group with that number, or a wait for one; see `ended`.
+
+        `rows`: the number of the fact with the rows that it sends and receives.
+        """
+        return (category, flags, self.name(name), self.step, NONE, rows, group, start, size)
 
     def ended(self, op: UnderWay) -> None:
         """Keep an op that was under way; it ends now."""

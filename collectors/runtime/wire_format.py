@@ -57,7 +57,9 @@ class Category(IntEnum):
 
     COMPUTE = 1  # name: forward-compute, backward-compute, backward-weight
     P2P = 2  # name: one of the four p2p kinds; `extra`: when the wait began, ns
-    COLLECTIVE = 3  # name: the collective; `peer`: number of the process group; `extra`: bytes
+    # name: the collective; `peer`: number of the process group; `extra`: bytes; `chunk`: number of the fact "rows" of
+    # an all-to-all
+    COLLECTIVE = 3
     OPTIMIZER = 4
     DATA_LOAD = 5
     CHECKPOINT = 6
@@ -67,7 +69,7 @@ class Category(IntEnum):
     # `peer`: us in which it waited for a processor, -1 if unknown; `chunk`: us in which it ran, -1
     # where a GPU times the ops.
     STEP = 9
-    WAIT = 10  # name: the collective that a compute waited for; `peer`: number of the process group
+    WAIT = 10  # name: the collective that a compute waited for; `peer`, `chunk`: as of COLLECTIVE
     EVALUATION = 11
 
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from tracekit.show.figures.base import figure
-from tracekit.show.figures.theme import Theme
+from tracekit.show.figures.theme import Theme, slowdown_scale
 
 #: Most ranks in one figure.
 _MOST_RANKS = 32
+_TALLEST_PX = 640
+
+
+def expert_loads(layers: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
+    """Load of each rank over the mean in each layer, a heat map: `experts.layers` of the report."""
+    drawn = figure(theme, height=min(70 + 24 * len(layers), _TALLEST_PX), x="rank", y="layer")
+    tokens = np.array([row["tokens_by_rank"] for row in layers])
+    drawn.add_heatmap(
+        z=tokens / np.maximum(tokens.mean(axis=1, keepdims=True), 1),
+        hovertemplate="layer %{y}, rank %{x}: %{z:.2f} times the mean tokens<extra></extra>",
+        **slowdown_scale(theme),
+    )
+    return drawn
 
 
 def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:

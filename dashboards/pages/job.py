@@ -18,7 +18,7 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_panels
 from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures, way
 from tracekit.dashboards.pages.job_windows import history, window_bar
-from tracekit.dashboards.pages.section_parts import sections
+from tracekit.dashboards.pages.section_parts import experts_picture, sections
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import as_table, attributes, href, html_table, name_cells, note, panel, term
 from tracekit.dashboards.ui.context import viewer
@@ -40,6 +40,7 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
         *window_bar(stored),
         html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
         *([*gpu, *why] if "gpu" in report else [*why, *gpu]),
+        *experts_picture(report),
         *sections(stored, report),
         *history(stored),
         _about(stored, report),

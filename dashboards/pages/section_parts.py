@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.command_line import command
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.figures.job import rank_times
+from tracekit.dashboards.figures.job import expert_loads, rank_times
 from tracekit.dashboards.ui.components import figure_panel, href, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import results, viewer
 
@@ -38,13 +38,26 @@ def ranks_picture(stored: Stored, report: dict[str, Any]) -> list[Component]:
     return [drawn]
 
 
+def experts_picture(report: dict[str, Any]) -> list[Component]:
+    """Which ranks have how many tokens of experts, if those are uneven."""
+    if not (layers := (report.get("experts") or {}).get("layers")):
+        return []
+    drawn = figure_panel(
+        "Loads of experts",
+        expert_loads(layers, viewer().theme),
+        label="Tokens of each rank over the mean, in each layer of experts",
+        table=pl.DataFrame([{key: row[key] for key in ("layer", "max_over_mean", "deviation")} for row in layers]),
+    )
+    return [drawn]
+
+
 def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
     """The tables of the report, narrow ones two in a row; of one GPU folded, without those that compare ranks."""
     alone = "gpu" in report
     tables = [
         html.Div(_table(section), className="half" if len(section["heads"]) <= NARROW else "whole")
         for section in report["sections"]
-        if len(section["rows"]) > alone and not section["title"].startswith("GPU ")
+        if len(section["rows"]) > alone and not section["title"].startswith(("GPU ", "Loads of experts"))
     ]
     if not tables:
         return []

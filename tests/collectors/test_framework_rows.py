@@ -17,12 +17,14 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 LOOP = {OpKind.FORWARD_COMPUTE: 1, OpKind.LOSS: 1, OpKind.BACKWARD_COMPUTE: 1, OpKind.OPTIMIZER: 1, OpKind.DATA_LOAD: 1}
 SHARDED = LOOP | dict.fromkeys((OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE), 2)
 WAITING = dict.fromkeys((OpKind.FORWARD_COLLECTIVES, OpKind.BACKWARD_COLLECTIVES), 1)
+#: A dispatch and a combine in each direction, and the computes around them.
+EXCHANGING = dict.fromkeys(WAITING, 2) | dict.fromkeys((OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE), 3)
 STAGED = dict.fromkeys((OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT), 8)
 STEPS = {
     "fsdp1": SHARDED | WAITING | {OpKind.GRADS_REDUCE_SCATTER: 1},
     "sequence_parallel": LOOP,
     "context_parallel": LOOP,
-    "expert_parallel": SHARDED | WAITING,
+    "expert_parallel": LOOP | EXCHANGING,
     "zero_bubble": STAGED | {OpKind.OPTIMIZER: 1, OpKind.DATA_LOAD: 1},
 }
 REDUCED = {"expert_parallel"}
@@ -35,6 +37,16 @@ def test_a_row_trains_alike_with_and_without_recording(runs, alone):
     for row in ROWS:
         with case(row):
             check(runs[row], alone[row], row)
+
+
+def test_all_to_alls_say_which_rows_they_move(runs):
+    """What one rank sends to the other is what that receives."""
+    ops = runs["expert_parallel"].trace.ops.filter(pl.col("sent").is_not_null())
+    assert set(ops["kind"]) == set(WAITING)
+    keys = ["step", "kind", "seq"]
+    mine, theirs = (ops.filter(rank=rank).sort(keys) for rank in (0, 1))
+    assert mine["sent"].list.get(1).to_list() == theirs["received"].list.get(0).to_list()
+    assert mine["received"].list.get(1).to_list() == theirs["sent"].list.get(0).to_list()
 
 
 def check(run, alone, row):

@@ -5,16 +5,16 @@ In: a trace, a folder of torch.profiler or a job in a store. Out: the report in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tracekit.base import memory
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.exit_codes import ExitCode
-from tracekit.base.stderr import progress
+from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, Source, console, job_source
@@ -47,6 +47,16 @@ STDOUT = Path("-")
     metavar="SCHEDULE",
     help="--bubbles, and the price of this schedule: gpipe, 1f1b, interleaved:chunks=V, zb-h1. Repeatable.",
 )
+@click.option("--overlap", is_flag=True, help="What communication compute hides, what waits, what hiding costs.")
+@click.option("--experts", is_flag=True, help="Loads of experts, and what uneven ones cost.")
+@click.option("--expert-loads", type=PATH, metavar="FILE", help="--experts, with the tokens of each expert as JSONL.")
+@click.option(
+    "--rebalance",
+    "plans",
+    multiple=True,
+    metavar="PLAN",
+    help="--experts, and the price of this plan: balanced, capacity=C, replicas=N, volume=R, chunks. Repeatable.",
+)
 @click.option(
     "--layers", metavar="LAYERS", help="Transformer layers per stage, such as 9,9,9,9 [default: the trace's]."
 )
@@ -77,6 +87,10 @@ def whatif_command(
     kernel_classes: tuple[str, ...],
     bubbles: bool,
     schedules: tuple[str, ...],
+    overlap: bool,
+    experts: bool,
+    expert_loads: Path | None,
+    plans: tuple[str, ...],
     layers: str | None,
     ignore_steps: str | None,
     method: str,
@@ -106,10 +120,17 @@ def whatif_command(
     memory.reuse_large_arrays()
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
+    rebalance = _Rebalance(experts, expert_loads, plans)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
-        loaded = source.load(method=method, kernel_classes=kernel_classes)
+        try:
+            loaded = source.load(method=method, kernel_classes=kernel_classes)
+        except FormatError:
+            if not rebalance.asked or (alone := rebalance.without_gpus(source.traces)) is None:
+                raise
+            click.echo(alone)
+            return ExitCode.DONE
         if parquet_file is not None and not loaded.has_workers:
             raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
         if (bubbles or schedules) and not loaded.has_workers:
@@ -129,6 +150,18 @@ def whatif_command(
         if (bubbles or schedules) and report.pipeline is not None:
             tell("the bubbles of the pipeline")
             report = report.pipeline.with_bubbles(schedules)
+        if overlap:
+            from tracekit.job.experts import with_overlap
+
+            tell("overlap")
+            report = with_overlap(report)
+            if report.overlap is None:
+                say(f"--overlap is for recordings of GPUs; {short(report.name)} is none of any")
+        if rebalance.asked:
+            from tracekit.job.experts import with_experts
+
+            tell("experts")
+            report = with_experts(report, rebalance.plans, rebalance.logged)
         if html is not None:
             from tracekit.base.atomic_write import write_text
             from tracekit.show.documents.page import PAGE_FILE, page
@@ -155,6 +188,32 @@ def whatif_command(
         print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
     return ExitCode.CONDITION if condition is not None and condition.holds(report) else ExitCode.DONE
+
+
+class _Rebalance:
+    """What was asked about experts; read before the analysis. Raises SelectionError or FormatError."""
+
+    def __init__(self, asked: bool, path: Path | None, plans: tuple[str, ...]) -> None:
+        self.asked, self.logged, self.plans = bool(asked or path or plans), None, []
+        if self.asked:
+            from tracekit.analysis.experts.experts import Plan
+            from tracekit.analysis.experts.loads import Loads
+
+            self.plans = [Plan.parse(text) for text in plans]
+            self.logged = None if path is None else Loads.read(path)
+
+    def without_gpus(self, traces: Sequence[Path]) -> str | None:
+        """The loads as JSON if the traces are torch.profiler's without GPU ops; None if they have no all-to-alls."""
+        import msgspec
+
+        from tracekit.analysis.experts.balance import ExpertJob
+        from tracekit.analysis.experts.experts import ExpertLoads
+        from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
+
+        members = host_exchanges(traces)
+        if members.is_empty():
+            return None
+        return msgspec.json.encode({"experts": ExpertLoads(ExpertJob(members), self.logged).found(self.plans)}).decode()
 
 
 def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.attribution.chance import noisy_step_times_of_ops
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.of_ops import diagnose_ops
 from tracekit.analysis.evidence.ops import OpEvidence, Times
@@ -29,6 +28,7 @@ from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Scenario
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
+from tracekit.job.experts import unasked
 from tracekit.job.graph_report import GraphReport
 from tracekit.job.job import Exported, Job, PathLike, Progress
 from tracekit.job.questions import answer, by_labels
@@ -107,22 +107,21 @@ class OfGraph(Job):
             critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
             critical_delay_s=path.mean_delay_s,
             asked=tuple(by),
+            experts=unasked(evidence),
         )
 
     @cached_property
     def times(self) -> Times:
         """The step times of the job. Raises TraceError if its steps take no time."""
-        replay, ops = self.replay, self.graph.ops
-        recorded = replay.recorded_step_times()
-        with_delays, original, ideal = (replay.step_times(scenario) for scenario in (RECORDED, ORIGINAL, IDEAL))
-        if original.mean() > 0 >= recorded.mean():
+        times, ops = Times.of(self.graph, self.replay), self.graph.ops
+        if times.original.mean() > 0 >= times.recorded.mean():
             raise TraceError(
                 f"{short(self.ops.name)}: its steps end before they begin (at {(ops.start + ops.duration).max():.6g}"
                 " s); 'start' counts from the start of the step"
             )
-        if not min(recorded.mean(), original.mean()) > 0:
+        if not min(times.recorded.mean(), times.original.mean()) > 0:
             raise TraceError(f"{short(self.ops.name)}: its steps take no time; expected ops with durations in seconds")
-        return Times(recorded, with_delays, original, ideal, noisy_step_times_of_ops(replay, self.graph))
+        return times
 
     def attribute_by(self, *labels: str) -> ByLabel:
         return by_labels(self.replay, *labels)

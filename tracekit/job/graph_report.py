@@ -16,6 +16,7 @@ from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
 from tracekit.base.text import counted, of_whole, printable, seconds, short
+from tracekit.job import experts
 from tracekit.report.gpu import gpu_tables, in_report
 from tracekit.report.question import label_table
 from tracekit.report.report import Report, StepTimes
@@ -58,6 +59,11 @@ class GraphReport(Report):
     def recorded(self) -> Recorded | None:
         """What a recording of GPUs shows beside its ops; None for other op traces."""
         return self.evidence.recorded
+
+    @property
+    def ops_evidence(self) -> OpEvidence:
+        """See `Report.ops_evidence`."""
+        return self.evidence
 
     @property
     def sizes(self) -> str:
@@ -132,6 +138,7 @@ class GraphReport(Report):
             yield "Names", _NO_STACKS
         notes = () if kept is None else kept.notes if self.recorded else (*kept.notes, _OPS_ONLY)
         yield from (("" if number else "Notes", printable(note)) for number, note in enumerate(notes))
+        yield from experts.remarks(self)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         found, gpu = self.recorded, self.evidence.gpu if self.evidence.alone else None
@@ -150,6 +157,7 @@ class GraphReport(Report):
         if full and gpu is None:
             usual = [group for group in self.labels_asked if found is None or group.labels != ("rank",)]
             yield from (label_table(group) for group in usual if group not in self.labels_wanted)
+        yield from experts.tables(self, full=full)
 
     def _method(self) -> Table:
         """What the method of the paper says: S, and the times that it divides."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from msgspec import Struct
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job import bubbles_words
+from tracekit.job import bubbles_words, experts
 from tracekit.job import pipeline_words as words
 from tracekit.job.tables import JSON_TABLES, ReportTables
 from tracekit.report.bubbles import Bubbles
@@ -25,8 +26,10 @@ from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
 from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout
+from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
+    from tracekit.analysis.evidence.ops import OpEvidence
     from tracekit.report.findings import WorkerSlowdowns
     from tracekit.show.plots import Plots
 
@@ -58,7 +61,8 @@ class PipelineReport(ReportTables):
     were cut; both are left out.
     `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
     posted, as inferred from the recording. `published`: S by the published method, None if it cannot differ. `replay`:
-    the source of the figures of single steps. `bubbles`: where stages are idle, None if nobody asked. The other fields
+    the source of the figures of single steps. `exchanges`: the all-to-alls and the work between them, None without
+    any. `bubbles`: where stages are idle, None if nobody asked. The other fields
     are those of `ReportTables` and `Report`.
     """
 
@@ -72,6 +76,7 @@ class PipelineReport(ReportTables):
     posting: PostingRule
     replay: JobReplay
     published: PublishedView | None = None
+    exchanges: OpTrace | None = None
     bubbles: Bubbles | None = None
 
     def with_bubbles(self, schedules: Sequence[str] = ()) -> PipelineReport:
@@ -82,6 +87,13 @@ class PipelineReport(ReportTables):
         from tracekit.analysis.bubbles.bubbles import find_bubbles
 
         return replace(self, bubbles=find_bubbles(self.replay, schedules))
+
+    @cached_property
+    def ops_evidence(self) -> OpEvidence | None:
+        """See `Report.ops_evidence`."""
+        from tracekit.analysis.evidence.exchanges import evidence_of
+
+        return None if self.exchanges is None else evidence_of(self.exchanges)
 
     @property
     def plot(self) -> Plots:
@@ -141,10 +153,13 @@ class PipelineReport(ReportTables):
         yield from words.pipeline_remarks(self)
         if self.bubbles is not None:
             yield "Bubbles", bubbles_words.sentence(self.bubbles)
+        yield from experts.remarks(self)
 
-    def sections(self, *, full: bool = False) -> Iterator[Table]:  # noqa: ARG002
+    def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`; else, pipelines are drawn as maps of workers and steps."""
-        return iter(()) if self.bubbles is None else bubbles_words.tables(self.bubbles)
+        if self.bubbles is not None:
+            yield from bubbles_words.tables(self.bubbles)
+        yield from experts.tables(self, full=full)
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""

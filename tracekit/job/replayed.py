@@ -15,12 +15,14 @@ from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.exchanges import evidence_of, exchange_trace
 from tracekit.analysis.fixes.layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.job.experts import unasked
 from tracekit.job.pipeline_report import PipelineReport, PublishedView
 from tracekit.report.clocks import ClockOffset, ClockReport
 from tracekit.trace.canonical import Trace
@@ -72,6 +74,7 @@ class ReplayedJob(Struct, frozen=True):
             questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
         if progress is not None:
             progress("causes and fixes")
+        exchanges = exchange_trace(self.trace)
         return PipelineReport(
             name=self.trace.name,
             layout=self.trace.layout,
@@ -88,6 +91,8 @@ class ReplayedJob(Struct, frozen=True):
             posting=graph.posting,
             replay=self.replay,
             published=self.published,
+            exchanges=exchanges,
+            experts=unasked(None if exchanges is None else evidence_of(exchanges)),
             questions_asked=tuple(questions),
             labels_asked=tuple(labels),
         )

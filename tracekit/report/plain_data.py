@@ -24,6 +24,7 @@ from tracekit.analysis.replay.method import Method
 from tracekit.report.answer import Answer
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
+from tracekit.report.experts import Experts, Overlap
 from tracekit.report.finding import Place, Spent, Unit
 from tracekit.report.gpu import GpuInReport
 from tracekit.report.question import Question
@@ -409,6 +410,8 @@ class Content(Struct, frozen=True, kw_only=True):
     posting: Maybe[PostingRule] = UNSET
     coverage: Maybe[Coverage] = UNSET
     bubbles: Maybe[Bubbles | None] = UNSET
+    overlap: Maybe[Overlap] = UNSET
+    experts: Maybe[Experts] = UNSET
     m_w: Maybe[Number] = UNSET
     m_s: Maybe[Number] = UNSET
     slowest_workers: Maybe[list[Worker]] = UNSET
@@ -464,6 +467,8 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             by_step=[OfStep(**row) for row in report.by_step.to_dicts()],
             remarks=[{"name": name, "words": words} for name, words in report.remarks()],
             sections=list(report.sections(full=True)),
+            overlap=UNSET if report.overlap is None else report.overlap,
+            experts=UNSET if report.experts is None else report.experts,
             **own,
         )
     )

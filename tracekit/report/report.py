@@ -36,7 +36,9 @@ from tracekit.report.section import Table
 if TYPE_CHECKING:
     import pandas
 
+    from tracekit.analysis.evidence.ops import OpEvidence
     from tracekit.job.pipeline_report import PipelineReport
+    from tracekit.report.experts import Experts, Overlap
     from tracekit.report.findings import Findings, WorkerSlowdowns
     from tracekit.report.question import ByLabel
     from tracekit.show.plots import Plots
@@ -69,7 +71,8 @@ class Report(ABC):
         report.to_dict()                      # plain data, as docs/report-schema.md documents it
 
     `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
-    custom questions. `table_names`: the names for `table`.
+    custom questions. `overlap`: None if nobody asked; `experts`: None if nobody asked (`experts_asked`) and no uneven
+    loads are known. `table_names`: the names for `table`.
     """
 
     table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
@@ -77,6 +80,9 @@ class Report(ABC):
     diagnosis: Diagnosis
     questions_asked: tuple[Question, ...] = ()
     labels_asked: tuple[ByLabel, ...] = ()
+    overlap: Overlap | None = None
+    experts: Experts | None = None
+    experts_asked: bool = False
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
@@ -142,6 +148,11 @@ class Report(ABC):
     @property
     def pipeline(self) -> PipelineReport | None:
         """This report, if it has the lanes of a pipeline: workers, stages, steps."""
+        return None
+
+    @property
+    def ops_evidence(self) -> OpEvidence | None:
+        """The ops of the job with its all-to-alls apart, None if it has none."""
         return None
 
     @property

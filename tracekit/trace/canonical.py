@@ -25,7 +25,16 @@ from tracekit.base.errors import FormatError, LayoutError, SelectionError, Trace
 from tracekit.base.text import encodable, quoted
 from tracekit.trace.magnitudes import check_magnitudes
 from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
-from tracekit.trace.schema import NULLABLE, WAITED, Source, checked_columns, distinct_steps, first_rows, step_positions
+from tracekit.trace.schema import (
+    NULLABLE,
+    SENT,
+    WAITED,
+    Source,
+    checked_columns,
+    distinct_steps,
+    first_rows,
+    step_positions,
+)
 from tracekit.trace.units import in_seconds
 
 if TYPE_CHECKING:
@@ -258,9 +267,10 @@ class Trace:
     def outline(self) -> Trace:
         """The trace with one op of each worker and step: enough for `coverage` and `worker_ranks`.
 
-        Keeps all ops if they record waits inside workers (WAITED), which the analysis reads.
+        Keeps all ops if they record waits inside workers (WAITED) or the rows of all-to-alls (SENT), which the analysis
+        reads.
         """
-        return self if WAITED in self.ops.columns else self._outline
+        return self if {WAITED, SENT} & {*self.ops.columns} else self._outline
 
     @cached_property
     def _outline(self) -> Trace:

@@ -23,7 +23,8 @@ OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
 #: its grid and blocks; `bytes`: of a copy, if recorded.
 #: `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
-#: is one. `group`: name of a process group, null if unknown.
+#: is one. `group`: name of a process group, null if unknown. `sent`, `received`: rows to and from each rank of it, in
+#: an all-to-all of unequal parts, as text such as "[320, 626]", which ends in "...]" if the profiler cut it.
 GPU_OP_SCHEMA = pl.Schema(
     {
         "rank": pl.Int32,
@@ -47,12 +48,15 @@ GPU_OP_SCHEMA = pl.Schema(
         "comms_id": pl.String,
         "source": pl.Int32,
         "destination": pl.Int32,
+        "sent": pl.String,
+        "received": pl.String,
     }
 )
 #: One row per call of the runtime that launches, synchronises or orders, by rank and start. `busy_since`: when the
 #: thread began what it was doing at the start of the call. `operator`: the framework's outermost operator around it;
 #: `inner`: the innermost, and its `inputs`, sizes and types as JSON; `module`: the innermost nn.Module; `own`: the
-#: innermost line of Python outside of torch, such as "train.py(88): step". `waits`: whether it waits for the GPU.
+#: innermost line of Python outside of torch, such as "train.py(88): step"; `annotated`: the shortest annotation such as
+#: "attn(F)" around it, on any thread. `waits`: whether it waits for the GPU.
 #: `phase`: forward, backward, optimizer or data. `action`: of torch's pipeline schedule, such as PP:2F0.
 #: `collective_call`: whether the framework called it for a collective.
 #: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
@@ -70,6 +74,7 @@ CALL_SCHEMA = pl.Schema(
         "inputs": pl.String,
         "module": pl.String,
         "own": pl.String,
+        "annotated": pl.String,
         "waits": pl.Boolean,
         "phase": pl.String,
         "action": pl.String,
@@ -99,7 +104,8 @@ class GpuRecording:
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
     steps, STEP_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA. `spans`: the first start and
     the last end of all events of a rank, seconds. `notes`: what was lost or guessed while reading, one sentence each.
-    `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: the ranks
+    `world_size`: number of ranks of the job, `device_name`: its kind of GPU, `multiprocessors`: how many SMs that
+    has, if the files give them. `cut`: the ranks
     whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
     the share of its GPU ops and launches whose other half is missing; `left_out`, why a rank with a file is not in the
     tables. `coordinates`: of ranks on the job's mesh by label, such as tp_rank, as far as process
@@ -119,6 +125,7 @@ class GpuRecording:
     world_size: int | None = None
     notes: tuple[str, ...] = ()
     device_name: str | None = None
+    multiprocessors: int | None = None
     cut: tuple[int, ...] = ()
     damaged: Mapping[int, float] = field(default_factory=dict)
     unlinked: Mapping[int, float] = field(default_factory=dict)

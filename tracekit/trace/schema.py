@@ -48,6 +48,10 @@ POSTED, RESUMED = "posted", "resumed"
 #: An optional column: seconds of a worker's step in which the training thread of each of its ranks should have worked,
 #: and neither ran nor was ready to, ranks as above, on the first op of the worker's step; null elsewhere.
 OFF_CPU = "off_cpu"
+#: Optional columns of all-to-alls: the rows that the rank sends to and receives from each rank of the group; null if
+#: not recorded.
+SENT, RECEIVED = "sent", "received"
+ROWS_TYPE = pl.List(pl.Int64)
 
 
 def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
@@ -126,6 +130,7 @@ def checked_columns(ops: pl.DataFrame, layout: Layout, source: Source) -> pl.Dat
     _check_identity(checked, source)
     optional = [_host_time(ops[name], source) for name in (POSTED, RESUMED) if name in ops.columns]
     optional += [_of_ranks(ops[name], layout, source) for name in (WAITED, LASTED, OFF_CPU) if name in ops.columns]
+    optional += [_rows_of_peers(ops[name], source) for name in (SENT, RECEIVED) if name in ops.columns]
     return checked.with_columns(optional) if optional else checked
 
 
@@ -164,6 +169,18 @@ def _of_ranks(column: pl.Series, layout: Layout, source: Source) -> pl.Series:
     if bad.any():
         raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds >= 0")
     return waited
+
+
+def _rows_of_peers(column: pl.Series, source: Source) -> pl.Series:
+    """A column of lists of integers from 0 on, or null."""
+    try:
+        rows = column.cast(ROWS_TYPE).rechunk()
+    except pl.exceptions.PolarsError:
+        raise TraceError(f"{source}: {source.typed(column)}; expected lists of integers; convert the column") from None
+    wrong = rows.list.eval(pl.element().is_null() | (pl.element() < 0)).list.any().fill_null(value=False)
+    if wrong.any():
+        raise violation(source, rows, int(wrong.arg_max() or 0), "expected rows >= 0")
+    return rows
 
 
 def _host_time(column: pl.Series, source: Source) -> pl.Series:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePath
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
@@ -30,6 +31,7 @@ from tracekit.trace.kineto import (
     GpuRecording,
 )
 
+T = TypeVar("T")
 #: How torch.profiler's tensorboard_trace_handler names files: host_pid.time.pt.trace.json.
 _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 
@@ -74,7 +76,8 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         groups=groups.groups,
         world_size=placement.world_size,
         notes=tuple(dict.fromkeys([*placement.notes, *(note for one in files for note in one.notes)])),
-        device_name=_device_name(files),
+        device_name=_of_device(files, "name", str),
+        multiprocessors=_of_device(files, "numSms", int),
         cut=tuple(rank for rank, one in by_rank.items() if one.cut),
         damaged={rank: one.damaged for rank, one in by_rank.items()},
         unlinked={rank: one.unlinked for rank, one in by_rank.items()},
@@ -187,6 +190,8 @@ def _gpu_ops(
             "comms_id": [arg.comms_id for arg in args],
             "source": [arg.source for arg in args],
             "destination": [arg.destination for arg in args],
+            "sent": [arg.sent for arg in args],
+            "received": [arg.received for arg in args],
         },
         schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
         strict=False,
@@ -212,7 +217,9 @@ def _gpu_ops(
     return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
 
 
-_OF_COLLECTIVES = ("collective", "elements", "dtype", "group", "sequence", "comms_id", "source", "destination")
+_OF_COLLECTIVES = (
+    "collective", "elements", "dtype", "group", "sequence", "comms_id", "source", "destination", "sent", "received",
+)  # fmt: skip
 
 
 def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
@@ -235,7 +242,7 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
     return _on_axis(frame, rank, late_us, CALL_SCHEMA)
 
 
-_AROUND = ("inner", "inputs", "module", "own")
+_AROUND = ("inner", "inputs", "module", "own", "annotated")
 _STREAMS = ("waits_stream", "waits_for_stream")
 
 
@@ -246,9 +253,11 @@ def _host(one: RankColumns) -> str | None:
     return None
 
 
-def _device_name(files: Sequence[RankColumns]) -> str | None:
+def _of_device(files: Sequence[RankColumns], name: str, kind: type[T]) -> T | None:
+    """Return a property of the first GPU that a file states, None if none does."""
     for one in files:
         listed = one.header.get("deviceProperties")
-        if isinstance(listed, list) and listed and isinstance(listed[0], dict) and listed[0].get("name"):
-            return str(listed[0]["name"])
+        found = listed[0].get(name) if isinstance(listed, list) and listed and isinstance(listed[0], dict) else None
+        if found and isinstance(found, kind):
+            return found
     return None

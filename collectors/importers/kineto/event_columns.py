@@ -305,6 +305,7 @@ class ColumnBuilder:
             args.collective, args.elements_in, args.elements_out, args.dtype, args.group_size, args.group_name,
             args.group_description, None if args.group_ranks is None else str(args.group_ranks), args.rank_in_group,
             args.sequence, None if args.comms_id is None else str(args.comms_id), args.source, args.destination,
+            *(None if split is None else str(split) for split in (args.split_in, args.split_out)),
         )  # fmt: skip
         return self._collectives.setdefault(key, len(self._collectives))
 

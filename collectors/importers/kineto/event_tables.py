@@ -51,7 +51,10 @@ _SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream
 
 @dataclass(frozen=True, slots=True)
 class CollectiveArgs:
-    """The arguments of a collective; None where they are missing."""
+    """The arguments of a collective; None where they are missing.
+
+    `sent`, `received`: rows to and from each rank of the group, as text such as "[320, 626]".
+    """
 
     collective: str | None
     elements_in: int | None
@@ -66,6 +69,8 @@ class CollectiveArgs:
     comms_id: str | None
     source: int | None
     destination: int | None
+    sent: str | None = None
+    received: str | None = None
 
 
 @dataclass(slots=True)

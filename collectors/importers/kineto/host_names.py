@@ -25,6 +25,8 @@ SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
 HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
 #: Actions of torch.distributed.pipelining: PP:2F0 is the forward of microbatch 0 on stage 2.
 PIPELINE_ACTION = re.compile(r"^PP:\d{1,6}(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)\d{1,9}$")
+#: An annotation of a module's forward, backward or weight gradients, such as "attn(F)".
+PASS_OF_MODULE = re.compile(r"\w+\([FBW]\)")
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 

@@ -58,6 +58,8 @@ class Args(msgspec.Struct, gc=False):
     collective: str | None = msgspec.field(default=None, name="Collective name")
     elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
     elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
+    split_in: Any = msgspec.field(default=None, name="In split size")
+    split_out: Any = msgspec.field(default=None, name="Out split size")
     dtype: str | None = None
     group_size: int | None = msgspec.field(default=None, name="Group size")
     group_name: str | None = msgspec.field(default=None, name="Process Group Name")

@@ -22,6 +22,7 @@ from tracekit.collectors.importers.kineto.host_names import (
     HOST_COPY,
     LAUNCHES,
     NCCL_ANNOTATION,
+    PASS_OF_MODULE,
     PIPELINE_ACTION,
     STEP,
     SYNCHRONISES,
@@ -130,7 +131,7 @@ def _rank(
             **{name: calls[name] for name in ("thread", "name", "role")},
             "start": calls["ts"], "duration": calls["dur"], "busy_since": threads.busy_since(),
             "operator": threads.operators(), "phase": threads.phases(), "action": threads.actions(),
-            "collective_call": inside >= 0, "step": step,
+            "collective_call": inside >= 0, "step": step, "annotated": _annotated(annotations, names, calls["ts"]),
             "waits": waits[kept_calls], **{name: values[kept_calls] for name, values in work.around.items()},
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
@@ -242,6 +243,18 @@ def _step_at(steps: Table, times: Floats) -> Ints:
     ends = np.append(begin + steps["duration"], -np.inf)
     found = np.where((at >= 0) & (times <= ends[at]), np.append(steps["step"], -1)[at], -1)
     return found.astype(np.int32)
+
+
+def _annotated(annotations: Table, names: Sequence[str], times: Floats) -> Ints:
+    """Return the name of the shortest annotation such as "attn(F)" around each time, on any thread; -1 for none."""
+    found = np.full(len(times), -1)
+    codes = [code for code, name in enumerate(names) if PASS_OF_MODULE.fullmatch(name)]
+    rows = np.flatnonzero(np.isin(annotations["name"], codes))
+    begin, end = annotations["ts"][rows], annotations["ts"][rows] + annotations["dur"][rows]
+    first, last = np.searchsorted(times, begin), np.searchsorted(times, end, side="right")
+    for one in np.argsort(-annotations["dur"][rows], kind="stable").tolist():
+        found[first[one] : last[one]] = annotations["name"][rows[one]]
+    return found
 
 
 class _Threads:

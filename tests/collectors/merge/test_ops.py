@@ -145,6 +145,54 @@ def test_what_a_backward_waits_for_in_a_reduction_of_its_own_is_counted_once():
     assert (trust.replay_error, trust.reasons) == (pytest.approx(0), ())
 
 
+def exchanging(number, works, *, reduces=True):
+    """Two all-to-alls in a forward and one in its backward, 2 ms after the slower rank; rank `number` works so long."""
+    at, rows = 0, []
+    for at_ms, kind in ((0, "forward-compute"), (100, "backward-compute")):
+        at, inner = at_ms, []
+        for mine, slower in works[kind]:
+            inner.append((at + mine, at + slower + 2))
+            at += slower + 2
+        rows.append(compute(kind, at_ms, at + 5))
+        for piece, (enters, leaves) in enumerate(inner):
+            fields = {"peer": 0, "chunk": piece}
+            rows.append((Category.COLLECTIVE, "alltoall_base", enters, leaves, {**fields, "flags": Flag.BLOCKING}))
+            rows.append((Category.WAIT, "alltoall_base", enters, leaves, fields))
+    if reduces:
+        rows.append((Category.COLLECTIVE, "allreduce", 180, 190, {"peer": 0, "flags": Flag.BLOCKING}))
+    rows.append((Category.OPTIMIZER, "optimizer", 190, 200, {}))
+    found = rank(number, rows, mesh=None, groups=[GROUP])
+    found.facts["rows"] = [
+        {"number": 0, "sent": [3, 1], "received": [3, 4] if number == 0 else [1, 0]},
+        {"number": 1, "sent": [3, 4] if number == 0 else [1, 0], "received": [3, 1]},
+    ]
+    return found
+
+
+WORKS = (
+    {"forward-compute": [(10, 20), (30, 30)], "backward-compute": [(40, 40)]},
+    {"forward-compute": [(20, 20), (15, 30)], "backward-compute": [(10, 40)]},
+)
+
+
+@pytest.mark.parametrize("reduces", [True, False])
+def test_each_all_to_all_is_an_op_with_the_rows_that_it_moves(reduces):
+    """Also where nothing else shows which ranks train together."""
+    result = merged(*(exchanging(number, works, reduces=reduces) for number, works in enumerate(WORKS)))
+    assert (result.trace.layout.dp, result.trace.layout.pp) == (2, 1)
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 10), (22, 52), (54, 59)]
+    assert ops_of(result, 1, OpKind.FORWARD_COMPUTE) == [(0, 20), (22, 37), (54, 59)]
+    assert ops_of(result, 0, OpKind.FORWARD_COLLECTIVES) == [(10, 22), (52, 54)]
+    assert ops_of(result, 1, OpKind.FORWARD_COLLECTIVES) == [(20, 22), (37, 54)]
+    assert ops_of(result, 1, OpKind.BACKWARD_COLLECTIVES) == [(110, 142)]
+    moved = result.trace.ops.filter(rank=0, kind=OpKind.FORWARD_COLLECTIVES).sort("seq")
+    assert moved["sent"].to_list() == [[3, 1], [3, 4]]
+    assert moved["received"].to_list() == [[3, 4], [3, 1]]
+    rest = result.trace.ops.filter(~result.trace.ops["kind"].cast(str).str.ends_with("collectives"))
+    assert rest["sent"].null_count() == rest.height
+    assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0, abs=1e-9)
+
+
 def test_what_context_parallel_ranks_wait_for_each_other_is_part_of_the_compute():
     """Their worker is one, so that no lane would meet rank 0 in an op of its own; `waited` says who was late."""
 

@@ -4,6 +4,7 @@ Works and process groups are played here, so that each moment is known; real one
 """
 
 import gc
+import json
 import time
 import weakref
 from types import SimpleNamespace
@@ -21,6 +22,9 @@ class Group:
 
     def __init__(self, name="dp"):
         self.group_name = name
+
+    def size(self):
+        return 2
 
 
 class Work:
@@ -193,6 +197,37 @@ def test_a_wait_inside_an_op_is_recorded_with_the_step_in_which_it_is(rig, insid
     assert [one.category for one in rig.records] == [Category.WAIT, Category.COLLECTIVE]
     rig.wait(work)
     assert len(rig.records) == 2
+
+
+def rows_told(rig):
+    facts = [json.loads(fact) for fact in rig.recorder._facts]
+    return [(one["value"]["sent"], one["value"]["received"]) for one in facts if one["kind"] == "rows"]
+
+
+def test_an_all_to_all_and_the_wait_for_it_name_the_rows_that_they_move(rig):
+    """Told once for each different list: 3 + 1 rows out and 2 + 5 in, back again, and 4 each way in equal parts."""
+    rig.session.busy = 1
+    out, back = tensors(7, 4), tensors(4, 7)
+    for args in (
+        (*out, [2, 5], [3, 1], BLOCKS),
+        (*back, [3, 1], [2, 5], BLOCKS),
+        (*out, [2, 5], [3, 1], BLOCKS),
+        (*tensors(4, 4), [], [], BLOCKS),
+    ):
+        rig.wait(rig.launch(Work(), *args, name="alltoall_base"))
+    lists = rig.launch(Work(), tensors(2, 5), tensors(3, 1), BLOCKS, name="alltoall")
+    rig.wait(lists)
+    records = rig.records
+    assert [one.chunk for one in records if one.category == Category.WAIT] == [0, 1, 0, 2, 0]
+    assert [one.chunk for one in records if one.category == Category.COLLECTIVE] == [0, 1, 0, 2, 0]
+    assert rows_told(rig) == [([3, 1], [2, 5]), ([2, 5], [3, 1]), ([2, 2], [2, 2])]
+
+
+def test_rows_are_not_told_where_disk_space_is_limited(rig):
+    rig.recorder.bounded = True
+    rig.wait(rig.launch(Work(), *tensors(7, 4), [2, 5], [3, 1], BLOCKS, name="alltoall_base"))
+    assert [one.chunk for one in rig.records] == [NONE]
+    assert rows_told(rig) == []
 
 
 def test_a_wait_behind_the_op_that_launched_is_none_of_it(rig):

@@ -1,0 +1,108 @@
+"""Kernels of independent streams wait for each other, because one hardware queue launches all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.gpu.breakdown import grid_blocks
+from tracekit.analysis.graph.op_graph import Why
+from tracekit.analysis.numeric.arrays import Bools, Ints
+from tracekit.analysis.whatif.interventions import LessTime, Together
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
+
+#: An op could have begun earlier if it was ready this long, seconds, before the op launched before it began.
+_READY_S = 20e-6
+#: So many ops must have had that chance, all in vain: by chance, each would be a toss-up.
+_FEWEST_CHANCES = 10
+
+
+class OneLaunchQueue(Detector):
+    """No op begins before an op of another stream that was launched earlier, although ops were ready to.
+
+    Paper: no signature. With CUDA_DEVICE_MAX_CONNECTIONS=1, all streams share one hardware queue: an op that waits
+    holds up every op launched after it. The order of launches is then that of starts, whatever streams are free.
+    """
+
+    kind = "one-launch-queue"
+    title = "One hardware queue launches the kernels of all streams"
+    signature = "ops begin in the order of their launches on all streams, although some were ready earlier"
+    refuted_by = "a recording with CUDA_DEVICE_MAX_CONNECTIONS=8 that takes as long"
+    next_check = "CUDA_DEVICE_MAX_CONNECTIONS in the environment of the ranks"
+    suggested_fix = (
+        "unset CUDA_DEVICE_MAX_CONNECTIONS or set it to 8, unless the job needs the order (Megatron-LM's overlap of"
+        " tensor-parallel communication); else launch the independent stream first"
+    )
+    repair = Repair("more-launch-queues", "Give streams hardware queues of their own")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`."""
+        if not {"launched_by", "stream", "role", "communicates"} <= set(evidence.ops.columns):
+            return
+        ops, graph = evidence.ops, evidence.graph.ops
+        communicates = ops["communicates"].fill_null(value=False).to_numpy()
+        stream = ops["stream"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
+        before, after = graph.before, graph.after
+        # Computes of different streams whose order only their times suggest.
+        guessed = (graph.why == Why.INFERRED) & ~communicates[before] & ~communicates[after]
+        guessed &= stream[before] != stream[after]
+        end = graph.start + graph.duration
+        ready = np.full(len(end), -np.inf)
+        np.maximum.at(ready, after[~guessed], end[before[~guessed]])
+        first, second = _neighbours(evidence, stream)
+        linked = np.isin(first * len(end) + second, (before * len(end) + after)[~guessed])
+        free = ~linked & np.isfinite(ready[second])
+        # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
+        held = second[:0]
+        for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(evidence)[first])):
+            chance = may & (ready[second] < since - _READY_S)
+            if not (graph.start[second] < since - _READY_S)[chance].any() and chance.sum() > len(held):
+                held = second[chance]
+        if len(held) < _FEWEST_CHANCES:
+            return
+        late = np.zeros(len(end), np.bool_)
+        late[held] = True
+        figures = (Figure("ops held up by an op launched before them", float(len(held)), 2.0, Unit.COUNT),)
+        yield Candidate(
+            self.kind,
+            Place(),
+            f"all streams share one launch queue: {len(held):,} kernels were ready and waited for one of another stream"
+            " that was launched before them",
+            figures,
+            confidence_from(figures),
+            _freed(evidence, late, guessed),
+            bound=True,
+        )
+
+
+def _neighbours(evidence: OpEvidence, stream: Ints) -> tuple[Ints, Ints]:
+    """GPU ops of different streams that a thread launched one directly after the other."""
+    ops, graph = evidence.ops, evidence.graph.ops
+    launcher = ops["launched_by"].fill_null(-1).to_numpy().astype(np.int64)
+    rows = np.flatnonzero(ops["role"].eq("gpu").to_numpy() & (launcher >= 0))
+    launched = (graph.start + graph.duration)[launcher[rows]]
+    order = rows[np.lexsort((launched, stream[launcher[rows]], graph.rank[rows]))]
+    first, second = order[:-1], order[1:]
+    alike = (graph.rank[first] == graph.rank[second]) & (stream[launcher[first]] == stream[launcher[second]])
+    apart = alike & (stream[first] != stream[second])
+    return first[apart], second[apart]
+
+
+def _leaves_room(evidence: OpEvidence) -> Bools:
+    """Which ops leave room for another one on the GPU, or may do so as far as their sizes were recorded, [ops]."""
+    room = np.ones(evidence.ops.height, np.bool_)
+    recording = None if evidence.recorded is None else evidence.recorded.recording
+    if recording is not None and recording.multiprocessors is not None:
+        blocks = recording.gpu_ops.select(grid_blocks()).to_series().fill_null(0).to_numpy()
+        room[np.flatnonzero(evidence.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
+    return room
+
+
+def _freed(evidence: OpEvidence, late: Bools, guessed: Bools) -> Together:
+    """The job in which these ops begin when they are ready."""
+    gone = guessed & late[evidence.graph.ops.after]
+    no_delay = LessTime(np.zeros(len(late)), np.where(late, np.inf, 0.0))
+    return Together((evidence.pace.without_edges(gone), no_delay))

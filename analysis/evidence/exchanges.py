@@ -1,0 +1,91 @@
+"""The all-to-alls of a pipeline trace as a job of their own: who computes how long between which of them.
+
+In: a trace with the rows that all-to-alls move, in the columns `sent` and `received`. Out: an `OpTrace`: on each rank,
+all-to-alls and the work between them, in turn; and its `OpEvidence`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from tracekit.analysis.evidence.ops import OpEvidence, Times
+from tracekit.analysis.graph.fold import fold
+from tracekit.analysis.graph.rules.registry import op_graph
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.replay.costs import measure_op_durations
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import OpKind
+from tracekit.trace.op import OpTrace
+from tracekit.trace.schema import RECEIVED, SENT
+
+#: More ops than this take too long in every report; the last steps that fit are looked at.
+_MOST_OPS = 1_000_000
+_WORK = "compute"
+
+
+def exchange_trace(trace: Trace) -> OpTrace | None:
+    """The all-to-alls of a trace and the work between them; None if it has none.
+
+    Only of jobs without a pipeline, and of steps in which all ranks have equally many. Work has the columns `compute`
+    and `seq`: the kind and number of its op in the trace.
+    """
+    if SENT not in trace.ops.columns or RECEIVED not in trace.ops.columns or trace.layout.pp > 1:
+        return None
+    ordered = trace.ops.sort("step", "rank", "start", "duration").with_columns(
+        pl.col("kind").shift(-1).over("step", "rank").alias("compute"),
+        pl.col("seq").shift(-1).over("step", "rank").alias("next"),
+        end=pl.col("start") + pl.col("duration"),
+    )
+    spans = ordered.group_by("step", "rank").agg(begins=pl.col("start").min(), ends=pl.col("end").max())
+    moved = ordered.filter(pl.col(SENT).is_not_null() & pl.col(RECEIVED).is_not_null())
+    counts = moved.group_by("step", "rank").len().group_by("step").agg(pl.len(), ops=pl.col("len").n_unique())
+    steps = counts.filter(pl.col("ops") == 1, pl.col("len") == trace.ops["rank"].n_unique())["step"].sort()
+    if steps.is_empty():
+        return None
+    moved = moved.filter(pl.col("step").is_in(steps.tail(max(_MOST_OPS * len(steps) // moved.height, 1)).implode()))
+    place = ["step", "rank"]
+    exchanges = moved.with_columns(
+        number=pl.int_range(pl.len()).over(place),
+        rows_sent=pl.col(SENT).list.sum(),
+        rows_received=pl.col(RECEIVED).list.sum(),
+    ).join(spans, on=place, maintain_order="left")
+    until = pl.col("start").shift(-1).over(place).fill_null(pl.col("ends"))
+    work = exchanges.select(
+        *place, "compute", seq="next", start="end", duration=(until - pl.col("end")).clip(0),
+        peer=2 * pl.col("number") + 2,
+    )  # fmt: skip
+    head = exchanges.filter(number=0).select(
+        *place, compute=pl.lit(None, pl.String), seq=pl.lit(None, pl.Int32), start="begins",
+        duration=(pl.col("start") - pl.col("begins")).clip(0), peer=pl.lit(0, pl.Int64),
+    )  # fmt: skip
+    met = exchanges.select(
+        *place, "start", "duration", "rows_sent", "rows_received", peer=2 * pl.col("number") + 1,
+        rendezvous=pl.struct("step", "number").rank("dense").cast(pl.Int64),
+    )  # fmt: skip
+    ops = pl.concat(
+        [
+            *(one.with_columns(pl.col("compute").cast(pl.String), kind=pl.lit(_WORK)) for one in (head, work)),
+            met.with_columns(kind=pl.lit(str(OpKind.ALL_TO_ALL))),
+        ],
+        how="diagonal_relaxed",
+    ).with_columns(stream=pl.lit(0))
+    hosts = pl.DataFrame(list(trace.hosts.items()), {"rank": ops.schema["rank"], "host": pl.String}, orient="row")
+    ops = ops.join(hosts, on="rank", how="left", maintain_order="left") if trace.hosts else ops
+    return OpTrace(ops.sort("step", "rank", "start", "peer"), trace.name, rules=("streams",))
+
+
+def evidence_of(trace: OpTrace) -> OpEvidence:
+    """The evidence on an op trace."""
+    graph = fold(op_graph(trace))
+    replay = GraphReplay(graph, measure_op_durations(graph))
+    return OpEvidence(trace, graph, replay, Times.of(graph, replay))
+
+
+def balanced_share(evidence: OpEvidence) -> pl.DataFrame:
+    """How much of their time computes take with equal loads: `step`, `rank`, `compute`, `seq`, `share`."""
+    job = evidence.experts.job
+    share: Floats = np.divide(job.balanced_cost, job.cost, out=np.ones_like(job.cost), where=job.cost > 0)
+    found = evidence.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
+    return found.filter(pl.Series(job.pair >= 0))

@@ -1,0 +1,100 @@
+"""The all-to-alls in recordings of torch.profiler without GPUs, such as of gloo: what the calls were given.
+
+In: files, and folders searched with all below them. Out: a row for each rank of each all-to-all. They show what each
+rank sends and receives, not how long anything takes on a GPU. Needs `record_shapes=True`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import polars as pl
+from isal import igzip
+
+from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.kineto.host_names import STEP
+from tracekit.collectors.importers.kineto.sniff import traces_in
+
+_CALL = "c10d::alltoall_base_"
+#: Places of the rows received from and sent to each rank among the call's inputs.
+_RECEIVED, _SENT = 3, 4
+_ROWS = re.compile(r"\[\d+(, ?\d+)*\]")
+_GZIP = b"\x1f\x8b"
+_LARGEST_FILE = 1 << 31
+
+
+class _Args(msgspec.Struct):
+    inputs: Any = msgspec.field(default=None, name="Concrete Inputs")
+
+
+class _Event(msgspec.Struct):
+    ph: str = ""
+    name: str | None = None
+    ts: float | None = None
+    dur: float | None = None
+    args: _Args | None = None
+
+
+class _Info(msgspec.Struct):
+    rank: int | None = None
+
+
+class _File(msgspec.Struct):
+    events: list[_Event] = msgspec.field(default_factory=list, name="traceEvents")
+    info: _Info | None = msgspec.field(default=None, name="distributedInfo")
+
+
+def host_exchanges(paths: Sequence[Path]) -> pl.DataFrame:
+    """Return `group`, `step`, `rank`, `instance`, `row`, `start`, `rows_sent`, `rows_received`; empty if none.
+
+    The k-th call of a step is the same all-to-all on all ranks. Raises FormatError if a file is no such trace.
+    """
+    found: list[pl.DataFrame] = []
+    for file in (file for path in paths for file in (traces_in(path) if path.is_dir() else [path])):
+        read = _read(file)
+        steps = sorted(
+            (one.ts, one.ts + (one.dur or 0.0), int(mark[1]))
+            for one in read.events
+            if one.ts is not None and (mark := STEP.match(one.name or ""))
+        )
+        calls = sorted((one.ts or 0.0, one.args) for one in read.events if one.ph == "X" and one.name == _CALL)
+        rank = len(found) if read.info is None or read.info.rank is None else read.info.rank
+        found.append(pl.DataFrame(
+            [(rank, _step(steps, at), at * 1e-6, _rows(args, _SENT), _rows(args, _RECEIVED)) for at, args in calls],
+            {"rank": pl.Int64, "step": pl.Int64, "start": pl.Float64, "rows_sent": pl.Int64, "rows_received": pl.Int64},
+            orient="row",
+        ))  # fmt: skip
+    if not found:
+        return pl.DataFrame()
+    calls_of_all = pl.concat(found).drop_nulls("step")
+    return calls_of_all.with_columns(
+        instance=pl.int_range(pl.len()).over("rank", "step"), group=pl.lit(""), row=pl.lit(0, pl.Int64)
+    )
+
+
+def _read(path: Path) -> _File:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 30} GiB; record fewer steps")
+        text = path.read_bytes()
+        return msgspec.json.decode(cast("Any", igzip).decompress(text) if text.startswith(_GZIP) else text, type=_File)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, EOFError, igzip.BadGzipFile) as error:
+        raise FormatError(f"{path}: damaged ({error}); copy or record it again") from None
+
+
+def _step(steps: Sequence[tuple[float, float, int]], at: float) -> int | None:
+    """The marked step around a time; 0 if the file marks none."""
+    return next((step for begin, end, step in steps if begin <= at <= end), None if steps else 0)
+
+
+def _rows(args: _Args | None, place: int) -> int | None:
+    """The rows to or from all ranks, None if they were not recorded."""
+    inputs = None if args is None else args.inputs
+    text = inputs[place] if isinstance(inputs, list) and len(inputs) > place else None
+    return sum(map(int, re.findall(r"\d+", text))) if isinstance(text, str) and _ROWS.fullmatch(text) else None

@@ -1,0 +1,45 @@
+"""`tracekit experts`: where to place experts, from the tokens that they get, without a trace.
+
+In: a log of tokens per expert. Out: a placement for each layer, in the terminal or as JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tracekit.base.exit_codes import ExitCode
+from tracekit.commands.options import PATH
+
+_COUNT = click.IntRange(1, 1 << 20)
+
+
+@click.command("experts")
+@click.argument("loads", metavar="LOADS.jsonl", type=PATH)
+@click.option("--ranks", type=_COUNT, required=True, help="Ranks to place experts on.")
+@click.option("--replicas", type=_COUNT, required=True, help="Replicas of all experts, equally many on each rank.")
+@click.option("--nodes", type=_COUNT, default=1, show_default=True, help="Nodes that the ranks are on, in order.")
+@click.option("--groups", type=_COUNT, default=1, show_default=True, help="Groups of experts that stay on one node.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: int, as_json: bool) -> int:
+    """Where should experts and their replicas be? Places them so that the heaviest rank has few tokens.
+
+    Each line of LOADS.jsonl is {"step": 0, "layer": 0, "tokens_per_expert": [12, 7, ...]}, the tokens of all source
+    ranks (docs/experts.md). The mean over the steps counts.
+    """
+    import msgspec
+
+    from tracekit.analysis.experts.loads import Loads
+    from tracekit.analysis.experts.placement import placed_layers
+
+    read = Loads.read(loads)
+    layers = placed_layers(read, ranks, replicas, nodes, groups)
+    if as_json:
+        click.echo(msgspec.json.encode({"layers": layers}))
+        return ExitCode.DONE
+    for one in layers:
+        homes = [" ".join(str(expert) for expert, at in one.placement if at == rank) for rank in range(ranks)]
+        click.echo(f"layer {one.layer}: the heaviest rank gets {one.max_over_mean:.3f} times the mean")
+        click.echo("\n".join(f"  rank {rank}: experts {named}" for rank, named in enumerate(homes)))
+    return ExitCode.DONE

@@ -1,0 +1,159 @@
+"""Overlap and experts of a report: measured on request, and in words.
+
+In: a report and its ops. Out: the same report with `Overlap` and `Experts`, a sentence and tables for all renderers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
+from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.experts.experts import EQUAL, LATE_SHARE, NO_LOADS, Plan
+from tracekit.analysis.experts.loads import Loads
+from tracekit.base.text import seconds
+from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
+from tracekit.report.section import Table
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.report.report import Report
+
+R = TypeVar("R", bound="Report")
+#: Rows of a table, and ranks of a heat map.
+_MOST_ROWS, _MOST_RANKS = 20, 64
+#: Loads over the mean from which on a cell is darker; as many as there are shades below the darkest.
+_SHADES, _FROM = "·░▒▓█", (1.05, 1.2, 1.5, 2.0)
+_SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
+
+
+def with_overlap(report: R) -> R:
+    """The same report with what is hidden, exposed and waiting, if it is one on a recording of GPUs."""
+    from tracekit.analysis.experts.overlap import find_overlap
+
+    recorded = None if report.ops_evidence is None else report.ops_evidence.recorded
+    return report if recorded is None else replace(report, overlap=find_overlap(recorded))
+
+
+def with_experts(report: R, plans: Sequence[Plan], logged: Loads | None) -> R:
+    """The same report with the loads of its experts and the price of plans. Raises FormatError for other loads."""
+    evidence = report.ops_evidence
+    if evidence is None:
+        return replace(report, experts_asked=True, experts=Experts(None, False, [], [], [], [], [NO_LOADS]))
+    found = evidence.experts_with(logged).found(plans)
+    found.causes.extend(_late_peer(evidence, found))
+    queues = [one for one in report.findings if one.kind == OneLaunchQueue.kind]
+    found.causes.extend(
+        CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / evidence.steps_in_whole) for one in queues
+    )
+    return replace(report, experts=found, experts_asked=True)
+
+
+def unasked(evidence: OpEvidence | None) -> Experts | None:
+    """What every report keeps of uneven loads, with the price of equal ones; None if there are none."""
+    if evidence is None or evidence.uneven_experts is None:
+        return None
+    return evidence.experts.found([Plan.parse("balanced")])
+
+
+def _late_peer(evidence: OpEvidence, loads: Experts) -> Iterator[CauseOfImbalance]:
+    """Yield the rank that others wait for although loads are equal."""
+    late, excess = evidence.culprit, [one.max_over_mean - 1 for one in loads.layers]
+    if late is None or not excess or loads.causes or np.mean(excess) >= EQUAL:
+        return
+    if late.saved_s >= LATE_SHARE * evidence.recorded_s:
+        yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / evidence.steps_in_whole)
+
+
+def remarks(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield a sentence each."""
+    if report.overlap is not None:
+        yield "Overlap", _hidden(report.overlap)
+    if report.experts is not None and report.experts_asked:
+        found = report.experts
+        source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
+        why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
+        yield (
+            "Experts",
+            "; ".join([f"loads {source}", *(why or ["no uneven loads that cost 1 % of a step"]), *found.notes]),
+        )
+
+
+def _because(cause: CauseOfImbalance) -> str:
+    late = "loads are equal, and one rank comes late to all-to-alls"
+    title = late if cause.cause == "late-peer" else detector_of(cause.cause).title
+    named = [f"{name} {value}" for name, value in (("rank", cause.rank), ("expert", cause.expert)) if value is not None]
+    return f"{title}: {', '.join(named)}" if named else title
+
+
+def _hidden(found: Overlap) -> str:
+    total = sum(one.communication_s for one in found.ranks) or 1.0
+    hidden, waits = sum(one.both_s for one in found.ranks), sum(one.wait_s for one in found.ranks)
+    taxes = [one.sm_tax_at_most_s for one in found.ranks if one.sm_tax_at_most_s]
+    at_most = "at most " if found.ranks[0].wait_basis == "minimum" else ""
+    tax = f"; hiding cost at most {seconds(sum(taxes))} of SM time" if taxes else ""
+    waiting = f"{at_most}{seconds(waits)} of it is waiting, not transfer"
+    return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
+
+
+def tables(report: Report, *, full: bool) -> Iterator[Table]:
+    """Yield the tables of what was asked for; `full`: of all that is known."""
+    if (overlap := report.overlap) is not None:
+        rows = [
+            (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
+             f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
+            for one in overlap.ranks
+        ]  # fmt: skip
+        heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
+        yield Table("Overlap", heads, tuple(rows[:_MOST_ROWS]), _rest(len(rows)))
+        names = [(one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
+                 for one in overlap.collectives]  # fmt: skip
+        yield Table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), tuple(names))
+        if overlap.pairs:
+            pairs = tuple((f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs)
+            yield Table(
+                "What hides what", ("Communication under compute", "time"), pairs[:_MOST_ROWS], _rest(len(pairs))
+            )
+    if (experts := report.experts) is not None and (full or report.experts_asked):
+        if experts.layers:
+            yield _heat_map(experts)
+        if experts.rebalance:
+            why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
+            yield Table(
+                "Other loads",
+                ("Plan", "step", "saves", "dropped"),
+                tuple(map(_price, experts.rebalance)),
+                "\n".join(why) or None,
+            )
+
+
+def _heat_map(experts: Experts) -> Table:
+    """Layers x ranks, load over the mean."""
+    rows = []
+    for one in experts.layers[:_MOST_ROWS]:
+        mean = float(np.mean(one.tokens_by_rank)) or 1.0
+        cells = np.searchsorted(_FROM, np.array(one.tokens_by_rank[:_MOST_RANKS]) / mean, side="right")
+        rows.append((str(one.layer), "".join(_SHADES[at] for at in cells.tolist()), f"{one.max_over_mean:.2f}",
+                     f"{one.deviation:.2f}"))  # fmt: skip
+    scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
+    note = "\n".join(filter(None, (scale, _rest(len(experts.layers)))))
+    return Table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), tuple(rows), note)
+
+
+def _rest(rows: int) -> str | None:
+    return f"{_MOST_ROWS} of {rows:,}; all with --json" if rows > _MOST_ROWS else None
+
+
+def _price(row: Rebalanced) -> tuple[str, ...]:
+    dropped = "-" if row.dropped_share is None else f"{row.dropped_share:.1%}"
+    if row.step_time_s is None or row.saved_s is None:
+        bounds = (
+            "unknown" if row.low_s is None or row.high_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s)}"
+        )
+        return row.plan, bounds, "", dropped
+    error = "" if not row.error_s else f" ± {seconds(row.error_s)}"
+    return row.plan, seconds(row.step_time_s), f"{seconds(row.saved_s)}{error}", dropped
