@@ -52,11 +52,11 @@ class SlowKernels(Detector):
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
         ops = evidence.ops
-        if gpu_of(evidence) is None or "inner" not in ops.columns:
+        if gpu_of(evidence) is None or "operator" not in ops.columns:
             return
-        gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION)) & ops["inner"].is_not_null()
+        gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION)) & ops["operator"].is_not_null()
         rows = np.flatnonzero(gpu.fill_null(value=False).to_numpy())
-        table = ops[rows].select("name", "inner", "kind", "stream", "duration", "start", inputs=_inputs(ops))
+        table = ops[rows].select("name", "operator", "kind", "stream", "duration", "start", inputs=_inputs(ops))
         attention, between = _unfused_attention(table)
         if share_of(evidence, float(table["duration"].to_numpy()[between].sum())) >= _SMALLEST_SHARE:
             yield self._attention(evidence, rows[between], table[between])
@@ -69,11 +69,11 @@ class SlowKernels(Detector):
         """The operators whose kernels could be faster, the longest first."""
         assert evidence.kept is not None, "a recording"
         card = Card.named(evidence.kept.gpu)
-        longest = table.group_by("inner").agg(pl.col("duration").sum()).sort("duration", "inner", descending=True)
+        longest = table.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         for op, taken_s in longest.head(MOST_OF_A_KIND).iter_rows():
             if share_of(evidence, taken_s) < _SMALLEST_SHARE:
                 return
-            mine = table["inner"].eq(op).to_numpy()
+            mine = table["operator"].eq(op).to_numpy()
             took = table["duration"].to_numpy()[mine]
             need = np.array([_needed_s(op, kind, inputs, card)
                              for kind, inputs in table.filter(mine).select("kind", "inputs").iter_rows()])  # fmt: skip
@@ -117,7 +117,7 @@ class SlowKernels(Detector):
 
     def _attention(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Candidate:
         """Attention as separate products with a softmax in between, whose scores go through memory."""
-        inner, less_s = table["inner"].to_list(), table["duration"].to_numpy()
+        inner, less_s = table["operator"].to_list(), table["duration"].to_numpy()
         softmax = next(name for name in inner if "softmax" in name)
         share = share_of(evidence, float(less_s.sum()))
         return self._faster(
@@ -150,9 +150,12 @@ class SlowKernels(Detector):
             return
         in_chain = order[length[chain] >= _SHORTEST_CHAIN]
         named = (
-            table[np.sort(in_chain)].group_by("inner").agg(pl.col("duration").sum()).sort("duration", descending=True)
+            table[np.sort(in_chain)]
+            .group_by("operator")
+            .agg(pl.col("duration").sum())
+            .sort("duration", descending=True)
         )
-        names = tuple(named["inner"].head(_MOST_NAMES).to_list())
+        names = tuple(named["operator"].head(_MOST_NAMES).to_list())
         less_s = np.zeros(len(order))
         less_s[order] = less
         yield self._faster(
@@ -197,7 +200,7 @@ def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
 
 def _unfused_attention(table: pl.DataFrame) -> tuple[list[int], list[int]]:
     """The rows of attention with separate products, and those of them that are between two products."""
-    inner, kinds = table["inner"].to_list(), table["kind"].to_list()
+    inner, kinds = table["operator"].to_list(), table["kind"].to_list()
     products = [at for at, kind in enumerate(kinds) if kind == str(KernelClass.MATRIX_PRODUCT)]
     every: list[int] = []
     between: list[int] = []

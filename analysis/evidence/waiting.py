@@ -17,7 +17,7 @@ _ALLOCATES = "(?i)Alloc|Free"
 
 
 class WaitingCalls(Struct, frozen=True, eq=False):
-    """`rows`: of the calls among the ops; `table`: `name`, `inner` (operator) and `own` (line of Python) of each;
+    """`rows`: of the calls among the ops; `table`: `name`, `operator` and `own` (line of Python) of each;
     `waited_s`: how long each lasted, the wait for the GPU included, seconds.
     """
 
@@ -47,7 +47,7 @@ def waiting_calls(evidence: OpEvidence, *, allocates: bool) -> WaitingCalls:
     rows = np.flatnonzero(waits.fill_null(value=False).to_numpy())
     table = ops[rows].select(
         "name", *(pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)
-                  for name in ("inner", "own")),
+                  for name in ("operator", "own")),
     )  # fmt: skip
     called = np.full(len(graph.start), np.inf)
     host = np.isin(graph.after, rows) & ops["role"].ne("gpu").to_numpy()[graph.before]

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from tracekit.analysis.gpu.gpu_times import ShapeTime
 from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted
 
 #: Bytes of an element by the name of its type in traces.
 _BYTES = {
@@ -57,20 +58,48 @@ class Card(Struct, frozen=True):
 def cards() -> tuple[Card, ...]:
     """Return every known card, those of the user first. Raises FormatError if TRACEKIT_CARDS cannot be read."""
     own = os.environ.get("TRACEKIT_CARDS")
-    table = files("tracekit.analysis.gpu").joinpath("cards.csv").read_text()
+    known = tuple(_cards(files("tracekit.analysis.gpu").joinpath("cards.csv").read_text().splitlines()))
     if not own:
-        return tuple(_cards(table.splitlines()))
+        return known
     try:
-        return (*_cards(Path(own).read_text().splitlines()), *_cards(table.splitlines()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected the columns of {Card.__struct_fields__}") from None
+        return (*_cards(Path(own).read_text(encoding="utf-8-sig").splitlines()), *known)
+    except OSError as error:
+        raise FormatError(f"TRACEKIT_CARDS={own}: {error.strerror or error}; check the path") from None
+    except (ValueError, csv.Error) as error:
+        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected a table with the head {','.join(_HEAD)}") from None
+
+
+_PEAKS = ("half_tflops", "tensor_tflops", "single_tflops", "memory_gb_s", "link_gb_s")
+_HEAD = ("name", *_PEAKS, "processors")
 
 
 def _cards(lines: Sequence[str]) -> Iterator[Card]:
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        half, tensor, single = (float(row[f"{name}_tflops"]) * 1e12 for name in ("half", "tensor", "single"))
-        memory, link = (float(row[f"{name}_gb_s"]) * 1e9 for name in ("memory", "link"))
-        yield Card(row["name"], half, tensor, single, memory, link, int(row["processors"]))
+    """Yield the cards of a table in CSV; lines that begin with # do not count. Raises ValueError."""
+    table = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if missing := [name for name in _HEAD if name not in (table.fieldnames or ())]:
+        raise ValueError(f"lacks the column {missing[0]}")
+    found = list(table)
+    if not found:
+        raise ValueError("holds no card")
+    for row in found:
+        name = (row["name"] or "").strip()
+        if not name:
+            raise ValueError("holds a card without a name")
+        half, tensor, single, memory, link, processors = (_positive(name, key, row[key]) for key in _HEAD[1:])
+        if processors != int(processors):
+            raise ValueError(f"{name}: processors is {processors:g}, not a whole number")
+        yield Card(name, half * 1e12, tensor * 1e12, single * 1e12, memory * 1e9, link * 1e9, int(processors))
+
+
+def _positive(card: str, column: str, text: str | None) -> float:
+    """The number in a column. Raises ValueError unless it is positive and finite."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{card:.80}: {column} is {quoted(text, 40)}, not a positive number")
+    return value
 
 
 def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> ShapeTime:

@@ -57,6 +57,8 @@ _RECORDS = re.compile(r"EventRecord")
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
+#: Where an object is in memory, in the name of a function; another one in every recording.
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]{4,}")
 
 
 def outermost(begin: npt.NDArray[np.float64], duration: npt.NDArray[np.float64]) -> Ints:
@@ -293,6 +295,7 @@ class ColumnBuilder:
     def _codes(self, texts: list[str]) -> list[int]:
         """Return a code for each text."""
         strings = self._strings
+        texts = [_ADDRESS.sub("0x...", text) for text in texts]
         for text in set(texts) - strings.keys():
             strings[text] = len(strings)
         return [strings[text] for text in texts]

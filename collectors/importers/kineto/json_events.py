@@ -193,7 +193,7 @@ class EventStream:
         if not self._tail:
             yield from self._scan(rest, last=True)
             if not self._tail and self.cut is None:
-                self.cut = "the JSON is cut off"
+                self.cut = "the JSON is cut off or damaged"
 
     def _scan(self, text: bytes, *, last: bool) -> Generator[Batch, None, bytes]:
         """Scan the whole events of `text`; return the rest of it, which continues in the next block."""

@@ -35,6 +35,12 @@ def traces_in(folder: Path) -> list[Path]:
     return sorted((path for path in found if _is_trace(path)), key=_by_number)
 
 
+def empty_in(folder: Path) -> list[Path]:
+    """Return the empty files in a folder and below it that are named as traces are."""
+    found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
+    return sorted((path for path in found if path.is_file() and not path.stat().st_size), key=_by_number)
+
+
 def _by_number(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 

@@ -433,7 +433,36 @@ def test_redacted_reports_name_no_function(tmp_path: Path) -> None:
     assert "aten::item" in ran.out
 
 
+def test_operators_are_selected_by_the_name_that_findings_give_them(tmp_path: Path) -> None:
+    """5 steps of 10 kernels of 400 us inside aten::mm, itself inside aten::linear: half as long saves half of them."""
+    events = [event("cpu_op", "aten::linear", 0, 2), *steps(5)]
+    events += [event("cpu_op", "aten::linear", one["ts"], 19) for one in events if one["name"] == "aten::mm"]
+    folder = recording_in(tmp_path, events)
+    (asked,) = load(folder).whatif(fix=["operator=aten::mm and stream=~^stream * 0.5"]).questions_asked
+    assert (asked.ops, asked.saved_s) == (50, pytest.approx(50 * 200e-6, rel=0.02))
+    ran = run("whatif", folder, "--fix", "operator=aten::nn")
+    assert ran.code == 2
+    assert "'aten::nn' is not an operator of this job; it has aten::mm" in ran.err
+
+
+def test_addresses_of_objects_are_no_part_of_names(tmp_path: Path) -> None:
+    work = [event("python_function", f"<built-in method run of Engine object at 0x7f{n}ac>", 110 + n * 60, 50)
+            for n in range(2)]  # fmt: skip
+    (row,) = (one for one in gpu(tmp_path, two_kernels(*work))["idle_by_reason"] if one["reason"] == "python")
+    assert row["names"][0] == {
+        "name": "<built-in method run of Engine object at 0x...>", "seconds": US(100), "where": "",
+    }  # fmt: skip
+
+
 # ---- bad input
+
+
+def test_an_empty_file_beside_a_trace_is_said(tmp_path: Path) -> None:
+    folder = recording_in(tmp_path, steps(3))
+    (folder / "rank1.json.gz").touch()
+    assert load(folder).whatif().to_dict()["trust"]["notes"] == ["rank1.json.gz: empty, and left out"]
+    (folder / "trace.json").unlink()
+    assert f"{folder}: rank1.json.gz is an empty file; record or copy it again" in run("whatif", folder).err
 
 
 def test_another_accelerator_is_named(tmp_path: Path) -> None:
@@ -494,9 +523,29 @@ def test_a_file_adds_cards(own_cards: Path) -> None:
     assert known.name == "H100"
 
 
-@pytest.mark.parametrize("content", [HEAD + "Mock 9,fast,50,10,1000,20,64\n", "name\nMock\n", None])
-def test_a_file_of_cards_that_cannot_be_read_is_an_error_that_names_it(own_cards: Path, content: str | None) -> None:
+BAD_CARDS = {
+    "text": (HEAD + "Mock 9,fast,50,10,1000,20,64\n", "Mock 9: half_tflops is 'fast', not a positive number"),
+    "zero": (HEAD + "Mock 9,100,50,10,0,20,64\n", "Mock 9: memory_gb_s is '0', not a positive number"),
+    "below zero": (HEAD + "Mock 9,100,50,10,1000,-20,64\n", "link_gb_s is '-20'"),
+    "no number": (HEAD + "Mock 9,nan,50,10,1000,20,64\n", "half_tflops is 'nan'"),
+    "no end": (HEAD + "Mock 9,100,50,10,1000,20,inf\n", "processors is 'inf'"),
+    "half a processor": (HEAD + "Mock 9,100,50,10,1000,20,64.5\n", "processors is 64.5, not a whole number"),
+    "a short row": (HEAD + "Mock 9,100\n", "tensor_tflops is None"),
+    "no name": (HEAD + ",100,50,10,1000,20,64\n", "without a name"),
+    "no columns": ("name\nMock\n", "lacks the column half_tflops"),
+    "nonsense": ("nonsense", "lacks the column name"),
+    "empty": ("", "lacks the column name"),
+    "only a head": (HEAD, "holds no card"),
+    "no file": (None, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CARDS)
+def test_a_file_of_cards_that_cannot_be_used_is_an_error_that_says_why(own_cards: Path, name: str) -> None:
+    content, why = BAD_CARDS[name]
     if content is not None:
         own_cards.write_text(content)
-    with pytest.raises(FormatError, match=r"TRACEKIT_CARDS=.*cards\.csv"):
+    with pytest.raises(FormatError, match=r"TRACEKIT_CARDS=.*cards\.csv") as error:
         cards()
+    assert why in str(error.value)
+    assert content is None or "name,half_tflops,tensor_tflops" in str(error.value)
