@@ -60,6 +60,8 @@ FEWEST_STEPS = 3
 SMALLEST_COST_SHARE = 0.005
 
 
+#: An operator that takes longer than this each time does more than dispatch, seconds.
+LONGEST_DISPATCH_S = 1e-3
 #: A launched op that nothing else keeps waiting begins within this time, seconds.
 _LATEST_ARRIVAL_S = 100e-6
 
@@ -128,6 +130,16 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         return np.asarray((ops.start + ops.duration)[part] <= first_s[ops.rank[part]])
 
     @cached_property
+    def computes_on_host(self) -> Bools:
+        """Which parts of `host_time` are of operators that take long each time and launch no kernel, [parts].
+
+        The dispatch of an operator that launches kernels is none of these, however long it takes.
+        """
+        work = self.host_time
+        found = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~self.in_head
+        return np.asarray(found & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))
+
+    @cached_property
     def arrives_s(self) -> Floats:
         """How long after its launch each op began, seconds, [ops]; nan if it was not launched, or waited for something.
 
@@ -149,11 +161,11 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
         return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
 
-    def without_waits(self, calls: Bools) -> Intervention:
-        """Return the job in which these calls do not wait for the GPU, and take no time, [ops]."""
+    def without_waits(self, calls: Bools, kept_s: Floats | float = 0.0) -> Intervention:
+        """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""
         ops = self.graph.ops
         on_gpu = self.ops["role"].eq("gpu").to_numpy()
-        less = LessTime(np.where(calls, self.pace.cost, 0.0))
+        less = LessTime(np.where(calls, np.maximum(self.pace.cost - kept_s, 0.0), 0.0))
         gone = calls[ops.after] & on_gpu[ops.before]
         ahead = QueuedAhead(self.arrives_s, self.host_time.launched_by)
         return Together((self.pace.without_edges(gone), less, ahead)) if gone.any() else less

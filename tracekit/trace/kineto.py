@@ -80,8 +80,10 @@ HOST_SCHEMA = pl.Schema(
 )
 #: What threads did. `reason`: that of a GPU which is idle meanwhile (`IdleReason`). `name`: its operator, "call in
 #: operator", Python function or annotation. `where`: the innermost line of Python outside of torch, "" if unknown.
-#: `busy`: whether it is inside an operator or a call.
-WHAT_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean})
+#: `busy`: whether it is inside an operator or a call; `launches`: inside an operator that launches kernels.
+WHAT_SCHEMA = pl.Schema(
+    {"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean, "launches": pl.Boolean}
+)
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 

@@ -346,7 +346,8 @@ static KERNEL(scan_events) {
 
 /* What a span is, and what the innermost spans around it are: positions of texts, NONE for none. */
 enum { CALL = 1, OPERATOR = 2, PYTHON = 4, NOTE = 8, COLLECTS = 16, LOADER = 32, MODULE = 64, OWN = 128 };
-/* Of what a thread does. `reason`: numbers of IdleReason, as far as threads cause them. */
+/* Of what a thread does. `reason`: numbers of IdleReason, as far as threads cause them. `busy`: 1, and 2 in an operator
+ * that launches. */
 enum { REASON_LOADER, REASON_GC, REASON_OPERATOR = 5, REASON_PYTHON };
 typedef struct {
     int32_t reason, name, called, own, busy;
@@ -354,7 +355,7 @@ typedef struct {
 typedef struct {
     int64_t span;
     int32_t operator_name, inputs, python, note, loader, module, own, number;
-    int collects, in_call;
+    int collects, in_call, launches;
 } Open;
 typedef struct {
     What *found;
@@ -394,7 +395,7 @@ static int32_t number_of(Whats *whats, const What *what) {
 
 /* What a thread does while the last of the open spans is its innermost one. */
 static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_of_call) {
-    What what = {REASON_PYTHON, open->note, NONE, open->own, open->operator_name != NONE || open->in_call};
+    What what = {REASON_PYTHON, open->note, NONE, open->own, (open->operator_name != NONE || open->in_call) | open->launches << 1};
     if (open->python != NONE) what.name = open->python;
     if (open->operator_name != NONE) what.name = open->operator_name;
     if (open->operator_name != NONE) what.reason = REASON_OPERATOR;
@@ -413,7 +414,7 @@ static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_
  *
  * Spans of lanes, which lie inside each other; in order of lane, begin, and end, the latest first. The pieces are when
  * lanes did one thing, at most two a span; `where`: their lanes; `whats`: the distinct things, five int32 each. around[:, c]: of the call
- * number c the innermost operator, its inputs, module, own line. Spans that overlap otherwise: the outer ones last
+ * number c the innermost operator, its inputs, module, own line. Of operators, reason_of_call is whether they launch. Spans that overlap otherwise: the outer ones last
  * until the inner one ends, unless that is a matter of rounding.
  */
 #define ROUNDING 2.0
@@ -461,14 +462,14 @@ static KERNEL(nest_spans) {
             open = more;
         }
         Open *one = &open[depth];
-        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0};
+        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0, 0};
         one->span = i;
         if (depth) {
             const int64_t parent = open[depth - 1].span;
             if (end[i] > end[parent] && end[i] <= end[parent] + ROUNDING) end[i] = end[parent];
             for (int64_t k = depth - 1; k >= 0 && end[open[k].span] < end[i]; k--) end[open[k].span] = end[i];
         }
-        if (flags[i] & OPERATOR) one->operator_name = name[i], one->inputs = inputs[i];
+        if (flags[i] & OPERATOR) one->operator_name = name[i], one->inputs = inputs[i], one->launches = reason_of_call[i];
         if (flags[i] & PYTHON) one->python = name[i];
         if (flags[i] & NOTE) one->note = name[i];
         if (flags[i] & LOADER) one->loader = name[i];
@@ -481,7 +482,7 @@ static KERNEL(nest_spans) {
             for (int64_t k = 0; k < 4 && call < calls; k++) around[k * calls + call] = texts[k];
             call++;
         }
-        const What now = what_in(one, flags[i] & CALL, name[i], reason_of_call[i]);
+        const What now = what_in(one, flags[i] & CALL, name[i], flags[i] & CALL ? reason_of_call[i] : 0);
         if ((one->number = number_of(&whats, &now)) == NONE) goto done;
         depth++;
     }

@@ -96,7 +96,9 @@ def _rank(
     kept_calls, role = _kept_calls(all_calls, gpu)
     calls = {**rows_of(all_calls, kept_calls), "role": role}
     waits = _waits(all_calls, gpu, names)
-    work = host_work(all_calls, waits, operators, of(columns.python), annotations, names)
+    kernels = np.unique(gpu["correlation"][gpu["activity"] == list(Activity).index(Activity.KERNEL)])
+    launches = np.isin(all_calls["correlation"], kernels) & (all_calls["correlation"] != NO_ID)
+    work = host_work(all_calls, waits, launches, operators, of(columns.python), annotations, names)
     steps = _steps(annotations, names)
     threads = _Threads(calls, operators, annotations, names)
     collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))

@@ -363,6 +363,65 @@ def test_a_first_call_that_takes_long_is_warm_up(tmp_path: Path) -> None:
     assert "schedule" in finding["action"]
 
 
+def every_5_ms(count: int, work: Iterable[Event], *, called: float = 4900) -> list[Event]:
+    """Kernels of 50 us every 5 ms, and before the launch of each but the first, the same work."""
+    events = [launch(0, 1), kernel(GEMM, 10, 50, correlation=1)]
+    for number in range(1, count):
+        begin = 5000 * (number - 1)
+        events += [{**one, "ts": one["ts"] + begin} for one in work]
+        events += [launch(begin + called, number + 1), kernel(GEMM, begin + called + 20, 50, correlation=number + 1)]
+    return events
+
+
+def test_operators_that_launch_kernels_do_not_compute_on_the_host(tmp_path: Path) -> None:
+    """4.8 ms inside an operator before each launch: dispatch if the launch is inside of it, else work of the host."""
+    inside = gpu(tmp_path / "a", every_5_ms(9, [event("cpu_op", "aten::mm", 100, 4850)]))["findings"]
+    outside = gpu(tmp_path / "b", every_5_ms(9, [event("cpu_op", "aten::sort", 100, 4790)]))["findings"]
+    assert [one["reason"] for one in inside if one["name"] == "aten::mm"] == ["launch-bound"]
+    assert [one["reason"] for one in outside if one["name"] == "aten::sort"] == ["operator"]
+    assert outside[0]["saves_s"] == US(8 * 4790, rel=0.01)
+    assert "workers" not in outside[0]["action"]
+
+
+def test_lines_of_the_profiler_are_not_blamed(tmp_path: Path) -> None:
+    """4 ms before each launch: 1 ms of the user's own, then 3 in the profiler, 2 of which wait for the GPU."""
+    work = [
+        event("python_function", "train.py(7): run", 90, 4850), event("python_function", "train.py(9): log", 100, 1000),
+        event("python_function", "/env/torch/profiler/profiler.py(822): step", 1100, 3000),
+        event("python_function", "torch/cuda/__init__.py(9): synchronize", 1200, 2000),
+        call("cudaDeviceSynchronize", 1200, 2000),
+    ]  # fmt: skip
+    found = gpu(tmp_path, every_5_ms(9, work))
+    assert {row["reason"]: row["names"][0]["where"] for row in found["idle_by_reason"]}["synchronise"] == (
+        "/env/torch/profiler/profiler.py(822): step"
+    )
+    assert [(one["reason"], one["where"]) for one in found["findings"]] == [
+        ("python", "train.py(9): log"), ("python", "train.py(7): run"),
+    ]  # fmt: skip
+    assert found["findings"][0]["saves_s"] == US(8 * 1000, rel=0.01)
+
+
+def test_allocation_does_not_repeat_what_is_warm_up(tmp_path: Path) -> None:
+    """The first of 9 calls takes 4 ms, the others 1 ms: 3 ms are warm-up, 9 ms allocation."""
+    events = every_5_ms(10, [event("cpu_op", "aten::empty", 90, 4600), call("cudaFree", 100, 1000)], called=4800)
+    next(one for one in events if one["name"] == "cudaFree")["dur"] = 4000
+    saves = [one["saves_s"] for one in gpu(tmp_path, events)["findings"] if one["reason"] == "allocation"]
+    assert saves == US([9000, 3000], rel=0.02)
+
+
+def test_annotations_are_not_moved_but_looked_into(tmp_path: Path) -> None:
+    events = every_5_ms(9, [event("user_annotation", "Optimizer.step#Adam.step", 100, 4000)])
+    (finding,) = (one for one in gpu(tmp_path, events)["findings"] if one["name"].startswith("Optimizer"))
+    assert "with_stack=True" in finding["action"]
+    assert "fused" in finding["action"]
+    assert "move" not in finding["action"]
+
+
+def test_nobody_doubts_a_rank_that_is_the_only_one(tmp_path: Path) -> None:
+    report = recording(tmp_path, steps(5, loader_us=6000)).whatif()
+    assert report.answer.who == "its only rank"
+
+
 def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> None:
     """A product of 8192^3 in float32 takes 100 ms without tensor cores; an A100 does 156 TFLOP/s of TF32.
 
