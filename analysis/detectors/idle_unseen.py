@@ -38,6 +38,8 @@ class IdleUnseen(Detector):
             if idle.reason not in _SENTENCES or share_of(evidence, idle.seconds) < _SMALLEST_SHARE:
                 continue
             why, then = _SENTENCES[IdleReason(idle.reason)]
+            if idle.reason == IdleReason.QUEUED and evidence.stream_waits_recorded:
+                then = "record all processes that use the GPU: no stream that it waited for was busy"
             names = tuple(row.name for row in idle.names if row.name)
             before = f" before {code_name(names[0])}" if names else ""
             yield candidate(

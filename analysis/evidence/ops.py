@@ -21,6 +21,7 @@ from tracekit.analysis.attribution.attribution import (
 )
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import (
@@ -63,7 +64,7 @@ SMALLEST_COST_SHARE = 0.005
 #: An operator that takes longer than this each time does more than dispatch, seconds.
 LONGEST_DISPATCH_S = 1e-3
 #: A launched op that nothing else keeps waiting begins within this time, seconds.
-_LATEST_ARRIVAL_S = 100e-6
+LATEST_ARRIVAL_S = 100e-6
 
 
 class Times(Struct, frozen=True, eq=False):
@@ -143,11 +144,11 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     def arrives_s(self) -> Floats:
         """How long after its launch each op began, seconds, [ops]; nan if it was not launched, or waited for something.
 
-        Beyond `_LATEST_ARRIVAL_S`, an op waited for something else.
+        Beyond `LATEST_ARRIVAL_S`, an op waited for something else.
         """
         ops = self.graph.ops
         since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[self.host_time.launched_by]
-        return np.where(since_s <= _LATEST_ARRIVAL_S, since_s, np.nan)
+        return np.where(since_s <= LATEST_ARRIVAL_S, since_s, np.nan)
 
     @cached_property
     def launch_latency_s(self) -> Floats:
@@ -169,6 +170,11 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         gone = calls[ops.after] & on_gpu[ops.before]
         ahead = QueuedAhead(self.arrives_s, self.host_time.launched_by)
         return Together((self.pace.without_edges(gone), less, ahead)) if gone.any() else less
+
+    @property
+    def stream_waits_recorded(self) -> bool:
+        """Whether the profiler recorded which stream waits for which."""
+        return bool((self.graph.ops.why == Why.EVENT).any())
 
     @cached_property
     def repeats(self) -> bool:

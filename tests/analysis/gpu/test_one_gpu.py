@@ -422,6 +422,44 @@ def test_nobody_doubts_a_rank_that_is_the_only_one(tmp_path: Path) -> None:
     assert report.answer.who == "its only rank"
 
 
+def two_streams(count: int, *, recorded: bool = True) -> list[Event]:
+    """On stream 7 a product of 300 us, which waits for a copy of 200 us on stream 9, and so on; all launched while the
+
+    first copy takes 2,000 us.
+    """
+    events, start = [], 2000.0
+    for number in range(count):
+        at, one = number * 10.0, 10 * number
+        events += [
+            call("cudaMemcpyAsync", at, 1, correlation=one + 1),
+            call("cudaEventRecord", at + 2, 1, correlation=one + 2),
+            call("cudaStreamWaitEvent", at + 4, 1, correlation=one + 3), launch(at + 5, one + 4),
+            event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start - (200 if number else 2000),
+                  200 if number else 2000, pid=0, tid=9, device=0, stream=9, correlation=one + 1, bytes=64),
+            kernel(GEMM, start + 1, 300, correlation=one + 4),
+        ]  # fmt: skip
+        start += 200 + 301
+        if recorded:
+            args = {"wait_on_stream": 9, "wait_on_cuda_event_record_corr_id": one + 2, "correlation": one + 3}
+            events.append(event("cuda_sync", "Stream Wait Event", at + 4, 0, pid=0, tid=7, stream=7, **args))
+    return events
+
+
+def test_a_stream_that_waits_for_another_is_named_and_priced_without_it(tmp_path: Path) -> None:
+    """Copies of 2,000 and 4 x 200 us alternate with products of 301 us, until 4,305. Without waits, the products are
+
+    done during the first copy, and the last copy ends at 2,800.
+    """
+    found = gpu(tmp_path, two_streams(5))["findings"]
+    (finding,) = (one for one in found if one["reason"] == "queued")
+    assert (finding["name"], finding["count"]) == ("Memcpy HtoD (Pinned -> Device)", 5)
+    assert {"stream 7", "stream 9"} <= set(finding["names"])
+    assert finding["saves_s"] == US(1505, abs=5)
+    assert finding["cannot_tell"] is None
+    assert not [one for one in gpu(tmp_path / "b", two_streams(5, recorded=False))["findings"]
+                if one["reason"] == "queued" and one["saves_s"]]  # fmt: skip
+
+
 def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> None:
     """A product of 8192^3 in float32 takes 100 ms without tensor cores; an A100 does 156 TFLOP/s of TF32.
 
