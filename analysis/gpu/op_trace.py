@@ -97,7 +97,7 @@ COLUMNS = (
     "kind", "name", "phase", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed",
 )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _aligned(
         profiler_step="step",
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
-    at_launch = {"operator": "inner", "inputs": "inputs"}
+    at_launch = {"operator": "inner", "inputs": "inputs", "recomputed": "recomputed"}
     around = pl.DataFrame({name: _at_launch(calls[of_call], gpu) for name, of_call in at_launch.items()})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
 

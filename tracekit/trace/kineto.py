@@ -48,6 +48,7 @@ GPU_OP_SCHEMA = pl.Schema(
 #: thread began what it was doing at the start of the call. `operator`: the framework's outermost operator around it;
 #: `inner`: the innermost, and its `inputs`, sizes and types as JSON; `module`: the innermost nn.Module; `own`: the
 #: innermost line of Python outside of torch, such as "train.py(88): step". `waits`: whether it waits for the GPU.
+#: `recomputed`: true inside the recomputation of an activation checkpoint, else null.
 #: `phase`: forward, backward, optimizer or data. `collective_call`: whether the framework called it for a collective.
 #: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
 CALL_SCHEMA = pl.Schema(
@@ -65,6 +66,7 @@ CALL_SCHEMA = pl.Schema(
         "module": pl.String,
         "own": pl.String,
         "waits": pl.Boolean,
+        "recomputed": pl.Boolean,
         "phase": pl.String,
         "collective_call": pl.Boolean,
         "step": pl.Int32,

@@ -224,6 +224,7 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
             "operator": _texts(one.strings, one.calls["operator"]),
             **{name: _texts(one.strings, one.calls[name]) for name in _AROUND},
             "waits": one.calls["waits"],
+            "recomputed": pl.Series(one.calls["recomputed"]).set(pl.Series(~one.calls["recomputed"]), None),
             "phase": _texts(PHASES, one.calls["phase"]),
             "step": _or_null(one.calls["step"]),
             **{name: _or_null(one.calls[name]) for name in _STREAMS if name in one.calls},

@@ -23,6 +23,14 @@ LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
 SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
 #: Copies of which one side is the host: neither within a GPU nor between two.
 HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
+#: Functions that compute activations again, of torch, Megatron and DeepSpeed; and the backward inside of some of them.
+RECOMPUTES = (
+    re.compile(
+        r"(^|/)torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$"
+        r"|(^|/)(tensor_parallel/random|activation_checkpointing/checkpointing)\.py\(\d+\): backward$"
+    ),
+    re.compile(r"(^|/)torch/autograd/__init__\.py\(\d+\): backward$"),
+)
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 

@@ -22,6 +22,7 @@ from tracekit.collectors.importers.kineto.host_names import (
     HOST_COPY,
     LAUNCHES,
     NCCL_ANNOTATION,
+    RECOMPUTES,
     STEP,
     SYNCHRONISES,
     codes_of_phases,
@@ -44,7 +45,7 @@ class RankColumns:
     Names are positions in `strings`, -1 for none. `gpu`: start, duration, name, activity (position in Activity),
     device, stream, shape, size, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
-    (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream,
+    (position in PHASES), collective_call, step, recomputed; where the profiler recorded any, also waits_stream,
     waits_for_stream (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `work`: what
     the threads did; `calls` has what is around each: inner, inputs, module, own, and whether it waits.
     `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches whose other half is missing.
@@ -98,7 +99,8 @@ def _rank(
     waits = _waits(all_calls, gpu, names)
     kernels = np.unique(gpu["correlation"][gpu["activity"] == list(Activity).index(Activity.KERNEL)])
     launches = np.isin(all_calls["correlation"], kernels) & (all_calls["correlation"] != NO_ID)
-    work = host_work(all_calls, waits, launches, operators, of(columns.python), annotations, names)
+    python = of(columns.python)
+    work = host_work(all_calls, waits, launches, operators, python, annotations, names)
     steps = _steps(annotations, names)
     threads = _Threads(calls, operators, annotations, names)
     collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))
@@ -131,6 +133,7 @@ def _rank(
             **{name: calls[name] for name in ("thread", "name", "role")},
             "start": calls["ts"], "duration": calls["dur"], "busy_since": threads.busy_since(),
             "operator": threads.operators(), "phase": threads.phases(), "collective_call": inside >= 0, "step": step,
+            "recomputed": threads.recomputed(python),
             "waits": waits[kept_calls], **{name: values[kept_calls] for name, values in work.around.items()},
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
@@ -252,9 +255,11 @@ class _Threads:
         self._operators, self._annotations = operators, annotations
         self._operator_around = self.containing(operators)
 
-    def containing(self, spans: Table) -> Ints:
-        """Return the row of the outermost of `spans` around the start of each call, on its thread; -1 for none."""
-        thread, started = self._calls["thread"], self._calls["ts"]
+    def containing(self, spans: Table, inner: Table | None = None) -> Ints:
+        """Return the row of the outermost of `spans` around the start of each call, or of each `inner` span, on its
+        thread; -1 for none.
+        """
+        thread, started = ((self._calls if inner is None else inner)[name] for name in ("thread", "ts"))
         found = np.full(len(thread), -1, np.int64)
         begin, end = spans["ts"], spans["ts"] + spans["dur"]
         for one in np.unique(thread):
@@ -266,6 +271,16 @@ class _Threads:
             holds = (at >= 0) & (started[mine] <= end[rows[at]])
             found[mine] = np.where(holds, rows[at], -1)
         return found
+
+    def recomputed(self, python: Table) -> Bools:
+        """Return which calls are inside the recomputation of an activation checkpoint.
+
+        The reentrant kind then runs a backward of its own, which is not repeated.
+        """
+        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in RECOMPUTES)
+        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
+        gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
+        return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
 
     def busy_since(self) -> Floats:
         """Return the start of the operator around each call; outside any operator, the call's own start."""

@@ -151,7 +151,7 @@ def test_every_kind_of_cause_has_a_size():
     kinds = [*LONGER, *OF_THE_STEP, *SECONDS, *BY_CHANCE, *ANY_SIZE, *UNPRICED]
     of_recordings = {
         "sync-calls", "late-start", "late-rank", "exposed-communication", "warm-up", "gpu-allocation", "python-code",
-        "host-operator", "slow-copies", "slow-kernels", "stream-waits", "idle-unseen",
+        "host-operator", "slow-copies", "slow-kernels", "recompute", "stream-waits", "idle-unseen",
     }  # fmt: skip
     assert sorted([*kinds, *of_recordings]) == sorted(detector.kind for detector in detectors())
 

@@ -422,6 +422,46 @@ def test_nobody_doubts_a_rank_that_is_the_only_one(tmp_path: Path) -> None:
     assert report.answer.who == "its only rank"
 
 
+CHECKPOINT = "/env/torch/utils/checkpoint.py"
+NAMED = {"recompute_fn": f"{CHECKPOINT}(1657): recompute_fn", "reentrant": f"{CHECKPOINT}(277): backward"}
+GRADIENTS = "/env/torch/autograd/__init__.py(255): backward"
+
+
+def checkpointed(frame: str | None) -> list[Event]:
+    """5 products of 2 ms forward; in the backward, each is repeated inside of `frame`, then its gradient takes 3 ms."""
+    args = {"Input Dims": [[4096, 1024], [1024, 2048]], "Input type": ["float", "float"]}
+    events, start = [], 100.0
+    for number in range(15):
+        at, again, length = number * 10.0, number >= 5 and number % 2, 2000 if number < 5 or number % 2 else 3000
+        events += [event("cpu_op", "aten::mm", at + 2, 7, **args), launch(at + 3, number + 1),
+                   kernel(GEMM, start, length, correlation=number + 1)]  # fmt: skip
+        start += length
+        if again:
+            node = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
+            events += [event("python_function", GRADIENTS, at, 20), event("cpu_op", node, at, 20)]
+            if frame:
+                events += [event("python_function", frame, at + 1, 8 if "recompute_fn" in frame else 18),
+                           event("python_function", GRADIENTS, at + 10, 8)]  # fmt: skip
+    return events
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_the_backward_repeats_is_priced_without_it_and_says_the_memory(kind: str, tmp_path: Path) -> None:
+    """5 products of 2 ms; each writes 4096 x 2048 numbers of 4 bytes, 0.168 GB in all."""
+    found = gpu(tmp_path, checkpointed(NAMED[kind]))["findings"]
+    (finding,) = (one for one in found if one["reason"] == "recompute")
+    assert (finding["name"], finding["count"], finding["seconds"]) == ("aten::mm", 5, US(10_000))
+    assert finding["saves_s"] == US(10_000, abs=5)
+    assert "about 0.168 GB more" in finding["action"]
+
+
+def test_what_the_backward_repeats_cannot_be_told_without_stacks(tmp_path: Path) -> None:
+    """5 times 2 ms repeated and 3 ms of gradients are in the operator of the checkpoint."""
+    (finding,) = (one for one in gpu(tmp_path, checkpointed(None))["findings"] if one["reason"] == "recompute")
+    assert (finding["saves_s"], finding["seconds"]) == (None, US(25_000))
+    assert "with_stack=True" in finding["cannot_tell"]
+
+
 def two_streams(count: int, *, recorded: bool = True) -> list[Event]:
     """On stream 7 a product of 300 us, which waits for a copy of 200 us on stream 9, and so on; all launched while the
 
