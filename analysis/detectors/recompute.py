@@ -58,7 +58,7 @@ class Recompute(Detector):
         memory = (
             "record_shapes=True shows how much memory that takes"
             if kept is None
-            else f"that takes about {three_digits(kept / 1e9)} GB more"
+            else f"that takes at most {three_digits(kept / 1e9)} GB more"
         )
         delay_s = np.maximum(CostOverlay.recorded(evidence.replay).delay_of_ops(), 0.0)
         yield candidate(

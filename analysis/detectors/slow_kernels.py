@@ -31,7 +31,7 @@ _LARGE_SHARE = 0.2
 #: So many elementwise kernels in a row are a chain.
 _SHORTEST_CHAIN = 3
 #: Kernels of float32 that use no tensor cores.
-_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s", re.IGNORECASE)
+_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s|_ffma_", re.IGNORECASE)
 
 
 class SlowKernels(Detector):

@@ -422,19 +422,32 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
 
         Without time in which the GPU of a rank alone idles, and its host is not late: a finding says so.
         """
-        gpu = self.gpu if self.alone else None
-        idle = () if gpu is None else [idle.seconds for idle in gpu.idle_by_reason if idle.reason in NOT_THE_HOST]
-        said_s = min(self.unseen_head_s + sum(idle), self.recorded_s - float(self.times.original.mean()))
-        return (self.recorded_s - max(said_s, 0.0)) / (float(self.times.original.mean()) or float("nan")) - 1
+        return (self.recorded_s - self.unseen_s) / (float(self.times.original.mean()) or float("nan")) - 1
+
+    @cached_property
+    def unseen_s(self) -> float:
+        """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
+        if self.gpu is None or not self.alone:
+            return 0.0
+        idle_s = sum(idle.seconds for idle in self.gpu.idle_by_reason if idle.reason in NOT_THE_HOST)
+        unseen_s = max(self.unseen_head_s, self._backlog_s) + idle_s
+        return max(min(unseen_s, self.recorded_s - float(self.times.original.mean())), 0.0)
+
+    @property
+    def _backlog_s(self) -> float:
+        """How long streams still did what had been launched before the recording, and is not in it, seconds."""
+        first = self.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
+        before = first.to_series().fill_null(value=False).to_numpy() & (self.host_time.launched_by < 0)
+        return float(CostOverlay.recorded(self.replay).delay_of_ops()[before].max(initial=0.0))
 
     @property
     def unseen_head_s(self) -> float:
         """How long the GPU of a rank alone did something from before the recording, seconds.
 
-        That is from when its first op had been launched to when it began.
+        That is from when its first op had been launched, at the latest as the recording began, to when it began.
         """
         head = self.gpu.before_first if self.alone and self.gpu is not None else None
-        return 0.0 if head is None or not head.by_reason else max(head.seconds - sum(head.by_reason.values()), 0.0)
+        return 0.0 if head is None else max(head.seconds - sum(head.by_reason.values()), 0.0)
 
     @property
     def smallest_cost_s(self) -> float:
@@ -482,6 +495,8 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         left = self.unexplained
         longest = seconds(max(left.communication_gap_s, left.compute_gap_s))
         figures = [f"replay error {trust.replay_error:.2%}", f"unexplained gaps {trust.discrepancy:.1%}"]
+        if self.unseen_s >= 0.0005 * self.recorded_s:
+            figures[1] += f" and {self.unseen_s / self.recorded_s:.1%} that the recording does not show"
         if not self.alone:
             figures[1] += f", 99 % of them below {longest}"
             of = f"{left.edges:,} dependencies inferred, {left.violations:,} contradicted"

@@ -452,7 +452,7 @@ def test_what_the_backward_repeats_is_priced_without_it_and_says_the_memory(kind
     (finding,) = (one for one in found if one["reason"] == "recompute")
     assert (finding["name"], finding["count"], finding["seconds"]) == ("aten::mm", 5, US(10_000))
     assert finding["saves_s"] == US(10_000, abs=5)
-    assert "about 0.168 GB more" in finding["action"]
+    assert "at most 0.168 GB more" in finding["action"]
 
 
 def test_what_the_backward_repeats_cannot_be_told_without_stacks(tmp_path: Path) -> None:
@@ -526,6 +526,17 @@ def test_nobody_is_blamed_for_what_is_not_recorded(tmp_path: Path) -> None:
     assert "launches nothing" not in run("whatif", tmp_path).out
 
 
+def test_what_was_launched_before_the_recording_is_said_and_does_not_spoil_the_trust(tmp_path: Path) -> None:
+    """The GPU is still busy with earlier work for 4 ms, of which only the last op is recorded."""
+    events = [kernel(GEMM, 4000, 100), event("cpu_op", "aten::mm", 0, 20), launch(5, 1)]
+    events += [kernel(GEMM, 4100, 20_000, correlation=1)]
+    report = recording(tmp_path, events).whatif()
+    (finding,) = (one for one in report.to_dict()["gpu"]["findings"] if one["reason"] == "launch-latency")
+    assert (finding["seconds"], finding["saves_s"]) == (US(0.004), None)
+    assert report.trust.trustworthy
+    assert "and 16.6% that the recording does not show" in report.answer.trust
+
+
 def test_several_ranks_that_all_idle_have_the_findings_together(tmp_path: Path) -> None:
     """Two ranks alike, each with 880 us of dispatch to save; their GPUs wait, and they do not wait for each other."""
     for rank in (0, 1):
@@ -580,6 +591,20 @@ def test_operators_are_selected_by_the_name_that_findings_give_them(tmp_path: Pa
     ran = run("whatif", folder, "--fix", "operator=aten::nn")
     assert ran.code == 2
     assert "'aten::nn' is not an operator of this job; it has aten::mm" in ran.err
+
+
+def test_a_fix_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    """As priced by its finding; with kernels twice as fast, too, 5 x 10 x 200 us more, as they hide no launches."""
+    folder = recording_in(tmp_path, steps(5, loader_us=6000))
+    report = load(folder).whatif(fix=["fix=prefetch-data", "fix=prefetch-data + operator=aten::mm * 0.5"])
+    (saved,) = (one.saved_s for one in report.findings if one.kind == "late-data-loading")
+    first, both = report.questions_asked
+    assert first.saved_s == pytest.approx(saved)
+    assert both.saved_s - saved == pytest.approx(50 * 200e-6, rel=0.02)
+    assert (
+        "the job has no such fix; it has hide-launch-delays, prefetch-data"
+        in run("whatif", folder, "--fix", "fix=nothing").err
+    )
 
 
 def test_addresses_of_objects_are_no_part_of_names(tmp_path: Path) -> None:
