@@ -16,7 +16,7 @@ from tracekit.trace.model import ProcessGroup, numbered_hosts
 
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
-#: its grid and blocks; `bytes`: of a copy, if recorded.
+#: its grid and blocks; `bytes`: of a copy, if recorded; `occupancy`: of a kernel, as estimated, percent.
 #: `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
 #: is one. `group`: name of a process group, null if unknown.
 GPU_OP_SCHEMA = pl.Schema(
@@ -31,6 +31,7 @@ GPU_OP_SCHEMA = pl.Schema(
         "kernel_class": pl.String,
         "shape": pl.String,
         "bytes": pl.Int64,
+        "occupancy": pl.Int64,
         "launch": pl.Int64,
         "step": pl.Int32,
         "stated": pl.Boolean,
@@ -86,6 +87,8 @@ HOST_SCHEMA = pl.Schema(
 WHAT_SCHEMA = pl.Schema(
     {"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean, "launches": pl.Boolean}
 )
+#: Memory of the GPU of a rank: bytes that torch's allocator has given out (`allocated`) and keeps (`reserved`).
+MEMORY_SCHEMA = pl.Schema({"rank": pl.Int32, "start": pl.Float64, "allocated": pl.Int64, "reserved": pl.Int64})
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 
@@ -94,7 +97,7 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA. `spans`: the first start and
+    steps, STEP_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA, `memory`: MEMORY_SCHEMA. `spans`: the first start and
     the last end of all events of a rank, seconds. `notes`: what was lost or guessed while reading, one sentence each.
     `world_size`: number of ranks of the job, `device_name`: its kind of GPU, if the files give them. `cut`: the ranks
     whose files lack their end. By rank: `damaged`, the share of its events that were left out or repaired; `unlinked`,
@@ -109,6 +112,7 @@ class GpuRecording:
     step_spans: pl.DataFrame
     host: pl.DataFrame
     whats: pl.DataFrame
+    memory: pl.DataFrame
     spans: Mapping[int, tuple[float, float]]
     hosts: Mapping[int, str]
     files: Mapping[int, str]

@@ -242,6 +242,7 @@ static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row
         switch (*key.begin) {
         case 'c': if (is(&key, "correlation")) take_whole(&value, row, CORRELATION); break;
         case 'd': if (is(&key, "device")) take_whole(&value, row, DEVICE); break;
+        case 'e': if (is(&key, "est. achieved occupancy %")) whole(&value, &row[SIZE]); break;
         case 's': if (is(&key, "stream")) take_whole(&value, row, STREAM); break;
         case 'g': if (is(&key, "grid")) take_span(scan, &value, row, FIRST_BEGIN, FIRST_END); break;
         case 'b':
@@ -262,7 +263,7 @@ static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row
 /* Parse an event from behind its opening brace. Returns where it ends, or NULL. `kept`: whether it is wanted. */
 static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, double *times, int *kept) {
     Value key, value;
-    int complete = 0;
+    int complete = 0, instant = 0;
     for (int i = 0; i < COLUMNS; i++) row[i] = NONE;
     row[ODD] = 0;
     times[TS] = Py_NAN;
@@ -276,7 +277,7 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
         }
         if (!(at = skip_value(scan, at, &value))) return NULL;
         Value inside = {value.begin + 1, value.end - 1, value.escaped};
-        if (is(&key, "ph")) complete = is(&value, "\"X\"");
+        if (is(&key, "ph")) complete = is(&value, "\"X\""), instant = is(&value, "\"i\"");
         else if (is(&key, "cat")) row[CATEGORY] = *value.begin == '"' ? category(scan, &inside) : NONE;
         else if (is(&key, "name")) {
             if (*value.begin != '"' || value.escaped) row[ODD] = 1;
@@ -289,6 +290,8 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
         else if (is(&key, "dur")) row[ODD] |= !number(&value, &times[DUR]) && !is_null(&value);
         else if (is(&key, "args")) row[ODD] |= !is_null(&value);
     }
+    const Value name = {scan->text + row[NAME_BEGIN], scan->text + row[NAME_END], 0};
+    if (instant && row[CATEGORY] != NONE && row[NAME_BEGIN] != NONE && is(&name, "[memory]")) complete = row[ODD] = 1;
     *kept = complete && row[CATEGORY] != NONE;
     return at;
 }

@@ -51,6 +51,11 @@ class Args(msgspec.Struct, gc=False):
     device: int | str | None = None
     stream: int | str | None = None
     size: Any = msgspec.field(default=None, name="bytes")
+    occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+    device_id: Any = msgspec.field(default=None, name="Device Id")
+    allocated: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved: Any = msgspec.field(default=None, name="Total Reserved")
     grid: Any = None
     block: Any = None
     dims: Any = msgspec.field(default=None, name="Input Dims")
@@ -106,7 +111,7 @@ class Column(IntEnum):
     FIRST_END = 12
     SECOND_BEGIN = 13  #: of a kernel, its block; of an operator, the types of its inputs
     SECOND_END = 14
-    SIZE = 15  #: bytes of a copy
+    SIZE = 15  #: bytes of a copy; of a kernel, its estimated occupancy in percent
     BEGIN = 16
     END = 17
 

@@ -114,6 +114,7 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     base_us = int(min(table["start"].min() for table in (gpu, calls, ranges) if len(table["start"]))) // 1000
     events = FileColumns(
         base_us=base_us,
+        memory={name: np.zeros(0, kind) for name, kind in SCHEMAS["memory"].items()},
         **{kind: _like_torch(kind, table, base_us, alone=len(numbers) == 1) for kind, table in tables.items()},
         host_events=len(ranges["start"]),
         strings=tuple(names),

@@ -30,6 +30,8 @@ from tracekit.collectors.importers.kineto.host_names import (
 from tracekit.collectors.importers.kineto.host_work import HostWork, host_work
 from tracekit.trace.gpu_activity import Activity
 
+#: At most so many points in time, and one, show how much memory is allocated.
+MOST_MEMORY = 199
 #: Clocks of host and GPU do not move apart by this much within a recording, microseconds.
 _EARLY_US = 1000.0
 
@@ -47,7 +49,8 @@ class RankColumns:
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
     (position in PHASES), collective_call, step, recomputed; where the profiler recorded any, also waits_stream,
     waits_for_stream (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `work`: what
-    the threads did; `calls` has what is around each: inner, inputs, module, own, and whether it waits.
+    the threads did; `memory`: start, bytes allocated and reserved, of the GPU that has most. `calls` has what is around
+    each: inner, inputs, module, own, and whether it waits.
     `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches whose other half is missing.
     `cut`: the end of the file is missing; `damaged`: the share of its events that were left out or repaired.
     """
@@ -62,6 +65,7 @@ class RankColumns:
     calls: Mapping[str, np.ndarray]
     step_spans: Mapping[str, np.ndarray]
     work: HostWork
+    memory: Mapping[str, np.ndarray]
     collectives: tuple[CollectiveArgs, ...]
     ranks_in_groups: tuple[CollectiveArgs, ...]
     host_events: int
@@ -139,12 +143,26 @@ def _rank(
         },
         step_spans=steps,
         work=replace(work, around={}),
+        memory=_memory(of(columns.memory)),
         collectives=all_args,
         ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
         host_events=columns.host_events,
         notes=notes,
         unlinked=_unlinked(gpu, launch, calls, all_calls, names),
     )  # fmt: skip
+
+
+def _memory(table: Table) -> Table:
+    """The memory of the GPU that has most allocated, thinned out to the largest value of each of many intervals."""
+    table = rows_of(table, np.flatnonzero((table["allocated"] >= 0) & (table["reserved"] >= 0)))
+    if not len(table["ts"]):
+        return {"start": table["ts"], "allocated": table["allocated"], "reserved": table["reserved"]}
+    mine = rows_of(table, np.flatnonzero(table["device"] == table["device"][table["allocated"].argmax()]))
+    begin, span = mine["ts"][0], mine["ts"][-1] - mine["ts"][0]
+    interval = np.floor((mine["ts"] - begin) / (span or 1.0) * MOST_MEMORY).astype(np.int64)
+    order = np.lexsort((-mine["allocated"], interval))
+    kept = order[np.unique(interval[order], return_index=True)[1]]
+    return {"start": mine["ts"][kept], "allocated": mine["allocated"][kept], "reserved": mine["reserved"][kept]}
 
 
 def _without_copies(table: Table) -> Table:

@@ -176,6 +176,35 @@ def test_operators_with_the_sizes_of_their_inputs(tmp_path: Path) -> None:
     assert shape["bytes_s"] / 1e6 == US(4 * (1024 * 512 + 512 * 256 + 1024 * 256) / 100e-6)
 
 
+def allocated(ts: float, now: int, kept: int, *, device: int = 0, kind: int = 1) -> Event:
+    args = {"Total Allocated": now, "Total Reserved": kept, "Device Id": device, "Device Type": kind, "Bytes": 1}
+    return {**event("cpu_instant_event", "[memory]", ts, 0, **args), "ph": "i", "s": "t"}
+
+
+def test_memory_over_time_is_that_of_the_gpu(tmp_path: Path) -> None:
+    """Not of the host, nor of another GPU that has less; an hour of changes is thinned out, and keeps its peak."""
+    events = [allocated(20 + number, 100 + number % 7, 900) for number in range(1000)]
+    events[500] = allocated(520, 800, 1000)
+    events += [allocated(3, 10**6, 10**6, kind=0), allocated(4, 50, 60, device=1)]
+    memory = gpu(tmp_path / "a", [*steps(3), *events])["memory"]
+    assert (memory["peak_bytes"], memory["reserved_bytes"]) == (800, 1000)
+    assert 100 < len(memory["points"]) <= 200
+    assert max((one["bytes"], one["seconds"]) for one in memory["points"]) == (800, US(520))
+    assert gpu(tmp_path / "b", steps(3))["memory"] is None
+
+
+def test_occupancy_is_the_mean_by_time(tmp_path: Path) -> None:
+    """100 us at 50 %, 300 us at 10 %, and a kernel for which the profiler gives none."""
+    name = "est. achieved occupancy %"
+    events = [
+        kernel(GEMM, 0, 100, **{name: 50}),
+        kernel(GEMM, 100, 300, **{name: 10}),
+        kernel(GEMM, 400, 99, **{name: 0}),
+    ]
+    (row,) = gpu(tmp_path, events)["kernels"]
+    assert row["occupancy"] == US((100 * 0.5 + 300 * 0.1) / 400)
+
+
 # ---- against an oracle
 
 
@@ -645,6 +674,11 @@ BAD: dict[str, list[Event]] = {
     "the host 5 ms behind": [{**one, "ts": one["ts"] + 5000 * (one["cat"] == "kernel")} for one in steps(3)],
     "the host 5 ms ahead": [{**one, "ts": one["ts"] + 5000 * (one["cat"] != "kernel")} for one in steps(3)],
     "a step cut at both ends": [*steps(3), event("user_annotation", "ProfilerStep#9", -500, 90)],
+    "memory of no number of bytes": [
+        *steps(3),
+        {**allocated(5, 9, 9), "args": {"Total Allocated": "x", "Device Type": 1}},
+    ],
+    "memory without arguments": [*steps(3), {**allocated(5, 9, 9), "args": None}],
     "names with braces": [{**one, "name": "{lambda()#1} " + one["name"]} for one in steps(3, item=True)],
     "ops of no length": [{**one, "dur": 0} if one["cat"] == "kernel" else one for one in steps(3)],
 }  # fmt: skip
