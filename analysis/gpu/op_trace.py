@@ -97,12 +97,12 @@ COLUMNS = (
     "kind", "name", "phase", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
 )  # fmt: skip
 
 
-#: With name and role, these columns identify equal ops.
-_OF_PEERS = ("shape", "collective", "elements")
+#: With name, role and shape, these columns identify equal ops.
+_OF_PEERS = ("collective", "elements")
 
 
 def _aligned(

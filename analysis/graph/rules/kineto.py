@@ -34,7 +34,7 @@ from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 COLUMNS = (
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
 )  # fmt: skip
 #: A GPU op that starts this long, seconds, after everything that it is known to wait for waited for something else.
 #: Within a CUDA graph, where the host does not intervene, any gap beyond noise counts.
@@ -64,7 +64,7 @@ def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
 
 _TYPES = {
     "role": pl.String, "scope": pl.String, "communicates": pl.Boolean, "in_collective": pl.Boolean,
-    "recorded_at": pl.Float64, "recomputed": pl.Boolean,
+    "recorded_at": pl.Float64, "recomputed": pl.Boolean, "shape": pl.String,
 }  # fmt: skip
 
 

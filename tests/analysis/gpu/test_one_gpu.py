@@ -547,6 +547,25 @@ def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> Non
     assert "tensor cores" in run("whatif", tmp_path).out
 
 
+def test_kernels_with_fewer_blocks_than_the_card_has_multiprocessors(tmp_path: Path) -> None:
+    """10 kernels of 1 ms with 33 blocks on an H100 of 132: they could take a quarter; 10 with 264 fill it."""
+    events = []
+    for number in range(20):
+        at, name, grid = number * 20.0, ("aten::a", "aten::b")[number % 2], [(33, 264)[number % 2], 1, 1]
+        more = {"grid": grid, "block": [128, 1, 1], "est. achieved occupancy %": 6}
+        events += [event("cpu_op", name, at, 15), launch(at + 5, number + 1),
+                   kernel("mine", 30 + number * 1000, 1000, correlation=number + 1, **more)]  # fmt: skip
+    write(tmp_path / "trace.json", document(events, world=1, deviceProperties=[{"name": "NVIDIA H100 80GB HBM3"}]))
+    report = load(tmp_path).whatif()
+    (finding,) = (one for one in report.findings if "multiprocessors" in one.effect)
+    assert finding.spent is not None
+    assert (finding.spent.names, finding.spent.count, finding.spent.seconds) == (("aten::a",), 10, US(0.01))
+    assert finding.saved_s == pytest.approx(10 * 0.00075, rel=0.001)
+    assert "33 blocks in the mean for 132 multiprocessors" in finding.effect
+    assert "6% occupancy" in finding.effect
+    assert finding.bound
+
+
 def test_nobody_is_blamed_for_what_is_not_recorded(tmp_path: Path) -> None:
     """GPU activity alone: nothing shows what the GPU waits for."""
     finding = first(tmp_path, [kernel(GEMM, at, 10) for at in (0, 500, 1000)])
