@@ -52,11 +52,11 @@ class GpuAllocation(Detector):
         where = named[0].where if named else ""
         others_s = np.where(work.mask(IdleReason.ALLOCATION) & ~found.calls[work.op], work.steady_s, 0.0)
         change = Together((evidence.without_waits(found.calls, once_s), work.less_s(others_s)))
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        more = f" and {len(names) - 1} more take" if len(names) > 1 else " takes"
         yield candidate(
             self.kind,
             evidence,
             Spent(IdleReason.ALLOCATION, names[0], where, names, max(len(found.rows), len(parts)), taken_s),
-            f"{code_name(names[0])}{more} takes {seconds(taken_s)}: memory of the GPU is allocated in the loop",
+            f"{code_name(names[0])}{more} {seconds(taken_s)}: memory of the GPU is allocated in the loop",
             change,
         )

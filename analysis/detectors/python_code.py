@@ -10,7 +10,7 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import HostWhat
 from tracekit.base.text import code_name, seconds
@@ -74,7 +74,11 @@ class PythonCode(Detector):
                 Spent(IdleReason.PYTHON, part.name or name, part.where, part.names, part.count, part.seconds),
                 f"{code_name(name)} takes {seconds(part.seconds)} between launches{inside}",
                 work.less(part.parts),
-                suggested_fix=plain(_action(name, "out of the loop or to the GPU, or cache what it returns")),
+                suggested_fix=plain(
+                    f"let torch.compile or a CUDA graph spare the Python of {code_name(name)}, or call it less often"
+                    if _FUNCTION.search(name) and part.seconds < LONGEST_DISPATCH_S * part.count
+                    else _action(name, "out of the loop or to the GPU, or cache what it returns")
+                ),
             )
         yield from self._unnamed(evidence, gpu)
 

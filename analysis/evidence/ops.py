@@ -444,10 +444,16 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
     def unseen_head_s(self) -> float:
         """How long the GPU of a rank alone did something from before the recording, seconds.
 
-        That is from when its first op had been launched, at the latest as the recording began, to when it began.
+        That is from when the call returned that launched its first op, or from the beginning of a recording without
+        that call, to when the op began.
         """
         head = self.gpu.before_first if self.alone and self.gpu is not None else None
-        return 0.0 if head is None else max(head.seconds - sum(head.by_reason.values()), 0.0)
+        if head is None or not head.seconds:
+            return 0.0
+        on_gpu = self.ops["role"].eq("gpu").fill_null(value=False).to_numpy()
+        first = int(np.where(on_gpu, self.graph.ops.start, np.inf).argmin())
+        call_s = np.append(self.host_time.called_s, 0.0)[self.host_time.launched_by[first]]
+        return max(head.seconds - sum(head.by_reason.values()) - float(call_s), 0.0)
 
     @property
     def smallest_cost_s(self) -> float:
@@ -504,7 +510,7 @@ class OpEvidence(Struct, frozen=True, eq=False, dict=True):
         if len(self.ranks) > 1:
             figures.append(f"{self.kept.matched:,} collectives matched, {self.kept.unmatched:,} kernels not")
         if without := self.kept.without_launch:
-            figures.append(f"{without:,} GPU ops launched outside the recording")
+            figures.append(f"{without:,} GPU op{'s' * (without != 1)} launched outside the recording")
         return "; ".join(figures)
 
     def undecided(self) -> str:

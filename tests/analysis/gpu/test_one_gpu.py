@@ -585,6 +585,28 @@ def test_what_was_launched_before_the_recording_is_said_and_does_not_spoil_the_t
     assert "and 16.6% that the recording does not show" in report.answer.trust
 
 
+def test_a_long_first_launch_is_not_earlier_work_of_the_gpu(tmp_path: Path) -> None:
+    """The first launch loads a module for 9 ms; its kernel begins right after."""
+    events = [event("cpu_op", "aten::mm", 0, 9020), call("cudaLaunchKernel", 10, 9000, correlation=1),
+              kernel(GEMM, 9020, 1000, correlation=1)]  # fmt: skip
+    report = recording(tmp_path, events).whatif()
+    assert "launch-latency" not in [one["reason"] for one in report.to_dict()["gpu"]["findings"]]
+
+
+def test_python_in_short_pieces_is_compiled_away_and_not_moved(tmp_path: Path) -> None:
+    """10 x 4 ms at a time is work to move; 200 x 50 us around launches is what torch.compile spares."""
+    long = every_5_ms(10, [event("python_function", OWN, 90, 4000)])
+    short = [one for number in range(200) for one in (
+        event("python_function", OWN, number * 100, 90), launch(number * 100 + 60, number + 1),
+        kernel(GEMM, number * 100 + 70, 5, correlation=number + 1))]  # fmt: skip
+    actions = [
+        next(one["action"] for one in gpu(tmp_path / name, events)["findings"] if one["where"] == OWN)
+        for name, events in (("a", long), ("b", short))
+    ]
+    assert actions[0].startswith("move step (train.py:10) out of the loop")
+    assert actions[1].startswith("let torch.compile or a CUDA graph spare the Python of step (train.py:10)")
+
+
 def test_several_ranks_that_all_idle_have_the_findings_together(tmp_path: Path) -> None:
     """Two ranks alike, each with 880 us of dispatch to save; their GPUs wait, and they do not wait for each other."""
     for rank in (0, 1):
