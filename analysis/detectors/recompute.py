@@ -11,7 +11,7 @@ import polars as pl
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.gpu.roofline import output_bytes
+from tracekit.analysis.gpu.roofline import work_of
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.whatif.interventions import CostOverlay, LessTime
 from tracekit.base.text import code_name, seconds, three_digits
@@ -114,5 +114,5 @@ def _kept_bytes(evidence: OpEvidence, rows: Ints) -> float | None:
     for step, row, op, inputs in zip(*columns, strict=True):
         same, before = (row, op, inputs) == before, (row + 1, op, inputs)
         if inputs and op and not same and not op.endswith("_"):
-            written[step] = written.get(step, 0.0) + (output_bytes(op, *msgspec.json.decode(inputs)) or 0.0)
+            written[step] = written.get(step, 0.0) + (work_of(op, *msgspec.json.decode(inputs))[2] or 0.0)
     return max(written.values(), default=None)

@@ -268,7 +268,7 @@ def _needed_s(op: str, kind: str, inputs: str | None, card: Card | None) -> floa
     if card is None or not inputs:
         return float("nan")
     dims, types = msgspec.json.decode(inputs)
-    flops, moved = work_of(op, dims, types)
+    flops, moved, _ = work_of(op, dims, types)
     if moved is None or (flops is None and kind != str(KernelClass.ELEMENT_WISE)):
         return float("nan")
     dtype = next((str(one) for one in types if str(one)), "")

@@ -106,7 +106,7 @@ def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> Shap
     """The time of an operator with inputs of one shape. `row`: the inputs as JSON, how many times, seconds."""
     inputs, count, seconds = row
     dims, types = msgspec.json.decode(inputs)
-    flops, moved = work_of(op, dims, types)
+    flops, moved, _ = work_of(op, dims, types)
     dtype = next((str(one) for one in types if str(one).lower() in _BYTES), "")
     return ShapeTime(
         dims=str([one for one in dims if one]),
@@ -134,50 +134,28 @@ def roofline_s(flops: float, moved: float, dtype: str, card: Card) -> float:
     return max(flops / peak, moved / card.bytes_s)
 
 
-def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float | None, float | None]:
-    """Return what an operator computes (floating-point operations) and moves (bytes, inputs and output, each once).
+def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float | None, float | None, float | None]:
+    """Return what an operator computes (floating-point operations), what it moves (bytes, inputs and output, each
+    once), and its output alone, of as many elements as the largest input unless it is a product.
 
     None where that is unknown: operations of anything but products and convolutions, bytes of unknown types.
     """
-    tensors = _tensors(dims, types)
-    written = output_bytes(op, dims, types)
-    if written is None:
-        return None, None
-    moved = written + sum(math.prod(size) * wide for size, wide in tensors)
-    if (factors := _factors(op, tensors)) is None:
-        return None, moved
-    left, out = factors
-    return 2.0 * math.prod(left) * out, moved
-
-
-def output_bytes(op: str, dims: Sequence[Any], types: Sequence[Any]) -> float | None:
-    """Return the bytes of what an operator writes: as many elements as its largest input, unless it is a product."""
-    tensors = _tensors(dims, types)
-    if not tensors:
-        return None
-    wide = tensors[0][1]
-    if (factors := _factors(op, tensors)) is not None:
-        left, out = factors
-        return float(math.prod(left[:-1]) * out * wide)
-    return float(max(math.prod(size) for size, _ in tensors) * wide)
-
-
-def _tensors(dims: Sequence[Any], types: Sequence[Any]) -> list[tuple[tuple[int, ...], int]]:
-    """The sizes of the inputs that are tensors of known types, and the bytes of an element of each."""
-    return [
+    tensors = [
         (tuple(size), _BYTES[str(kind).lower()])
         for size, kind in zip(dims, types, strict=False)
         if str(kind).lower() in _BYTES and _is_size(size)
     ]
-
-
-def _factors(op: str, tensors: Sequence[tuple[tuple[int, ...], int]]) -> tuple[tuple[int, ...], int] | None:
-    """The size of the left matrix of a product, and the columns of the right one; None for other operators."""
+    if not tensors:
+        return None, None, None
+    read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
     sizes = [size for size, _ in tensors if len(size) >= 2]
-    if op not in _PRODUCTS or len(sizes) < 2:
-        return None
-    left, right = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
-    return left, right[0] if op == "aten::linear" else right[-1]
+    if op in _PRODUCTS and len(sizes) >= 2:
+        left, right = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
+        out = right[0] if op == "aten::linear" else right[-1]
+        written = math.prod(left[:-1]) * out * wide
+        return 2.0 * math.prod(left) * out, read + written, written
+    written = max(math.prod(size) for size, _ in tensors) * wide
+    return None, read + written, written
 
 
 def element_count(dims: Sequence[Any]) -> int:

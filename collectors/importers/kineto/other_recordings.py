@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tracekit.base.command_line import quoted
-from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes
+from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes, is_empty
 
 _PICKLE = b"\x80"
 #: Keys of a memory snapshot, at its beginning.
@@ -77,7 +77,7 @@ def _by_name(file: Path) -> str | None:
 
 
 def _empty(file: Path) -> str | None:
-    return "an empty file; record or copy it again" if file.is_file() and not file.stat().st_size else None
+    return "an empty file; record or copy it again" if is_empty(file) else None
 
 
 def _files(folder: Path) -> Iterator[Path]:
