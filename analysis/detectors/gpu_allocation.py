@@ -43,19 +43,20 @@ class GpuAllocation(Detector):
         found = waiting_calls(evidence, allocates=True)
         work = evidence.host_time
         parts = np.flatnonzero(work.mask(IdleReason.ALLOCATION))
-        excess_s = float(work.first_excess_s[parts].sum())
-        taken_s = max(float(found.waited_s.sum()), float(work.seconds[parts].sum()))
+        once_s = np.bincount(work.op, work.first_excess_s, evidence.ops.height).astype(np.float64)
+        taken_s = max(float((found.waited_s - once_s[found.rows]).sum()), float(work.steady_s[parts].sum()))
         named = list(work.by_name(IdleReason.ALLOCATION))
         names = tuple(dict.fromkeys(name for part in named for name in part.names)) or tuple(found.names)
-        if not names or share_of(evidence, taken_s - excess_s) < SMALLEST_SHARE:
+        if not names or share_of(evidence, taken_s) < SMALLEST_SHARE:
             return
         where = named[0].where if named else ""
-        change = Together((evidence.without_waits(found.calls), work.less(parts)))
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        others_s = np.where(work.mask(IdleReason.ALLOCATION) & ~found.calls[work.op], work.steady_s, 0.0)
+        change = Together((evidence.without_waits(found.calls, once_s), work.less_s(others_s)))
+        more = f" and {len(names) - 1} more take" if len(names) > 1 else " takes"
         yield candidate(
             self.kind,
             evidence,
             Spent(IdleReason.ALLOCATION, names[0], where, names, max(len(found.rows), len(parts)), taken_s),
-            f"{code_name(names[0])}{more} takes {seconds(taken_s)}: memory of the GPU is allocated in the loop",
+            f"{code_name(names[0])}{more} {seconds(taken_s)}: memory of the GPU is allocated in the loop",
             change,
         )

@@ -9,11 +9,10 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.host_operators import LONGEST_DISPATCH_S
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
 from tracekit.analysis.detectors.slow_host_code import slow_host_code
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.whatif.interventions import AddTime, LessTime, Together, step_times
@@ -84,9 +83,9 @@ class HostBound(Detector):
         dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
             IdleReason.PYTHON, where=lambda what: OF_TORCH.match(what.name) is not None
         )
-        dispatch &= ~evidence.in_head
-        dispatch &= work.seconds / work.pieces < LONGEST_DISPATCH_S
-        taken_s = float(work.seconds[dispatch].sum())
+        short = work.seconds < LONGEST_DISPATCH_S * work.pieces
+        dispatch &= ~evidence.in_head & (short | work.mask(IdleReason.OPERATOR)) & ~evidence.computes_on_host
+        taken_s = float(work.steady_s[dispatch].sum())
         opened_s = gpu.idle_opened_by
         if opened_s.get("synchronise", 0.0) > opened_s.get("host", 0.0):
             return  # the host falls behind because it waited: the waits are to be removed
@@ -103,7 +102,12 @@ class HostBound(Detector):
             Spent("launch-bound", names[0] if names else "launches", "", names, launch.calls, taken_s, tell),
             f"the GPU waits for dispatch and launch{longest}: {launch.short_kernels:,} of {launch.kernels:,} kernels"
             " are shorter than 10 us",
-            Together((work.less(dispatch), LessTime(np.zeros(len(work.called_s)), evidence.launch_latency_s))),
+            Together(
+                (
+                    work.less_s(np.where(dispatch, work.steady_s, 0.0)),
+                    LessTime(np.zeros(len(work.called_s)), evidence.launch_latency_s),
+                )
+            ),
             bound=tell is not None,
             title="The GPU waits for launches",
             next_check="torch.compile on the model: are the gaps gone?",

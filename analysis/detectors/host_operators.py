@@ -14,23 +14,21 @@ from tracekit.report.finding import Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.gpu_activity import IdleReason
 
-#: An operator that takes longer than this each time does more than dispatch, seconds.
-LONGEST_DISPATCH_S = 1e-3
 _MOST_NAMES = 8
 
 
 class HostOperators(Detector):
-    """An operator takes long on the host each time: it computes there, compiles, or searches for an algorithm.
+    """An operator that launches nothing takes long on the host each time: it computes there, or compiles.
 
     Paper: not seen. tracekit replays the recording without its own time.
     """
 
     kind = "host-operator"
     title = "An operator works on the host while the GPU waits"
-    signature = "an operator that takes a millisecond or more of the host each time"
+    signature = "an operator that takes a millisecond or more of the host each time, and launches nothing"
     refuted_by = "it is faster in later steps: then it was warm-up"
-    next_check = "where its tensors live, and whether it compiles or searches for algorithms (cudnn.benchmark)"
-    suggested_fix = "run it on the GPU, in the data loader's workers, or once before the loop"
+    next_check = "where its tensors live, and whether it compiles"
+    suggested_fix = "run it on the GPU, or once before the loop"
     loss = LossKind.HOST
     repair = Repair("no-host-operator", "Take the operator off the launching thread")
 
@@ -38,25 +36,19 @@ class HostOperators(Detector):
         """See `Detector.in_ops`."""
         if gpu_of(evidence) is None:
             return
-        work = evidence.host_time
-        parts = np.flatnonzero(work.mask(IdleReason.OPERATOR) & ~evidence.in_head)
-        each_s = (work.seconds[parts] - work.first_excess_s[parts]) / work.pieces[parts]
-        long = np.zeros(len(work.op), np.bool_)
-        long[parts[each_s >= LONGEST_DISPATCH_S]] = True
-        taken_s = float(work.seconds[long].sum())
+        work, long = evidence.host_time, evidence.computes_on_host
+        taken_s = float(work.steady_s[long].sum())
         if share_of(evidence, taken_s) < SMALLEST_SHARE:
             return
         named = list(work.by_name(IdleReason.OPERATOR, among=long))
         names = tuple(part.name for part in named[:_MOST_NAMES])
         more = f" and {len(named) - 1} more work" if len(named) > 1 else " works"
-        at_most_s = float(np.max(work.seconds[long] / work.pieces[long]))
+        at_most_s = float(np.max(work.steady_s[long] / work.pieces[long]))
         yield candidate(
             self.kind,
             evidence,
             Spent(IdleReason.OPERATOR, names[0], named[0].where, names, int(work.pieces[long].sum()), taken_s),
             f"{code_name(names[0])}{more} {seconds(taken_s)} on the host, up to {seconds(at_most_s)} at a time",
-            work.less(long),
-            suggested_fix=plain(
-                f"run {code_name(names[0])} on the GPU, in the loader's workers, or once before the loop"
-            ),
+            work.less_s(np.where(long, work.steady_s, 0.0)),
+            suggested_fix=plain(f"run {code_name(names[0])} on the GPU, or once before the loop"),
         )

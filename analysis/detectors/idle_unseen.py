@@ -38,6 +38,8 @@ class IdleUnseen(Detector):
             if idle.reason not in _SENTENCES or share_of(evidence, idle.seconds) < _SMALLEST_SHARE:
                 continue
             why, then = _SENTENCES[IdleReason(idle.reason)]
+            if idle.reason == IdleReason.QUEUED and evidence.stream_waits_recorded:
+                then = "record all processes that use the GPU: no stream that it waited for was busy"
             names = tuple(row.name for row in idle.names if row.name)
             before = f" before {code_name(names[0])}" if names else ""
             yield candidate(
@@ -53,15 +55,17 @@ class IdleUnseen(Detector):
     def _head(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """The time from the launch of the first op to its start, in which the GPU did something that is not seen."""
         unseen_s = evidence.unseen_head_s
-        if gpu_of(evidence) is None or share_of(evidence, unseen_s) < _SMALLEST_SHARE:
+        gpu = gpu_of(evidence)
+        if gpu is None or share_of(evidence, unseen_s) < _SMALLEST_SHARE:
             return
         then = _NEXT[IdleReason.LAUNCH_LATENCY]
         why = "what the GPU did before the recording is not seen"
+        began = "the launch" if gpu.before_first.by_reason else "the recording, and after its launch"
         yield candidate(
             self.kind,
             evidence,
             Spent(IdleReason.LAUNCH_LATENCY, "before the first op", "", (), 1, unseen_s, f"{why}: {then}"),
-            f"the GPU began its first op {seconds(unseen_s)} after the launch: {why}",
+            f"the GPU began its first op {seconds(unseen_s)} after {began}: {why}",
             None,
             next_check=then,
             suggested_fix=then,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import numpy as np
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, costly, gpu_of, plain, share_of
-from tracekit.analysis.evidence.ops import OpEvidence
+from tracekit.analysis.evidence.ops import LONGEST_DISPATCH_S, OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -26,9 +27,21 @@ _SMALLEST_UNNAMED_SHARE = 0.05
 _MOST_NAMES, _MOST_TOLD = 8, 3
 
 
+#: Names of functions and modules, and of operators; others are annotations.
+_FUNCTION = re.compile(r"\.pyx?\(\d+\): |^<|^nn\.Module: |^\w+::")
+
+
 def _function(what: HostWhat) -> str:
     """The own function that work is inside, or what it is where no stack was recorded."""
     return what.where or what.name
+
+
+def _action(name: str, to: str) -> str:
+    """What to do about a function, or about an annotation: of that, the functions inside have to be known first."""
+    if _FUNCTION.search(name):
+        return f"move {code_name(name)} {to}"
+    fused = "use a fused or foreach optimizer; " if name.startswith("Optimizer.step") else ""
+    return f"{fused}record with_stack=True to see which functions in {code_name(name)} take the time"
 
 
 class PythonCode(Detector):
@@ -42,7 +55,7 @@ class PythonCode(Detector):
     signature = "time of a Python function, outside of operators and calls of the runtime, while the GPU is idle"
     refuted_by = "the function takes as long, and the GPU idles no longer, without the profiler's with_stack"
     next_check = "py-spy record on the process, without the profiler: recording stacks makes Python slower"
-    suggested_fix = "move it out of the loop, to the data loader's workers, or to the GPU; or cache what it returns"
+    suggested_fix = "move it out of the loop or to the GPU, or cache what it returns"
     loss = LossKind.HOST
     repair = Repair("no-python-between", "Take the function out of the way of launches")
 
@@ -64,7 +77,11 @@ class PythonCode(Detector):
                 Spent(IdleReason.PYTHON, part.name or name, part.where, part.names, part.count, part.seconds),
                 f"{code_name(name)} takes {seconds(part.seconds)} between launches{inside}",
                 work.less(part.parts),
-                suggested_fix=plain(f"move {code_name(name)} out of the loop, to the loader's workers, or to the GPU"),
+                suggested_fix=plain(
+                    f"let torch.compile or a CUDA graph spare the Python of {code_name(name)}, or call it less often"
+                    if _FUNCTION.search(name) and part.seconds < LONGEST_DISPATCH_S * part.count
+                    else _action(name, "out of the loop or to the GPU, or cache what it returns")
+                ),
             )
         yield from self._unnamed(evidence, gpu)
 
@@ -88,8 +105,10 @@ class PythonCode(Detector):
             work.less(rows),
             title="The GPU waits for its first op",
             suggested_fix=plain(
-                f"move {code_name(first.where or first.name)} to the loader's workers or to the GPU, or do it while"
-                " the GPU still works on the batch before"
+                _action(
+                    first.where or first.name,
+                    "to the loader's workers or to the GPU, or do it while the GPU still works on the batch before",
+                )
             ),
         )
 

@@ -54,6 +54,8 @@ _DETECTORS = (
     "host_operators.HostOperators",
     "slow_copies.SlowCopies",
     "slow_kernels.SlowKernels",
+    "recompute.Recompute",
+    "stream_waits.StreamWaits",
     "idle_unseen.IdleUnseen",
     "sync_calls.SyncCalls",
     "late_start.LateStart",

@@ -108,7 +108,8 @@ def _most_of_it(evidence: OpEvidence, behind: Behind) -> str:
     host, culprit = evidence.ops.filter(behind.ops), evidence.culprit
     if culprit is None or not {"operator", "phase"} <= set(host.columns):
         return ""
-    key = [pl.col("phase").fill_null("?"), pl.col("operator").fill_null("Python, outside operators")]
+    operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
+    key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
     here, others = pl.col("rank") == culprit.rank, max(host["rank"].n_unique() - 1, 1)
     excess = (
         host.with_columns(key)

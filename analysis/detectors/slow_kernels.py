@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +16,8 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, candidate, gpu_of, plain, share_of
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import Card, element_count, roofline_s, work_of
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.gpu.times import SHORT_S
+from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -31,7 +33,7 @@ _LARGE_SHARE = 0.2
 #: So many elementwise kernels in a row are a chain.
 _SHORTEST_CHAIN = 3
 #: Kernels of float32 that use no tensor cores.
-_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s", re.IGNORECASE)
+_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s|_ffma_", re.IGNORECASE)
 
 
 class SlowKernels(Detector):
@@ -52,28 +54,34 @@ class SlowKernels(Detector):
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
         ops = evidence.ops
-        if gpu_of(evidence) is None or "inner" not in ops.columns:
+        if gpu_of(evidence) is None or "operator" not in ops.columns:
             return
-        gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION)) & ops["inner"].is_not_null()
+        gpu = ops["role"].eq("gpu") & ops["kind"].ne(str(KernelClass.COMMUNICATION)) & ops["operator"].is_not_null()
         rows = np.flatnonzero(gpu.fill_null(value=False).to_numpy())
-        table = ops[rows].select("name", "inner", "kind", "stream", "duration", "start", inputs=_inputs(ops))
+        more = {
+            name: pl.col(name) if name in ops.columns else pl.lit(None) for name in ("inputs", "shape", "occupancy")
+        }
+        table = ops[rows].select("name", "operator", "kind", "stream", "duration", "start", **more)
         attention, between = _unfused_attention(table)
         if share_of(evidence, float(table["duration"].to_numpy()[between].sum())) >= _SMALLEST_SHARE:
             yield self._attention(evidence, rows[between], table[between])
             left = np.setdiff1d(np.arange(len(rows)), attention)
             rows, table = rows[left], table[left]
-        yield from self._below_peak(evidence, rows, table)
+        below = list(self._below_peak(evidence, rows, table))
+        yield from below
+        priced = [one.spent.name for one in below if one.change is not None and one.spent is not None]
+        yield from self._small_grids(evidence, rows, table, table["operator"].is_in(priced).to_numpy())
         yield from self._chains(evidence, rows, table)
 
     def _below_peak(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Iterator[Candidate]:
         """The operators whose kernels could be faster, the longest first."""
         assert evidence.kept is not None, "a recording"
         card = Card.named(evidence.kept.gpu)
-        longest = table.group_by("inner").agg(pl.col("duration").sum()).sort("duration", "inner", descending=True)
+        longest = table.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         for op, taken_s in longest.head(MOST_OF_A_KIND).iter_rows():
             if share_of(evidence, taken_s) < _SMALLEST_SHARE:
                 return
-            mine = table["inner"].eq(op).to_numpy()
+            mine = table["operator"].eq(op).to_numpy()
             took = table["duration"].to_numpy()[mine]
             need = np.array([_needed_s(op, kind, inputs, card)
                              for kind, inputs in table.filter(mine).select("kind", "inputs").iter_rows()])  # fmt: skip
@@ -90,11 +98,42 @@ class SlowKernels(Detector):
             yield self._faster(
                 evidence, rows[mine], less_s, op, names, taken_s,
                 f"{code_name(op)}{how} takes {share_of(evidence, taken_s):.0%} of the recording, at"
-                f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak",
+                f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak"
+                f"{_occupied(table.filter(mine))}",
                 "allow TF32 (torch.set_float32_matmul_precision('high')), or compute in bfloat16 (torch.autocast)"
                 if slow else plain(f"use faster kernels for {code_name(op)}: 16-bit types, other layouts, sizes that"
                                    " are multiples of 64, fused operators (torch.compile)"),
             )  # fmt: skip
+
+    def _small_grids(
+        self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame, priced: Bools
+    ) -> Iterator[Candidate]:
+        """Kernels with fewer blocks than the card has multiprocessors, which leave some of them idle.
+
+        `priced`: kernels that have a price already, [kernels].
+        """
+        assert evidence.kept is not None, "a recording"
+        card = Card.named(evidence.kept.gpu)
+        if card is None:
+            return
+        took = table["duration"].to_numpy()
+        blocks = np.array([_blocks(shape) for shape in table["shape"].to_list()])
+        small = np.flatnonzero((blocks > 0) & (blocks < card.processors) & (took >= SHORT_S) & ~priced)
+        less_s = took[small] * (1 - blocks[small] / card.processors)
+        if share_of(evidence, float(less_s.sum())) < _SMALLEST_SHARE:
+            return
+        mine = table[small]
+        ops = mine.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
+        names, taken_s = tuple(ops["operator"].head(_MOST_NAMES).to_list()), float(took[small].sum())
+        usual = float(np.average(blocks[small], weights=took[small]))
+        yield self._faster(
+            evidence, rows[small], less_s, names[0], names, taken_s,
+            f"kernels of {code_name(names[0])}{f' and {ops.height - 1} more' if ops.height > 1 else ''} have"
+            f" {usual:.0f} blocks in the mean for {card.processors} multiprocessors, and take"
+            f" {share_of(evidence, taken_s):.0%} of the recording{_occupied(mine)}",
+            "give each kernel more to do at once (a larger batch, fused operators, products with split K), or run it"
+            " beside other work, on a stream of its own",
+        )  # fmt: skip
 
     def _unknown(
         self, evidence: OpEvidence, rows: np.ndarray, op: str, names: tuple[str, ...], taken_s: float, *, known: bool
@@ -117,7 +156,7 @@ class SlowKernels(Detector):
 
     def _attention(self, evidence: OpEvidence, rows: np.ndarray, table: pl.DataFrame) -> Candidate:
         """Attention as separate products with a softmax in between, whose scores go through memory."""
-        inner, less_s = table["inner"].to_list(), table["duration"].to_numpy()
+        inner, less_s = table["operator"].to_list(), table["duration"].to_numpy()
         softmax = next(name for name in inner if "softmax" in name)
         share = share_of(evidence, float(less_s.sum()))
         return self._faster(
@@ -150,9 +189,12 @@ class SlowKernels(Detector):
             return
         in_chain = order[length[chain] >= _SHORTEST_CHAIN]
         named = (
-            table[np.sort(in_chain)].group_by("inner").agg(pl.col("duration").sum()).sort("duration", descending=True)
+            table[np.sort(in_chain)]
+            .group_by("operator")
+            .agg(pl.col("duration").sum())
+            .sort("duration", descending=True)
         )
-        names = tuple(named["inner"].head(_MOST_NAMES).to_list())
+        names = tuple(named["operator"].head(_MOST_NAMES).to_list())
         less_s = np.zeros(len(order))
         less_s[order] = less
         yield self._faster(
@@ -185,8 +227,20 @@ _LONGEST_ATTENTION = 8
 _MOST_NAMES = 6
 
 
-def _inputs(ops: pl.DataFrame) -> pl.Expr:
-    return pl.col("inputs") if "inputs" in ops.columns else pl.lit(None, pl.String)
+def _occupied(kernels: pl.DataFrame) -> str:
+    """The mean occupancy of these kernels by time, as the end of a sentence; nothing if it was not recorded."""
+    known = kernels.filter(pl.col("occupancy").is_not_null())
+    if known.is_empty():
+        return ""
+    mean = np.average(known["occupancy"].to_numpy(), weights=known["duration"].to_numpy() + 1e-12)
+    return f", with {mean:.0f}% occupancy"
+
+
+@cache
+def _blocks(shape: str | None) -> int:
+    """The blocks of a kernel of this grid and block size; 0 if unknown."""
+    sizes = (shape or "").partition("/")[0].split("x")
+    return math.prod(map(int, sizes)) if all(map(str.isdecimal, sizes)) else 0
 
 
 def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
@@ -197,7 +251,7 @@ def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
 
 def _unfused_attention(table: pl.DataFrame) -> tuple[list[int], list[int]]:
     """The rows of attention with separate products, and those of them that are between two products."""
-    inner, kinds = table["inner"].to_list(), table["kind"].to_list()
+    inner, kinds = table["operator"].to_list(), table["kind"].to_list()
     products = [at for at, kind in enumerate(kinds) if kind == str(KernelClass.MATRIX_PRODUCT)]
     every: list[int] = []
     between: list[int] = []
@@ -214,7 +268,7 @@ def _needed_s(op: str, kind: str, inputs: str | None, card: Card | None) -> floa
     if card is None or not inputs:
         return float("nan")
     dims, types = msgspec.json.decode(inputs)
-    flops, moved = work_of(op, dims, types)
+    flops, moved, _ = work_of(op, dims, types)
     if moved is None or (flops is None and kind != str(KernelClass.ELEMENT_WISE)):
         return float("nan")
     dtype = next((str(one) for one in types if str(one)), "")

@@ -61,7 +61,7 @@ class SyncCalls(Detector):
         if not len(rows):
             return
         table = found.table
-        place = numbered(table["name"], table["inner"], table["own"])
+        place = numbered(table["name"], table["operator"], table["own"])
         by_place = np.bincount(place, waited_s)
         for one in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
             if share_of(evidence, by_place[one]) < SMALLEST_SHARE:

@@ -55,7 +55,7 @@ class WarmUp(Detector):
         for row in np.flatnonzero(called_s).tolist():
             key = (
                 str(IdleReason.LAUNCH_CALL),
-                f"{evidence.ops['name'][row]} in {evidence.ops['inner'][row] or 'Python'}",
+                f"{evidence.ops['name'][row]} in {evidence.ops['operator'][row] or 'Python'}",
                 "",
             )
             by_name[key] = by_name.get(key, 0.0) + float(called_s[row])

@@ -90,8 +90,10 @@ def _other(evidence: Subject, cause: Finding) -> str:
 
 
 def _who(evidence: Subject, cause: Finding, *, trusted: bool = True) -> str:
-    """Ranks and nodes, then coordinates, since when and, for a `trusted` job, how sure."""
-    confidence = f", {sure(cause.confidence)}" if trusted else ""
+    """Ranks and nodes, then coordinates, since when and, for a `trusted` job, how sure: of what a recording shows the
+    time of, there is no doubt.
+    """
+    confidence = f", {sure(cause.confidence)}" if trusted and cause.spent is None else ""
     return f"{_place(evidence, cause)}{evidence.seen(cause)}{confidence}"
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import LessTime
-from tracekit.trace.gpu_activity import IdleReason
+from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat, Kept
@@ -27,6 +27,11 @@ _CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
 _MUCH = 10
 #: Work that may take longer the first time; that of Python is imports, or the profiler's.
 _WARMS = (*_CALLS, IdleReason.OPERATOR)
+
+
+def of_job(what: HostWhat) -> bool:
+    """Whether the job does this, rather than the profiler."""
+    return PROFILER_LINE.match(what.where or what.name) is None
 
 
 class Part(Struct, frozen=True, eq=False):
@@ -90,8 +95,11 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         return tuple(what.reason for what in self.whats)
 
     def mask(self, *reasons: IdleReason, where: Callable[[HostWhat], bool] | None = None) -> Bools:
-        """Return which parts are of these reasons, and of what `where` accepts, [parts]."""
-        wanted = np.array([what.reason in reasons and (where is None or where(what)) for what in self.whats], np.bool_)
+        """Return which parts are of these reasons, and of what `where` accepts, [parts]; none of the profiler."""
+        wanted = np.array(
+            [of_job(what) and what.reason in reasons and (where is None or where(what)) for what in self.whats],
+            np.bool_,
+        )
         return wanted[self.what] if len(wanted) else np.zeros(0, np.bool_)
 
     def by_name(
@@ -100,11 +108,12 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         key: Callable[[HostWhat], str] = lambda what: what.name,
         among: Bools | None = None,
     ) -> Iterable[Part]:
-        """Yield the host work of these reasons by `key`, what takes longest first; without what has no key.
+        """Yield the host work of these reasons by `key`, what takes longest first; without what has no key, or is the
+        profiler's.
 
         `among`: only of these parts, [parts].
         """
-        keys = [key(what) if what.reason in reasons else "" for what in self.whats]
+        keys = [key(what) if what.reason in reasons and of_job(what) else "" for what in self.whats]
         distinct = sorted(set(keys) - {""})
         numbers = {one: number for number, one in enumerate(distinct)}
         number = np.array([numbers.get(one, -1) for one in keys], np.int64)
@@ -142,7 +151,9 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             [what.name.partition(" in ")[0] not in self.launching and what.name != "" and what.reason in _WARMS
              for what in self.whats], np.bool_
         )  # fmt: skip
-        keys = [what.name.partition(" in ")[0] if what.reason in _CALLS else at for at, what in enumerate(self.whats)]
+        keys = [
+            what.name.partition(" in ")[0] if what.reason in _CALLS else (what.name, what.where) for what in self.whats
+        ]
         distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         found = np.zeros(len(self.op))
         if not len(found):
@@ -161,6 +172,11 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             ):
                 found[first] = excess
         return found
+
+    @cached_property
+    def steady_s(self) -> Floats:
+        """How long each part takes, but for what is warm-up (`first_excess_s`), seconds, [parts]."""
+        return self.seconds - self.first_excess_s
 
     def first_call_excess_s(self, launched: Ints) -> Floats:
         """As `first_excess_s`, for the call that ends each op, [ops]; `launched`: the number of its kernel."""

@@ -18,6 +18,7 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, T
 from tracekit.analysis.attribution.chance import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import (
@@ -61,8 +62,10 @@ FEWEST_STEPS = 3
 SMALLEST_COST_SHARE = 0.005
 
 
+#: An operator that takes longer than this each time does more than dispatch, seconds.
+LONGEST_DISPATCH_S = 1e-3
 #: A launched op that nothing else keeps waiting begins within this time, seconds.
-_LATEST_ARRIVAL_S = 100e-6
+LATEST_ARRIVAL_S = 100e-6
 
 
 class Times(Struct, frozen=True, eq=False):
@@ -134,14 +137,24 @@ class OpEvidence(Subject, frozen=True, eq=False):
         return np.asarray((ops.start + ops.duration)[part] <= first_s[ops.rank[part]])
 
     @cached_property
+    def computes_on_host(self) -> Bools:
+        """Which parts of `host_time` are of operators that take long each time and launch no kernel, [parts].
+
+        The dispatch of an operator that launches kernels is none of these, however long it takes.
+        """
+        work = self.host_time
+        found = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~self.in_head
+        return np.asarray(found & (work.steady_s >= LONGEST_DISPATCH_S * work.pieces))
+
+    @cached_property
     def arrives_s(self) -> Floats:
         """How long after its launch each op began, seconds, [ops]; nan if it was not launched, or waited for something.
 
-        Beyond `_LATEST_ARRIVAL_S`, an op waited for something else.
+        Beyond `LATEST_ARRIVAL_S`, an op waited for something else.
         """
         ops = self.graph.ops
         since_s = ops.start - np.append(ops.start + ops.duration, np.nan)[self.host_time.launched_by]
-        return np.where(since_s <= _LATEST_ARRIVAL_S, since_s, np.nan)
+        return np.where(since_s <= LATEST_ARRIVAL_S, since_s, np.nan)
 
     @cached_property
     def launch_latency_s(self) -> Floats:
@@ -155,14 +168,19 @@ class OpEvidence(Subject, frozen=True, eq=False):
         usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
         return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
 
-    def without_waits(self, calls: Bools) -> Intervention:
-        """Return the job in which these calls do not wait for the GPU, and take no time, [ops]."""
+    def without_waits(self, calls: Bools, kept_s: Floats | float = 0.0) -> Intervention:
+        """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""
         ops = self.graph.ops
         on_gpu = self.ops["role"].eq("gpu").to_numpy()
-        less = LessTime(np.where(calls, self.pace.cost, 0.0))
+        less = LessTime(np.where(calls, np.maximum(self.pace.cost - kept_s, 0.0), 0.0))
         gone = calls[ops.after] & on_gpu[ops.before]
         ahead = QueuedAhead(self.arrives_s, self.host_time.launched_by)
         return Together((self.pace.without_edges(gone), less, ahead)) if gone.any() else less
+
+    @property
+    def stream_waits_recorded(self) -> bool:
+        """Whether the profiler recorded which stream waits for which."""
+        return bool((self.graph.ops.why == Why.EVENT).any())
 
     @cached_property
     def repeats(self) -> bool:
@@ -397,19 +415,38 @@ class OpEvidence(Subject, frozen=True, eq=False):
 
         Without time in which the GPU of a rank alone idles, and its host is not late: a finding says so.
         """
-        gpu = self.gpu if self.alone else None
-        idle = () if gpu is None else [idle.seconds for idle in gpu.idle_by_reason if idle.reason in NOT_THE_HOST]
-        said_s = min(self.unseen_head_s + sum(idle), self.recorded_s - float(self.times.original.mean()))
-        return (self.recorded_s - max(said_s, 0.0)) / (float(self.times.original.mean()) or float("nan")) - 1
+        return (self.recorded_s - self.unseen_s) / (float(self.times.original.mean()) or float("nan")) - 1
+
+    @cached_property
+    def unseen_s(self) -> float:
+        """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
+        if self.gpu is None or not self.alone:
+            return 0.0
+        idle_s = sum(idle.seconds for idle in self.gpu.idle_by_reason if idle.reason in NOT_THE_HOST)
+        unseen_s = max(self.unseen_head_s, self._backlog_s) + idle_s
+        return max(min(unseen_s, self.recorded_s - float(self.times.original.mean())), 0.0)
+
+    @property
+    def _backlog_s(self) -> float:
+        """How long streams still did what had been launched before the recording, and is not in it, seconds."""
+        first = self.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
+        before = first.to_series().fill_null(value=False).to_numpy() & (self.host_time.launched_by < 0)
+        return float(CostOverlay.recorded(self.replay).delay_of_ops()[before].max(initial=0.0))
 
     @property
     def unseen_head_s(self) -> float:
         """How long the GPU of a rank alone did something from before the recording, seconds.
 
-        That is from when its first op had been launched to when it began.
+        That is from when the call returned that launched its first op, or from the beginning of a recording without
+        that call, to when the op began.
         """
         head = self.gpu.before_first if self.alone and self.gpu is not None else None
-        return 0.0 if head is None or not head.by_reason else max(head.seconds - sum(head.by_reason.values()), 0.0)
+        if head is None or not head.seconds:
+            return 0.0
+        on_gpu = self.ops["role"].eq("gpu").fill_null(value=False).to_numpy()
+        first = int(np.where(on_gpu, self.graph.ops.start, np.inf).argmin())
+        call_s = np.append(self.host_time.called_s, 0.0)[self.host_time.launched_by[first]]
+        return max(head.seconds - sum(head.by_reason.values()) - float(call_s), 0.0)
 
     @property
     def smallest_cost_s(self) -> float:
@@ -451,6 +488,8 @@ class OpEvidence(Subject, frozen=True, eq=False):
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         gaps = f"gaps between ops add {trust.discrepancy:z.1%}"
+        if self.unseen_s >= 0.0005 * self.recorded_s:
+            gaps += f" and {self.unseen_s / self.recorded_s:.1%} that the recording does not show"
         figures = [f"replay within {trust.replay_error:.1%} of the recording; {gaps}"]
         if self.kept is not None:
             odd = (

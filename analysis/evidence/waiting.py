@@ -11,13 +11,14 @@ from msgspec import Struct
 
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.trace.gpu_activity import PROFILER_LINE
 
 #: Calls that allocate or free memory of the GPU, which wait for it, too.
 _ALLOCATES = "(?i)Alloc|Free"
 
 
 class WaitingCalls(Struct, frozen=True, eq=False):
-    """`rows`: of the calls among the ops; `table`: `name`, `inner` (operator) and `own` (line of Python) of each;
+    """`rows`: of the calls among the ops; `table`: `name`, `operator` and `own` (line of Python) of each;
     `waited_s`: how long each lasted, the wait for the GPU included, seconds.
     """
 
@@ -40,14 +41,16 @@ class WaitingCalls(Struct, frozen=True, eq=False):
 
 
 def waiting_calls(evidence: OpEvidence, *, allocates: bool) -> WaitingCalls:
-    """Find the calls that wait, either those that allocate or free memory, or all others."""
+    """Find the calls that wait, either those that allocate or free memory, or all others; none of the profiler."""
     ops, graph = evidence.ops, evidence.graph.ops
     of_kind = ops["name"].str.contains(_ALLOCATES)
     waits = ops["role"].eq("synchronise") & (of_kind if allocates else ~of_kind)
+    if "own" in ops.columns:
+        waits &= ~ops["own"].fill_null("").str.contains(f"^({PROFILER_LINE.pattern})")
     rows = np.flatnonzero(waits.fill_null(value=False).to_numpy())
     table = ops[rows].select(
         "name", *(pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)
-                  for name in ("inner", "own")),
+                  for name in ("operator", "own")),
     )  # fmt: skip
     called = np.full(len(graph.start), np.inf)
     host = np.isin(graph.after, rows) & ops["role"].ne("gpu").to_numpy()[graph.before]

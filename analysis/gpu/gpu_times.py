@@ -34,12 +34,13 @@ class BeforeFirst(Struct, frozen=True):
 
 
 class KernelTime(Struct, frozen=True):
-    """GPU ops of one name."""
+    """GPU ops of one name. `occupancy`: mean share of the threads of the card, by time, None if not recorded."""
 
     name: str
     count: int
     seconds: float
     of_class: str = field(name="class")
+    occupancy: float | None = None
 
 
 class ShapeTime(Struct, frozen=True):
@@ -108,6 +109,23 @@ class MarkedSteps(Struct, frozen=True):
     mean_s: float | None
 
 
+class MemoryPoint(Struct, frozen=True):
+    """Bytes that torch's allocator has given out, seconds after the recording began."""
+
+    seconds: float
+    bytes: int
+
+
+class MemoryTimes(Struct, frozen=True):
+    """Memory of the GPU, in bytes: most of it given out (`peak_bytes`) and kept (`reserved_bytes`) at a time. `points`:
+    most of each interval of the recording in which it changed.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int
+    points: tuple[MemoryPoint, ...]
+
+
 class GpuTimes(Struct, frozen=True):
     """One rank: from its first event to its last (`recording_s`); from its first GPU op to the end of its last
     (`span_s`), of which it is busy or idle; and what is before and after.
@@ -130,6 +148,7 @@ class GpuTimes(Struct, frozen=True):
     steps: MarkedSteps
     stacks: bool
     shapes: bool
+    memory: MemoryTimes | None
 
     @property
     def waiting_s(self) -> float:

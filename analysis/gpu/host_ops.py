@@ -34,7 +34,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
     times = _times_of_calls(calls, gpu, marks)
     start = times.start
     common = calls.select(
-        "rank", "thread", "name", "phase", "action", "operator", "inner", "own",
+        "rank", "thread", "name", "phase", "action", "own", "recomputed", operator="inner", outer="operator",
         stream=name_numbers("thread", calls["thread"]), profiler_step="step", call=pl.Series(np.arange(len(start))),
     )  # fmt: skip
     waiting = common.with_columns(

@@ -35,7 +35,9 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
         return host, whats.clear()
     begin = host["start"].to_numpy()
     end = begin + host["duration"].to_numpy()
-    named = pl.concat([whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False)], WHAT_SCHEMA, orient="row")])
+    named = pl.concat(
+        [whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False, False)], WHAT_SCHEMA, orient="row")]
+    )
     found = _parts(host, pieces, begin, end)
     left = end - begin - np.bincount(found["row"], found["did_s"], host.height)
     nothing = {"row": np.arange(host.height), "what": whats.height, "did_s": left, "did_n": 1}

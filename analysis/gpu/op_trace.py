@@ -97,7 +97,8 @@ COLUMNS = (
     "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own", "exchanges", "rows_sent", "rows_received",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
+    "exchanges", "rows_sent", "rows_received",
 )  # fmt: skip
 
 
@@ -113,8 +114,8 @@ _OF_PIPELINE = (
 )
 
 
-#: With name and role, these columns identify equal ops.
-_OF_PEERS = ("shape", "collective", "elements")
+#: With name, role and shape, these columns identify equal ops.
+_OF_PEERS = ("collective", "elements")
 
 
 def _aligned(
@@ -156,7 +157,8 @@ def _aligned(
         rows_received=_rows("received"),
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
-    around = pl.DataFrame({name: _at_launch(calls[name], gpu) for name in ("inner", "inputs", "action")})
+    at_launch = {"operator": "inner", "inputs": "inputs", "recomputed": "recomputed", "action": "action"}
+    around = pl.DataFrame({name: _at_launch(calls[of_call], gpu) for name, of_call in at_launch.items()})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
 
 

@@ -31,11 +31,15 @@ KEPT = "recording"
 
 
 class HostWhat(Struct, frozen=True):
-    """What a host thread does: its reason (`IdleReason`), the name of it, and the line of Python, "" if unknown."""
+    """What a host thread does: its reason (`IdleReason`), the name of it, and the line of Python, "" if unknown.
+
+    `launches`: whether it is in an operator that launches kernels.
+    """
 
     reason: str
     name: str
     where: str
+    launches: bool = False
 
 
 class Kept(Struct, frozen=True):

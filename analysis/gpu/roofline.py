@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from tracekit.analysis.gpu.gpu_times import ShapeTime
 from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted
 
 #: Bytes of an element by the name of its type in traces.
 _BYTES = {
@@ -57,27 +58,55 @@ class Card(Struct, frozen=True):
 def cards() -> tuple[Card, ...]:
     """Return every known card, those of the user first. Raises FormatError if TRACEKIT_CARDS cannot be read."""
     own = os.environ.get("TRACEKIT_CARDS")
-    table = files("tracekit.analysis.gpu").joinpath("cards.csv").read_text()
+    known = tuple(_cards(files("tracekit.analysis.gpu").joinpath("cards.csv").read_text().splitlines()))
     if not own:
-        return tuple(_cards(table.splitlines()))
+        return known
     try:
-        return (*_cards(Path(own).read_text().splitlines()), *_cards(table.splitlines()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected the columns of {Card.__struct_fields__}") from None
+        return (*_cards(Path(own).read_text(encoding="utf-8-sig").splitlines()), *known)
+    except OSError as error:
+        raise FormatError(f"TRACEKIT_CARDS={own}: {error.strerror or error}; check the path") from None
+    except (ValueError, csv.Error) as error:
+        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected a table with the head {','.join(_HEAD)}") from None
+
+
+_PEAKS = ("half_tflops", "tensor_tflops", "single_tflops", "memory_gb_s", "link_gb_s")
+_HEAD = ("name", *_PEAKS, "processors")
 
 
 def _cards(lines: Sequence[str]) -> Iterator[Card]:
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        half, tensor, single = (float(row[f"{name}_tflops"]) * 1e12 for name in ("half", "tensor", "single"))
-        memory, link = (float(row[f"{name}_gb_s"]) * 1e9 for name in ("memory", "link"))
-        yield Card(row["name"], half, tensor, single, memory, link, int(row["processors"]))
+    """Yield the cards of a table in CSV; lines that begin with # do not count. Raises ValueError."""
+    table = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if missing := [name for name in _HEAD if name not in (table.fieldnames or ())]:
+        raise ValueError(f"lacks the column {missing[0]}")
+    found = list(table)
+    if not found:
+        raise ValueError("holds no card")
+    for row in found:
+        name = (row["name"] or "").strip()
+        if not name:
+            raise ValueError("holds a card without a name")
+        half, tensor, single, memory, link, processors = (_positive(name, key, row[key]) for key in _HEAD[1:])
+        if processors != int(processors):
+            raise ValueError(f"{name}: processors is {processors:g}, not a whole number")
+        yield Card(name, half * 1e12, tensor * 1e12, single * 1e12, memory * 1e9, link * 1e9, int(processors))
+
+
+def _positive(card: str, column: str, text: str | None) -> float:
+    """The number in a column. Raises ValueError unless it is positive and finite."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise ValueError(f"{card:.80}: {column} is {quoted(text, 40)}, not a positive number")
+    return value
 
 
 def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> ShapeTime:
     """The time of an operator with inputs of one shape. `row`: the inputs as JSON, how many times, seconds."""
     inputs, count, seconds = row
     dims, types = msgspec.json.decode(inputs)
-    flops, moved = work_of(op, dims, types)
+    flops, moved, _ = work_of(op, dims, types)
     dtype = next((str(one) for one in types if str(one).lower() in _BYTES), "")
     return ShapeTime(
         dims=str([one for one in dims if one]),
@@ -105,8 +134,9 @@ def roofline_s(flops: float, moved: float, dtype: str, card: Card) -> float:
     return max(flops / peak, moved / card.bytes_s)
 
 
-def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float | None, float | None]:
-    """Return what an operator computes (floating-point operations) and moves (bytes, inputs and output, each once).
+def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float | None, float | None, float | None]:
+    """Return what an operator computes (floating-point operations), what it moves (bytes, inputs and output, each
+    once), and its output alone, of as many elements as the largest input unless it is a product.
 
     None where that is unknown: operations of anything but products and convolutions, bytes of unknown types.
     """
@@ -116,15 +146,16 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
         if str(kind).lower() in _BYTES and _is_size(size)
     ]
     if not tensors:
-        return None, None
-    moved = float(sum(math.prod(size) * wide for size, wide in tensors))
-    wide = tensors[0][1]
+        return None, None, None
+    read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
     sizes = [size for size, _ in tensors if len(size) >= 2]
     if op in _PRODUCTS and len(sizes) >= 2:
         left, right = sizes[-2:] if op in {"aten::addmm", "aten::baddbmm"} else sizes[:2]
         out = right[0] if op == "aten::linear" else right[-1]
-        return 2.0 * math.prod(left) * out, moved + math.prod(left[:-1]) * out * wide
-    return None, moved + max(math.prod(size) for size, _ in tensors) * wide
+        written = math.prod(left[:-1]) * out * wide
+        return 2.0 * math.prod(left) * out, read + written, written
+    written = max(math.prod(size) for size, _ in tensors) * wide
+    return None, read + written, written
 
 
 def element_count(dims: Sequence[Any]) -> int:

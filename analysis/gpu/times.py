@@ -17,6 +17,8 @@ from tracekit.analysis.gpu.gpu_times import (
     KernelTime,
     Launches,
     MarkedSteps,
+    MemoryPoint,
+    MemoryTimes,
     NamedTime,
     OpTime,
     Synchronisation,
@@ -32,6 +34,10 @@ from tracekit.trace.kineto import GpuRecording
 MOST_ROWS, MOST_NAMES, MOST_SHAPES = 15, 8, 4
 #: Kernels shorter than this, seconds, take less time than their launch.
 SHORT_S = 10e-6
+#: Of the kernels of one name, those that take longer count more.
+_MEAN_OCCUPANCY = (pl.col("occupancy") * pl.col("duration")).sum() / pl.col("duration").filter(
+    pl.col("occupancy").is_not_null()
+).sum()
 _KIND_OF_COPY = r"([HDP]to[HDP])"
 
 
@@ -64,9 +70,14 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
         idle_by_reason=tuple(_by_reason(idle)),
         idle_opened_by=dict(idle.gaps.group_by("opened_by").agg(pl.col("seconds").sum()).sort("opened_by").iter_rows()),
         kernels=tuple(
-            KernelTime(name, count, seconds, of_class or "memory")
-            for name, count, seconds, of_class in gpu.group_by("name")
-            .agg(count=pl.len(), seconds=pl.col("duration").sum(), of_class=pl.col("kernel_class").first())
+            KernelTime(name, count, seconds, of_class or "memory", None if occupancy is None else occupancy / 100)
+            for name, count, seconds, of_class, occupancy in gpu.group_by("name")
+            .agg(
+                count=pl.len(),
+                seconds=pl.col("duration").sum(),
+                of_class=pl.col("kernel_class").first(),
+                occupancy=_MEAN_OCCUPANCY,
+            )
             .sort("seconds", "name", descending=[True, False])
             .head(MOST_ROWS)
             .iter_rows()
@@ -87,7 +98,17 @@ def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
         ),
         stacks=bool((recording.whats["where"] != "").any()) or bool(mine["module"].is_not_null().any()),
         shapes=bool((mine["inputs"].fill_null("") != "").any()),
+        memory=_memory(recording.memory.filter(rank=rank), begin),
     )
+
+
+def _memory(table: pl.DataFrame, begin: float) -> MemoryTimes | None:
+    """The memory of a rank whose recording begins then; None if it was not recorded."""
+    if table.is_empty():
+        return None
+    points = table.select(pl.col("start") - begin, "allocated").iter_rows()
+    peak, reserved = table["allocated"].to_list(), table["reserved"].to_list()
+    return MemoryTimes(max(peak), max(reserved), tuple(MemoryPoint(*point) for point in points))
 
 
 def _names(table: pl.DataFrame) -> tuple[NamedTime, ...]:

@@ -15,13 +15,15 @@ from msgspec import Struct
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.base.errors import SelectionError
+from tracekit.base.text import listed, ranks_text
 
 Mask = npt.NDArray[np.bool_]
 #: The value of a label: a number or a name.
 Value = int | str
 #: The code of an op without the label.
 UNLABELLED = -1
-_MOST_SHOWN = 20
+#: Messages list so many values, or runs of numbers.
+MOST_SHOWN = 20
 
 
 class Label(Struct, frozen=True, eq=False):
@@ -113,8 +115,7 @@ def label_values(graph: LabelledGraph, name: str) -> list[Value]:
 
 
 def shown_values(values: Sequence[Value]) -> str:
-    """Some of the ascending values, as messages list them; consecutive numbers as a range."""
-    numbers = [value for value in values if isinstance(value, int)]
-    if len(numbers) == len(values) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{values[0]}-{values[-1]}"
-    return ", ".join(map(str, values[:_MOST_SHOWN])) + (" ..." if len(values) > _MOST_SHOWN else "")
+    """Some of the ascending values, as messages list them; consecutive numbers as ranges."""
+    if numbers := [value for value in values if isinstance(value, int)]:
+        return ranks_text(numbers, MOST_SHOWN).partition(" ")[2]
+    return listed(map(str, values), MOST_SHOWN)

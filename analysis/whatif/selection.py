@@ -97,9 +97,14 @@ class Labelled(Selection, frozen=True):
         if (label.names is not None and unknown) or not any(isinstance(value, wanted) for value in self.values):
             there = shown_values(label_values(context.graph, context.written(self.label)))
             raise SelectionError(
-                f"{min(map(str, unknown or self.values))!r:.80} is not a {self.label} of this job; it has {there}"
+                f"{min(map(str, unknown or self.values))!r:.80} is not {_article(self.label)} {self.label} of this job;"
+                f" it has {there}"
             )
         return label.where(self.values)
+
+
+def _article(label: str) -> str:
+    return "an" if label[:1] in set("aeio") else "a"
 
 
 class LabelledBetween(Selection, frozen=True):

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from tracekit.analysis.graph.labels import LabelledGraph, label_values, shown_values
+from tracekit.analysis.graph.labels import MOST_SHOWN, LabelledGraph, label_values, shown_values
 from tracekit.analysis.replay.costs import Durations
 from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
@@ -53,8 +53,12 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
     except SelectionError as error:
         raise SelectionError(f"selection {text!r:.200}: {error}") from None
     if not chosen:
-        there = {name: shown_values(label_values(graph, name)) for name in graph.label_names}
-        listed = "; ".join(f"{name} {values}" for name, values in there.items() if values)
+        there = {name: label_values(graph, name) for name in graph.label_names}
+        listed = "; ".join(
+            f"{name} {shown_values(values) if len(values) <= MOST_SHOWN else f'({len(values):,} values)'}"
+            for name, values in there.items()
+            if values
+        )
         raise SelectionError(f"selection {text!r:.200} matches no op; the job has {listed}")
     return selection
 

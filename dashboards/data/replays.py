@@ -200,7 +200,7 @@ def answered(job: PipelineJob | GraphJob, report: dict[str, Any], query: WhatifQ
         slowdown = float(kept_s.mean()) / known["ideal"]
     else:
         check(job.replay, (query.edit,))
-        priced = price(job.replay, query.edit, job.evidence if isinstance(job, PipelineJob) else None)
+        priced = price(job.replay, query.edit, job.evidence)
         ops, base_s, saving = priced.ops, priced.recorded_s, priced.saving
     saved_s = float(saving.mean())
     scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0

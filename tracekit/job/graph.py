@@ -70,6 +70,11 @@ class OfGraph(Job):
         """Return what a recording of GPUs shows beside its ops; None for other op traces."""
         return None
 
+    @cached_property
+    def evidence(self) -> OpEvidence:
+        """What diagnosis and prices are made from. Raises TraceError if the steps of the job take no time."""
+        return OpEvidence(self.ops, self.graph, self.replay, self.times, self.recorded())
+
     def validate(self) -> None:
         """See `Job.validate`: the ops are validated when the graph is built."""
         _ = self.graph
@@ -87,14 +92,14 @@ class OfGraph(Job):
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay, times = self.replay, self.times
+        replay = self.replay
         questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
-        evidence = OpEvidence(self.ops, self.graph, replay, times, self.recorded())
+        evidence = self.evidence
         label = self._critical_label()
         return GraphReport(
             name=self.ops.name,
@@ -128,7 +133,7 @@ class OfGraph(Job):
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none
-        return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep)
+        return answer(self.replay, selection, len(self.graph.ops.mesh.ranks), keep=keep, evidence=self.evidence)
 
     def _critical_label(self) -> str:
         """The label of the critical path: classes of comparable ops, or kinds if the classes are numbers."""

@@ -6,12 +6,13 @@ In: a replay, and questions as people type them. Out: `Question`s and `ByLabel`s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import attribute_by
+from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
@@ -23,7 +24,6 @@ from tracekit.report.question import ByLabel, Question
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
-    from tracekit.analysis.graph.fold import FoldedGraph
 
 
 class Price(Struct, frozen=True, eq=False):
@@ -50,13 +50,13 @@ def check(replay: GraphReplay, texts: Iterable[str]) -> None:
 
 
 def answer(
-    replay: GraphReplay, text: str, gpus: int, *, keep: bool = False, evidence: Evidence | None = None
+    replay: GraphReplay, text: str, gpus: int, *, keep: bool = False, evidence: Evidence | OpEvidence | None = None
 ) -> Question:
     """What if the selected ops were as fast as their peers, or scaled? With `keep`: what if only they were as recorded
     and all else ideal?
 
-    `evidence`: that on a pipeline job; a job of another shape has none. Raises SelectionError for an edit or selection
-    that cannot be understood or matches no op.
+    `evidence`: that on the job, for edits. Raises SelectionError for an edit or selection that cannot be understood or
+    matches no op.
     """
     if keep:
         chosen = checked_selection(text, replay.graph, replay.durations)
@@ -74,12 +74,13 @@ def answer(
     )
 
 
-def price(replay: GraphReplay, text: str, evidence: Evidence | None = None) -> Price:
+def price(replay: GraphReplay, text: str, evidence: Evidence | OpEvidence | None) -> Price:
     """What an edit saves, see `answer`."""
     check(replay, (text,))
-    terms, base = parse_edit(text), replay if evidence is None else evidence.replay
+    assert evidence is not None, "an edit needs the evidence"
+    terms, base = parse_edit(text), evidence.replay
     chosen = [term.selection for term in terms if term.selection is not None]
-    edits = _of_ops(replay, terms) if evidence is None else _of_pipeline(evidence, terms)
+    edits = _of_ops(evidence, terms) if isinstance(evidence, OpEvidence) else _of_pipeline(evidence, terms)
     unchanged = step_times(base, ())
     return Price(
         ops=count_selected(all_of(chosen), replay.graph, replay.durations) if chosen else 0,
@@ -114,18 +115,21 @@ def _change_of(evidence: Evidence, term: Term) -> Intervention:
     return Together((fix.change, AddTime(fix.extra_s)))
 
 
-def _of_ops(replay: GraphReplay, terms: Sequence[Term]) -> Iterable[Intervention]:
+def _of_ops(evidence: OpEvidence, terms: Sequence[Term]) -> Iterable[Intervention]:
+    from tracekit.analysis.diagnosis.of_ops import diagnose_ops
+    from tracekit.analysis.diagnosis.price import fix_named
     from tracekit.analysis.gpu.behind import SMALLEST_SHARE
-    from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
 
-    pace = PaceOfPeers(cast("FoldedGraph", replay.graph), replay)
+    replay, pace = evidence.replay, evidence.pace
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
+    changes: list[Intervention] = []
     for term in terms:
+        if term.fix is not None:
+            changes.append(fix_named(diagnose_ops(evidence).fixes, term.fix).change)
+            continue
         if term.selection is None:
-            raise SelectionError(
-                f"{term.text:.80}: only pipeline traces have priced fixes and layers; select ops instead"
-            )
+            raise SelectionError(f"{term.text:.80}: only pipeline traces have layers; select ops instead")
         chosen = np.zeros(len(cost), np.bool_)
         for block, mask in zip(
             pace.graph.blocks, masks_of(term.selection, replay.graph, replay.durations), strict=True
@@ -136,7 +140,8 @@ def _of_ops(replay: GraphReplay, terms: Sequence[Term]) -> Iterable[Intervention
         else:
             cost = np.where(chosen, cost * term.factor, cost)
     freed = pace.freed(pace.ranks_with_all_calls(like_peers), SMALLEST_SHARE * pace.recorded_s)
-    return (SetOps(cost),) if freed is None else (freed, SetOps(cost))
+    edited = [] if cost is pace.cost else [SetOps(cost)]
+    return [*([] if freed is None else [freed]), *edited, *changes]
 
 
 def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:

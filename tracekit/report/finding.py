@@ -122,9 +122,9 @@ class Figure(Struct, frozen=True):
 class Spent(Struct, frozen=True):
     """What a GPU, or the host that launches its work, spends time on: the object of a finding in a recording.
 
-    `reason`: an `IdleReason`, or transfer, kernel, launch-bound. `name`: its operator, call, function or kernel, the
-    longest of `names`; `where`: the innermost line of Python outside of torch, "" if unknown. `count`: how often;
-    `seconds`: in all. `cannot_tell`: why its price is not known for sure and what to record next, None if it is.
+    `reason`: an `IdleReason`, or transfer, kernel, recompute, launch-bound. `name`: its operator, call, function or
+    kernel, the longest of `names`; `where`: the innermost line of Python outside of torch, "" if unknown. `count`: how
+    often; `seconds`: in all. `cannot_tell`: why its price is not known for sure and what to record next, None if it is.
     """
 
     reason: str

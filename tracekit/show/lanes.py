@@ -97,7 +97,7 @@ class LaneOps(StepOps):
             ["start", f"{row['start'] * 1e3:,.3f} ms"],
             ["duration", seconds(row["duration"])],
         ]
-        for name, key in (("operator", "inner"), ("line", "own"), ("inputs", "inputs"), ("bytes", "bytes")):
+        for name, key in (("operator", "operator"), ("line", "own"), ("inputs", "inputs"), ("bytes", "bytes")):
             if row.get(key) is not None:
                 found.append([name, cut(printable(f"{row[key]:,}" if key == "bytes" else row[key]), _LONGEST)])
         done = sorted(zip(row.get("did_s") or (), row.get("did") or (), strict=True), reverse=True)[:_MOST_DONE]

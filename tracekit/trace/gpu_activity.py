@@ -5,7 +5,11 @@ Nothing flows in or out. Processes that read traces import these without the lib
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+
+#: Lines of torch's profiler itself, which a job without it does not run.
+PROFILER_LINE = re.compile(r"(.*/)?torch/(autograd/)?profiler(/|\.py)")
 
 
 class KernelClass(StrEnum):

@@ -21,7 +21,7 @@ LOADER = "enumerate(DataLoader)#"
 OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
-#: its grid and blocks; `bytes`: of a copy, if recorded.
+#: its grid and blocks; `bytes`: of a copy, if recorded; `occupancy`: of a kernel, as estimated, percent.
 #: `stated`: whether the kernel itself states its collective; otherwise its launch does, if there
 #: is one. `group`: name of a process group, null if unknown. `sent`, `received`: rows to and from each rank of it, in
 #: an all-to-all of unequal parts, as text such as "[320, 626]", which ends in "...]" if the profiler cut it.
@@ -37,6 +37,7 @@ GPU_OP_SCHEMA = pl.Schema(
         "kernel_class": pl.String,
         "shape": pl.String,
         "bytes": pl.Int64,
+        "occupancy": pl.Int64,
         "launch": pl.Int64,
         "step": pl.Int32,
         "stated": pl.Boolean,
@@ -57,6 +58,7 @@ GPU_OP_SCHEMA = pl.Schema(
 #: `inner`: the innermost, and its `inputs`, sizes and types as JSON; `module`: the innermost nn.Module; `own`: the
 #: innermost line of Python outside of torch, such as "train.py(88): step"; `annotated`: the shortest annotation such as
 #: "attn(F)" around it, on any thread. `waits`: whether it waits for the GPU.
+#: `recomputed`: true inside the recomputation of an activation checkpoint, else null.
 #: `phase`: forward, backward, optimizer or data. `action`: of torch's pipeline schedule, such as PP:2F0.
 #: `collective_call`: whether the framework called it for a collective.
 #: `waits_stream`, `waits_for_stream`, `waits_for_record`: of recorded synchronisation, else null.
@@ -76,6 +78,7 @@ CALL_SCHEMA = pl.Schema(
         "own": pl.String,
         "annotated": pl.String,
         "waits": pl.Boolean,
+        "recomputed": pl.Boolean,
         "phase": pl.String,
         "action": pl.String,
         "collective_call": pl.Boolean,
@@ -92,8 +95,12 @@ HOST_SCHEMA = pl.Schema(
 )
 #: What threads did. `reason`: that of a GPU which is idle meanwhile (`IdleReason`). `name`: its operator, "call in
 #: operator", Python function or annotation. `where`: the innermost line of Python outside of torch, "" if unknown.
-#: `busy`: whether it is inside an operator or a call.
-WHAT_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean})
+#: `busy`: whether it is inside an operator or a call; `launches`: inside an operator that launches kernels.
+WHAT_SCHEMA = pl.Schema(
+    {"reason": pl.String, "name": pl.String, "where": pl.String, "busy": pl.Boolean, "launches": pl.Boolean}
+)
+#: Memory of the GPU of a rank: bytes that torch's allocator has given out (`allocated`) and keeps (`reserved`).
+MEMORY_SCHEMA = pl.Schema({"rank": pl.Int32, "start": pl.Float64, "allocated": pl.Int64, "reserved": pl.Int64})
 STEP_SCHEMA = pl.Schema({"rank": pl.Int32, "step": pl.Int32, "start": pl.Float64, "duration": pl.Float64})
 
 
@@ -102,7 +109,7 @@ class GpuRecording:
     """One job. `gpu_ops`: GPU_OP_SCHEMA, `calls`: CALL_SCHEMA. `hosts`: host of each rank, as far as known.
 
     `files`: where each rank was read from. `groups`: the process groups that `gpu_ops` names. `step_spans`: the marked
-    steps, STEP_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA. `spans`: the first start and
+    steps, STEP_SCHEMA. `host`: HOST_SCHEMA, `whats`: WHAT_SCHEMA, `memory`: MEMORY_SCHEMA. `spans`: the first start and
     the last end of all events of a rank, seconds. `notes`: what was lost or guessed while reading, one sentence each.
     `world_size`: number of ranks of the job, `device_name`: its kind of GPU, `multiprocessors`: how many SMs that
     has, if the files give them. `cut`: the ranks
@@ -118,6 +125,7 @@ class GpuRecording:
     step_spans: pl.DataFrame
     host: pl.DataFrame
     whats: pl.DataFrame
+    memory: pl.DataFrame
     spans: Mapping[int, tuple[float, float]]
     hosts: Mapping[int, str]
     files: Mapping[int, str]

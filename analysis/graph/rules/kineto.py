@@ -34,7 +34,8 @@ from tracekit.analysis.numeric.coincidence import waits_beyond_chance
 COLUMNS = (
     "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
     "waits_stream", "waits_for_stream", "recorded_at", "call_s",
-    "did", "did_s", "did_n", "bytes", "inner", "inputs", "own", "exchanges", "rows_sent", "rows_received",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
+    "exchanges", "rows_sent", "rows_received",
 )  # fmt: skip
 #: A GPU op that starts this long, seconds, after everything that it is known to wait for waited for something else.
 #: Within a CUDA graph, where the host does not intervene, any gap beyond noise counts.
@@ -64,7 +65,7 @@ def kineto_edges(ops: pl.DataFrame) -> pl.DataFrame:
 
 _TYPES = {
     "role": pl.String, "scope": pl.String, "communicates": pl.Boolean, "in_collective": pl.Boolean,
-    "recorded_at": pl.Float64,
+    "recorded_at": pl.Float64, "recomputed": pl.Boolean, "shape": pl.String,
 }  # fmt: skip
 
 
@@ -176,18 +177,19 @@ class _Rules:
             & pl.col("waits_for_stream").is_not_null()
             & pl.col("recorded_at").is_not_null()
         )
-        before, after = [], []
-        for row, waiting, waited, recorded_at in waits.select(
-            "row", "waits_stream", "waits_for_stream", "recorded_at"
-        ).iter_rows():
-            mine = self.gpu[self.rank[self.gpu] == self.rank[row]]
-            names = self.ops["stream"].gather(mine)
-            on_waited = mine[(names == f"stream {waited}").to_numpy() & (self.launched_at[mine] <= recorded_at)]
-            on_waiting = mine[(names == f"stream {waiting}").to_numpy() & (self.launched_at[mine] >= self.end[row])]
-            if len(on_waited) and len(on_waiting):
-                before.append(on_waited[np.argmax(self.launched_at[on_waited])])
-                after.append(on_waiting[np.argmin(self.launched_at[on_waiting])])
-        return _frame(np.array(before, np.int64), np.array(after, np.int64), "event")
+        row, rows = waits["row"].to_numpy(), self.gpu[self.launcher[self.gpu] >= 0]
+        names, first = np.unique(self.stream[rows], return_index=True)
+        code = {name: int(one) for name, one in zip(self.ops["stream"].gather(rows[first]), names, strict=True)}
+
+        def stream(column: str) -> Ints:
+            return np.array([code.get(f"stream {number}", -1) for number in waits[column]], np.int64)
+
+        launched = _Ordered(rows, self.rank[rows], self.stream[rows], self.launched_at[rows], _scale(self.end))
+        recorded = waits["recorded_at"].to_numpy()
+        before = launched.last(self.rank[row], stream("waits_for_stream"), recorded, side="right")
+        after = launched.first(self.rank[row], stream("waits_stream"), self.end[row])
+        both = (before >= 0) & (after >= 0)
+        return _frame(before[both], after[both], "event")
 
     def consumers(self) -> tuple[Ints, Ints]:
         """The latest collective that had ended when the op after a wait of its thread began."""

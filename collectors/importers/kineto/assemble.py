@@ -26,6 +26,7 @@ from tracekit.trace.kineto import (
     CALL_SCHEMA,
     GPU_OP_SCHEMA,
     HOST_SCHEMA,
+    MEMORY_SCHEMA,
     STEP_SCHEMA,
     WHAT_SCHEMA,
     GpuRecording,
@@ -46,7 +47,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     origins = _origins_ns(files)
     first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
     gpu, calls, spans, calls_before = [], [], [], 0
-    work, whats, whats_before, whole = [], [], 0, {}
+    work, whats, whats_before, whole, memory = [], [], 0, {}, []
     order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
     for number in order:
         one, rank = files[number], placement.ranks[number]
@@ -60,6 +61,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         whats.append(pl.DataFrame(one.work.whats, WHAT_SCHEMA, orient="row"))
         whats_before += len(one.work.whats)
         whole[rank] = _whole(one, late_us)
+        memory.append(_on_axis(pl.DataFrame({**one.memory, "duration": 0.0}), rank, late_us, MEMORY_SCHEMA))
     mesh = mesh_of(files, placement.ranks)
     hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
     by_rank = {placement.ranks[number]: files[number] for number in order}
@@ -70,6 +72,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         step_spans=pl.concat(spans),
         host=pl.concat(work),
         whats=pl.concat(whats),
+        memory=pl.concat(memory),
         spans=whole,
         hosts=hosts,
         files={rank: one.file for rank, one in by_rank.items()},
@@ -201,7 +204,7 @@ def _gpu_ops(
     described = pl.concat([table, table.clear(1)])[
         np.where(one.gpu["collective"] >= 0, one.gpu["collective"], len(args))
     ]
-    launch = one.gpu["launch"]
+    launch, computes = one.gpu["launch"], one.gpu["activity"] == list(Activity).index(Activity.KERNEL)
     frame = pl.DataFrame(
         {
             **{name: one.gpu[name] for name in ("start", "duration", "device", "stream", "stated")},
@@ -209,7 +212,8 @@ def _gpu_ops(
             "activity": _texts([str(kind) for kind in Activity], one.gpu["activity"]),
             "kernel_class": pl.Series(kernel_class, dtype=pl.String)[one.gpu["name"]],
             "shape": _texts(one.strings, one.gpu["shape"]),
-            "bytes": _or_null(one.gpu["size"]),
+            "bytes": _or_null(np.where(computes, -1, one.gpu["size"])),
+            "occupancy": _or_null(np.where(computes & (one.gpu["size"] > 0), one.gpu["size"], -1)),
             "launch": _or_null(np.where(launch >= 0, launch.astype(np.int64) + calls_before, -1)),
             "step": _or_null(one.gpu["step"]),
         }
@@ -231,6 +235,7 @@ def _calls(one: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
             "operator": _texts(one.strings, one.calls["operator"]),
             **{name: _texts(one.strings, one.calls[name]) for name in _AROUND},
             "waits": one.calls["waits"],
+            "recomputed": pl.Series(one.calls["recomputed"]).set(pl.Series(~one.calls["recomputed"]), None),
             "phase": _texts(PHASES, one.calls["phase"]),
             "action": _texts(one.strings, one.calls["action"]),
             "step": _or_null(one.calls["step"]),

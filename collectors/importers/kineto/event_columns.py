@@ -57,6 +57,11 @@ _RECORDS = re.compile(r"EventRecord")
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
+#: The name of events that say how much memory is allocated.
+_MEMORY = "[memory]"
+_OF_MEMORY = ("device", "allocated", "reserved")
+#: Where an object is in memory, in the name of a function; another one in every recording.
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]{4,}")
 
 
 def outermost(begin: npt.NDArray[np.float64], duration: npt.NDArray[np.float64]) -> Ints:
@@ -83,7 +88,7 @@ class ColumnBuilder:
         self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs and of hosts
         self._described_by: dict[str, Callable[[list[Event]], dict[str, Any]]] = {
             "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
-            "python": self._host, "syncs": self._syncs,
+            "python": self._host, "syncs": self._syncs, "memory": _memory,
         }  # fmt: skip
         self._columns_by: dict[str, Callable[[bytes, Rows], dict[str, Any]]] = {
             "gpu": self._gpu_rows, "calls": self._call_rows, "operators": self._operator_rows,
@@ -101,6 +106,8 @@ class ColumnBuilder:
         for event in batch.events:
             if event.ph == "X":
                 by_category[(event.cat or "").lower()].append(event)
+            elif event.name == _MEMORY and (event.args or _NO_ARGS).device_type:  # 0 is that of the host
+                by_category[_MEMORY].append(event)
         for name, events in by_category.items():
             if name in TABLES:
                 self._add_events(name, events)
@@ -120,7 +127,8 @@ class ColumnBuilder:
     def _add_events(self, category: str, events: list[Event]) -> None:
         """Add the events of one category."""
         table = TABLES[category]
-        times = np.array([[event.ts for event in events], [event.dur for event in events]], np.float64)
+        ends = [0.0 if category == _MEMORY else event.dur for event in events]
+        times = np.array([[event.ts for event in events], ends], np.float64)
         whole = self._whole(table, times, np.array([event.name is not None for event in events]))
         kept = [event for event, is_whole in zip(events, whole.tolist(), strict=True) if is_whole]
         if not kept:
@@ -253,7 +261,9 @@ class ColumnBuilder:
             "stream": _integers([one.stream for one in args], [event.tid for event in events]),
             "correlation": _integers([one.correlation for one in args]),
             "shape": self._codes([_shape(one) for one in args]),
-            "size": _integers([one.size if type(one.size) is int else None for one in args]),
+            "size": _integers(
+                [next((one for one in (arg.size, arg.occupancy) if type(one) is int), None) for arg in args]
+            ),
             "collective": [self._collective(one) for one in args],
         }
 
@@ -293,6 +303,7 @@ class ColumnBuilder:
     def _codes(self, texts: list[str]) -> list[int]:
         """Return a code for each text."""
         strings = self._strings
+        texts = [_ADDRESS.sub("0x...", text) for text in texts]
         for text in set(texts) - strings.keys():
             strings[text] = len(strings)
         return [strings[text] for text in texts]
@@ -310,6 +321,14 @@ class ColumnBuilder:
         return self._collectives.setdefault(key, len(self._collectives))
 
 
+def _memory(events: list[Event]) -> dict[str, Any]:
+    args = [event.args or _NO_ARGS for event in events]
+    named = ("device_id", "allocated", "reserved")
+    return {
+        column: _integers([getattr(one, name) for one in args]) for column, name in zip(_OF_MEMORY, named, strict=True)
+    }
+
+
 def _parts(pid: Ints) -> Ints:
     """Return the rank of each process in a fused file; 0 for numbers that no rank can have."""
     part = np.maximum(pid, 0) // FUSED_PID
@@ -318,7 +337,7 @@ def _parts(pid: Ints) -> Ints:
 
 def _of_host(table: str) -> int:
     """Return 1 for a table of host events, 0 for one of the GPU."""
-    return int(table not in {"gpu", "syncs"})
+    return int(table not in {"gpu", "syncs", "memory"})
 
 
 def _integers(values: Sequence[int | str | None], otherwise: Sequence[int | str | None] = ()) -> npt.NDArray[np.int64]:

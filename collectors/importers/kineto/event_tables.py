@@ -77,8 +77,9 @@ class CollectiveArgs:
 class FileColumns:
     """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
 
-    `collective`: positions in `collectives`, -1 for none. `size`: bytes of a copy, -1 if unknown. `part`: the rank in a
-    fused file, else 0. `python`: functions, where stacks were recorded. `host_events`: operators and annotations.
+    `collective`: positions in `collectives`, -1 for none. `size`: bytes of a copy, or the estimated occupancy of a
+    kernel in percent, -1 if unknown. `memory`: bytes allocated and reserved on a GPU. `part`: the rank in a fused file,
+    else 0. `python`: functions, where stacks were recorded. `host_events`: operators and annotations.
     `negative`: durations below 0 (taken as 0). Left out: `absurd`, events of more than a day or without times, or a day
     away from the others; `nameless`, without a name. `damaged`: the share of all of these among the events of GPUs or
     hosts, whichever is larger.
@@ -91,6 +92,7 @@ class FileColumns:
     annotations: Table
     python: Table
     syncs: Table
+    memory: Table
     host_events: int
     strings: tuple[str, ...]
     collectives: tuple[CollectiveArgs, ...]
@@ -105,6 +107,8 @@ def rows_of(table: Table, rows: Ints) -> Table:
     return {name: values[rows] for name, values in table.items()}
 
 
+_MEMORY_TYPES = _TIMES | dict.fromkeys(("device", "allocated", "reserved"), np.int64)
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     "gpu": _GPU_TYPES,
     "calls": _CALL_TYPES,
@@ -112,6 +116,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "annotations": _HOST_TYPES,
     "python": _HOST_TYPES,
     "syncs": _SYNC_TYPES,
+    "memory": _MEMORY_TYPES,
 }
 #: Category of events -> table that they go into.
 TABLES = {
@@ -121,6 +126,7 @@ TABLES = {
     **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
     **dict.fromkeys(_PYTHON_CATEGORIES, "python"),
     "cuda_sync": "syncs",
+    "[memory]": "memory",  # events of the category cpu_instant_event
 }
 CATEGORIES = tuple(TABLES)
 TABLE_OF = np.array([list(SCHEMAS).index(TABLES[name]) for name in CATEGORIES], np.int64)

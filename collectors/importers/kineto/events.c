@@ -242,6 +242,7 @@ static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row
         switch (*key.begin) {
         case 'c': if (is(&key, "correlation")) take_whole(&value, row, CORRELATION); break;
         case 'd': if (is(&key, "device")) take_whole(&value, row, DEVICE); break;
+        case 'e': if (is(&key, "est. achieved occupancy %")) whole(&value, &row[SIZE]); break;
         case 's': if (is(&key, "stream")) take_whole(&value, row, STREAM); break;
         case 'g': if (is(&key, "grid")) take_span(scan, &value, row, FIRST_BEGIN, FIRST_END); break;
         case 'b':
@@ -262,7 +263,7 @@ static const uint8_t *take_arguments(Scan *scan, const uint8_t *at, int64_t *row
 /* Parse an event from behind its opening brace. Returns where it ends, or NULL. `kept`: whether it is wanted. */
 static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, double *times, int *kept) {
     Value key, value;
-    int complete = 0;
+    int complete = 0, instant = 0;
     for (int i = 0; i < COLUMNS; i++) row[i] = NONE;
     row[ODD] = 0;
     times[TS] = Py_NAN;
@@ -276,7 +277,7 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
         }
         if (!(at = skip_value(scan, at, &value))) return NULL;
         Value inside = {value.begin + 1, value.end - 1, value.escaped};
-        if (is(&key, "ph")) complete = is(&value, "\"X\"");
+        if (is(&key, "ph")) complete = is(&value, "\"X\""), instant = is(&value, "\"i\"");
         else if (is(&key, "cat")) row[CATEGORY] = *value.begin == '"' ? category(scan, &inside) : NONE;
         else if (is(&key, "name")) {
             if (*value.begin != '"' || value.escaped) row[ODD] = 1;
@@ -289,6 +290,8 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
         else if (is(&key, "dur")) row[ODD] |= !number(&value, &times[DUR]) && !is_null(&value);
         else if (is(&key, "args")) row[ODD] |= !is_null(&value);
     }
+    const Value name = {scan->text + row[NAME_BEGIN], scan->text + row[NAME_END], 0};
+    if (instant && row[CATEGORY] != NONE && row[NAME_BEGIN] != NONE && is(&name, "[memory]")) complete = row[ODD] = 1;
     *kept = complete && row[CATEGORY] != NONE;
     return at;
 }
@@ -346,7 +349,8 @@ static KERNEL(scan_events) {
 
 /* What a span is, and what the innermost spans around it are: positions of texts, NONE for none. */
 enum { CALL = 1, OPERATOR = 2, PYTHON = 4, NOTE = 8, COLLECTS = 16, LOADER = 32, MODULE = 64, OWN = 128 };
-/* Of what a thread does. `reason`: numbers of IdleReason, as far as threads cause them. */
+/* Of what a thread does. `reason`: numbers of IdleReason, as far as threads cause them. `busy`: 1, and 2 in an operator
+ * that launches. */
 enum { REASON_LOADER, REASON_GC, REASON_OPERATOR = 5, REASON_PYTHON };
 typedef struct {
     int32_t reason, name, called, own, busy;
@@ -354,7 +358,7 @@ typedef struct {
 typedef struct {
     int64_t span;
     int32_t operator_name, inputs, python, note, loader, module, own, number;
-    int collects, in_call;
+    int collects, in_call, launches;
 } Open;
 typedef struct {
     What *found;
@@ -394,7 +398,7 @@ static int32_t number_of(Whats *whats, const What *what) {
 
 /* What a thread does while the last of the open spans is its innermost one. */
 static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_of_call) {
-    What what = {REASON_PYTHON, open->note, NONE, open->own, open->operator_name != NONE || open->in_call};
+    What what = {REASON_PYTHON, open->note, NONE, open->own, (open->operator_name != NONE || open->in_call) | open->launches << 1};
     if (open->python != NONE) what.name = open->python;
     if (open->operator_name != NONE) what.name = open->operator_name;
     if (open->operator_name != NONE) what.reason = REASON_OPERATOR;
@@ -413,7 +417,7 @@ static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_
  *
  * Spans of lanes, which lie inside each other; in order of lane, begin, and end, the latest first. The pieces are when
  * lanes did one thing, at most two a span; `where`: their lanes; `whats`: the distinct things, five int32 each. around[:, c]: of the call
- * number c the innermost operator, its inputs, module, own line. Spans that overlap otherwise: the outer ones last
+ * number c the innermost operator, its inputs, module, own line. Of operators, reason_of_call is whether they launch. Spans that overlap otherwise: the outer ones last
  * until the inner one ends, unless that is a matter of rounding.
  */
 #define ROUNDING 2.0
@@ -461,14 +465,14 @@ static KERNEL(nest_spans) {
             open = more;
         }
         Open *one = &open[depth];
-        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0};
+        *one = depth ? open[depth - 1] : (Open){i, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 0, 0};
         one->span = i;
         if (depth) {
             const int64_t parent = open[depth - 1].span;
             if (end[i] > end[parent] && end[i] <= end[parent] + ROUNDING) end[i] = end[parent];
             for (int64_t k = depth - 1; k >= 0 && end[open[k].span] < end[i]; k--) end[open[k].span] = end[i];
         }
-        if (flags[i] & OPERATOR) one->operator_name = name[i], one->inputs = inputs[i];
+        if (flags[i] & OPERATOR) one->operator_name = name[i], one->inputs = inputs[i], one->launches = reason_of_call[i];
         if (flags[i] & PYTHON) one->python = name[i];
         if (flags[i] & NOTE) one->note = name[i];
         if (flags[i] & LOADER) one->loader = name[i];
@@ -481,7 +485,7 @@ static KERNEL(nest_spans) {
             for (int64_t k = 0; k < 4 && call < calls; k++) around[k * calls + call] = texts[k];
             call++;
         }
-        const What now = what_in(one, flags[i] & CALL, name[i], reason_of_call[i]);
+        const What now = what_in(one, flags[i] & CALL, name[i], flags[i] & CALL ? reason_of_call[i] : 0);
         if ((one->number = number_of(&whats, &now)) == NONE) goto done;
         depth++;
     }

@@ -27,6 +27,14 @@ HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
 PIPELINE_ACTION = re.compile(r"^PP:\d{1,6}(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)\d{1,9}$")
 #: An annotation of a module's forward, backward or weight gradients, such as "attn(F)".
 PASS_OF_MODULE = re.compile(r"\w+\([FBW]\)")
+#: Functions that compute activations again, of torch, Megatron and DeepSpeed; and the backward inside of some of them.
+RECOMPUTES = (
+    re.compile(
+        r"(^|/)torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$"
+        r"|(^|/)(tensor_parallel/random|activation_checkpointing/checkpointing)\.py\(\d+\): backward$"
+    ),
+    re.compile(r"(^|/)torch/autograd/__init__\.py\(\d+\): backward$"),
+)
 NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
-from tracekit.collectors.importers.kineto.event_tables import Table
-from tracekit.trace.gpu_activity import IdleReason
+from tracekit.collectors.importers.kineto.event_tables import Table, rows_of
+from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -31,7 +31,8 @@ _ALLOCATES = re.compile(
     r"^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemUnmap|MemRelease|MemSetAccess"
     r"|MemAddressReserve)"
 )
-#: A line of the user's own: a Python function outside of torch and of what is installed beside it or with Python.
+#: A line of the user's own: a Python function outside of torch and of what is installed beside it or with Python. What
+#: the profiler does is not the user's doing, so its own lines count, too.
 _PYTHON_LINE = re.compile(r"\.pyx?\(\d+\): ")
 _NOT_OWN = re.compile(
     r"(^|/)(torch|site-packages|dist-packages|lib/python3[^/]*)/|^<|^(threading|contextlib|functools)\.py"
@@ -56,22 +57,29 @@ class _Flag(IntFlag):
 class HostWork:
     """`pieces`: thread, start, duration (microseconds), what (position in `whats`), by thread and start.
 
-    `whats`: reason, name, own line ("" if unknown), and whether it is inside an operator or a call. `around`: for each
-    call, positions of texts, -1 for none: `inner`, its innermost operator; `inputs` of that; `module`; `own`, its line.
+    `whats`: reason, name, own line ("" if unknown), whether it is inside an operator or a call, and inside an operator
+    that launches kernels. `around`: for each call, positions of texts, -1 for none: `inner`, its innermost operator;
+    `inputs` of that; `module`; `own`, its line.
     `first`, `last`: the first start and the last end of all events; nan if there are none.
     """
 
     pieces: Mapping[str, np.ndarray]
-    whats: tuple[tuple[str, str, str, bool], ...]
+    whats: tuple[tuple[str, str, str, bool, bool], ...]
     around: Mapping[str, np.ndarray]
     first: float
     last: float
 
 
 def host_work(
-    calls: Table, waits: Bools, operators: Table, python: Table, annotations: Table, names: Sequence[str]
+    calls: Table,
+    waits: Bools,
+    launches: Bools,
+    operators: Table,
+    python: Table,
+    annotations: Table,
+    names: Sequence[str],
 ) -> HostWork:
-    """Find out what the threads did. `waits`: which calls wait for the GPU, [calls]."""
+    """Find out what the threads did. `waits`, `launches`: which calls wait for the GPU, and launch kernels, [calls]."""
     # Of spans with the same times, those first in this order are the outer ones.
     tables = (annotations, python, operators, calls)
     count = [len(table["ts"]) for table in tables]
@@ -90,6 +98,7 @@ def host_work(
     first, last = float(begin.min()), float(end.max())
     inputs, reason = np.full(len(name), -1, np.int32), np.zeros(len(name), np.uint8)
     inputs[before_calls - count[2] : before_calls] = operators["shape"]
+    reason[before_calls - count[2] : before_calls] = _launching(operators, rows_of(calls, np.flatnonzero(launches)))
     reason[before_calls:] = _reasons_of_calls(calls, waits, names)
     around = np.empty((len(_AROUND), count[3]), np.int32)
     (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
@@ -126,7 +135,7 @@ def _flags_of(names: Sequence[str]) -> npt.NDArray[np.uint8]:
             found[code] |= _Flag.COLLECTS
         if name.startswith(_MODULE):
             found[code] |= _Flag.MODULE
-        if _PYTHON_LINE.search(name) and not _NOT_OWN.search(name):
+        if _PYTHON_LINE.search(name) and (not _NOT_OWN.search(name) or PROFILER_LINE.match(name)):
             found[code] |= _Flag.OWN
     return found
 
@@ -140,14 +149,26 @@ def _reasons_of_calls(calls: Table, waits: Bools, names: Sequence[str]) -> npt.N
     return np.where(waits, _NUMBER[IdleReason.SYNCHRONISE], other).astype(np.uint8)
 
 
-def _whats(found: npt.NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield what threads did, in words. `found`: reason, name, call, own line and whether it is busy, [whats, 5]."""
+def _launching(operators: Table, launches: Table) -> Bools:
+    """Which operators have one of these calls inside, [operators]."""
+    found = np.zeros(len(operators["ts"]), np.bool_)
+    for thread in np.unique(launches["thread"]):
+        mine, called = operators["thread"] == thread, np.sort(launches["ts"][launches["thread"] == thread])
+        begin, length = operators["ts"][mine], operators["dur"][mine]
+        found[mine] = np.searchsorted(called, begin) < np.searchsorted(called, begin + length, side="right")
+    return found
+
+
+def _whats(found: npt.NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[str, str, str, bool, bool]]:
+    """Yield what threads did, in words. `found`: reason, name, call, own line, and whether it is busy (1) and launches
+    (2), [whats, 5].
+    """
     for number, text, called, own, busy in found.tolist():
         reason = _REASONS[number]
         name = "garbage collection" if reason is IdleReason.GC else _text(names, text)
         if called >= 0:
             name = f"{names[called]} in {name}" if name else names[called]
-        yield str(reason), name, _text(names, own), bool(busy)
+        yield str(reason), name, _text(names, own), bool(busy), busy > 1
 
 
 def _text(names: Sequence[str], code: int) -> str:

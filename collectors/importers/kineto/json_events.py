@@ -51,6 +51,11 @@ class Args(msgspec.Struct, gc=False):
     device: int | str | None = None
     stream: int | str | None = None
     size: Any = msgspec.field(default=None, name="bytes")
+    occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+    device_id: Any = msgspec.field(default=None, name="Device Id")
+    allocated: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved: Any = msgspec.field(default=None, name="Total Reserved")
     grid: Any = None
     block: Any = None
     dims: Any = msgspec.field(default=None, name="Input Dims")
@@ -108,7 +113,7 @@ class Column(IntEnum):
     FIRST_END = 12
     SECOND_BEGIN = 13  #: of a kernel, its block; of an operator, the types of its inputs
     SECOND_END = 14
-    SIZE = 15  #: bytes of a copy
+    SIZE = 15  #: bytes of a copy; of a kernel, its estimated occupancy in percent
     BEGIN = 16
     END = 17
 
@@ -195,7 +200,7 @@ class EventStream:
         if not self._tail:
             yield from self._scan(rest, last=True)
             if not self._tail and self.cut is None:
-                self.cut = "the JSON is cut off"
+                self.cut = "the JSON is cut off or damaged"
 
     def _scan(self, text: bytes, *, last: bool) -> Generator[Batch, None, bytes]:
         """Scan the whole events of `text`; return the rest of it, which continues in the next block."""

@@ -36,6 +36,8 @@ _OF_GPU = {
     "start": "start", "end": "end", "process": "globalPid", "device": "deviceId", "stream": "streamId",
     "correlation": "correlationId", "size": "bytes",
 }  # fmt: skip
+#: Every activity has them.
+_TIMES = ("start", "end")
 _GRID = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 _COPIES = (
     "Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP", "HtoD", "DtoH", "DtoD",
@@ -112,6 +114,7 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     base_us = int(min(table["start"].min() for table in (gpu, calls, ranges) if len(table["start"]))) // 1000
     events = FileColumns(
         base_us=base_us,
+        memory={name: np.zeros(0, kind) for name, kind in SCHEMAS["memory"].items()},
         **{kind: _like_torch(kind, table, base_us, alone=len(numbers) == 1) for kind, table in tables.items()},
         host_events=len(ranges["start"]),
         strings=tuple(names),
@@ -141,7 +144,7 @@ def _gpu_ops(export: Export, names: _Names) -> Table:
     for table, activity, more, describe in kinds:
         alike: dict[tuple[int, ...], int] = {}
         ours = len(_OF_GPU)
-        rows = export.rows(f"{_CUPTI}{table}", (*_OF_GPU.values(), *more))
+        rows = export.rows(f"{_CUPTI}{table}", (*_OF_GPU.values(), *more), needs=_TIMES)
         ops = columns(((*row[:ours], alike.setdefault(row[ours:], len(alike))) for row in rows), (*_OF_GPU, "kind"))
         kind = ops.pop("kind")
         described = [describe(*one) for one in alike]
@@ -167,7 +170,7 @@ def _calls(export: Export, names: _Names) -> Table:
     table = f"{_CUPTI}RUNTIME"
     texts = export.strings(table, "nameId")
     found = columns(
-        export.rows(table, ("start", "end", "globalTid", "correlationId", "nameId")),
+        export.rows(table, ("start", "end", "globalTid", "correlationId", "nameId"), needs=_TIMES),
         ("start", "end", "thread", "correlation", "name"),
     )
     numbers, which = np.unique(found["name"], return_inverse=True)
@@ -182,7 +185,11 @@ def _ranges(export: Export, names: _Names) -> Table:
     wanted = [f"eventType IN {_NESTED + _FREE}"] if export.has("NVTX_EVENTS", "eventType") else []
     wanted += ['"end" IS NOT NULL'] if export.has("NVTX_EVENTS", "end") else ["0"]
     rows = export.rows(
-        "NVTX_EVENTS", ("start", "end", "globalTid", "eventType"), [("text", "textId")], " AND ".join(wanted)
+        "NVTX_EVENTS",
+        ("start", "end", "globalTid", "eventType"),
+        [("text", "textId")],
+        " AND ".join(wanted),
+        ("start",),
     )
 
     def described() -> Iterator[tuple[int, ...]]:

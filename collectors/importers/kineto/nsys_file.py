@@ -1,7 +1,7 @@
 """Opens an export of Nsight Systems: a SQLite file that `nsys export --type sqlite` wrote.
 
 In: a path. Out: `Export`, which reads its tables row by row. Versions of Nsight Systems have different tables and
-columns: a missing table has no rows, a missing column is -1, or None for text.
+columns: a missing table has no rows, a missing column is -1, or None for text, unless every version has it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _UNFINISHED = ("-wal", "-journal")
 class Export:
     """The tables of an open file."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self._path, self._connection = path, connection
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         self._columns = {
@@ -41,11 +41,21 @@ class Export:
         return self._columns.get(table, set()) >= set(columns) and table in self._columns
 
     def rows(
-        self, table: str, numbers: Sequence[str], texts: Sequence[tuple[str, str]] = (), where: str = ""
+        self,
+        table: str,
+        numbers: Sequence[str],
+        texts: Sequence[tuple[str, str]] = (),
+        where: str = "",
+        needs: Sequence[str] = (),
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield some columns of all rows: numbers first. `texts`: the column of a text, or of its id in StringIds."""
+        """Yield some columns of all rows: numbers first. `texts`: the column of a text, or of its id in StringIds.
+
+        Raises FormatError if the table lacks a column that it `needs`.
+        """
         if table not in self._columns:
             return iter(())
+        if missing := [name for name in needs if not self.has(table, name)]:
+            raise FormatError(f"{self._path}: the table {table} lacks the column {missing[0]}; {_AGAIN}")
         wanted = [f"coalesce({_quoted(name)}, -1)" if self.has(table, name) else "-1" for name in numbers]
         wanted += [self._text(table, name, number) for name, number in texts]
         return self._connection.execute(f"SELECT {', '.join(wanted)} FROM {_quoted(table)} WHERE {where or 1}")  # noqa: S608
@@ -71,11 +81,12 @@ def opened(path: Path) -> Iterator[Export]:
         _check_whole(path)
         # Immutable: SQLite would create files beside one in WAL mode, and fail in a folder that cannot be written.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-            yield Export(connection)
+            yield Export(path, connection)
     except (sqlite3.Error, ValueError, OverflowError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(f"{path}: damaged ({error}); copy it again, or {_AGAIN}") from None
+        why = error if isinstance(error, sqlite3.Error) else "a column of numbers holds something else"
+        raise FormatError(f"{path}: damaged ({why}); copy it again, or {_AGAIN}") from None
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
 

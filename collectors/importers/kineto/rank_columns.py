@@ -24,6 +24,7 @@ from tracekit.collectors.importers.kineto.host_names import (
     NCCL_ANNOTATION,
     PASS_OF_MODULE,
     PIPELINE_ACTION,
+    RECOMPUTES,
     STEP,
     SYNCHRONISES,
     codes_of_phases,
@@ -31,6 +32,8 @@ from tracekit.collectors.importers.kineto.host_names import (
 from tracekit.collectors.importers.kineto.host_work import HostWork, host_work
 from tracekit.trace.gpu_activity import Activity
 
+#: At most so many points in time, and one, show how much memory is allocated.
+MOST_MEMORY = 199
 #: Clocks of host and GPU do not move apart by this much within a recording, microseconds.
 _EARLY_US = 1000.0
 
@@ -46,9 +49,10 @@ class RankColumns:
     Names are positions in `strings`, -1 for none. `gpu`: start, duration, name, activity (position in Activity),
     device, stream, shape, size, launch (row of `calls`, -1 for none), step (-1 for none), collective (position in
     `collectives`, -1 for none), stated. `calls`: start, duration, thread, name, role, busy_since, operator, phase
-    (position in PHASES), collective_call, step; where the profiler recorded any, also waits_stream,
+    (position in PHASES), collective_call, step, recomputed; where the profiler recorded any, also waits_stream,
     waits_for_stream (-1 for none) and recorded_at (nan for none). `step_spans`: start, duration, step. `work`: what
-    the threads did; `calls` has what is around each: inner, inputs, module, own, and whether it waits.
+    the threads did; `memory`: start, bytes allocated and reserved, of the GPU that has most. `calls` has what is around
+    each: inner, inputs, module, own, and whether it waits.
     `host_events`: of the whole file. `unlinked`: the share of GPU ops and launches whose other half is missing.
     `cut`: the end of the file is missing; `damaged`: the share of its events that were left out or repaired.
     """
@@ -63,6 +67,7 @@ class RankColumns:
     calls: Mapping[str, np.ndarray]
     step_spans: Mapping[str, np.ndarray]
     work: HostWork
+    memory: Mapping[str, np.ndarray]
     collectives: tuple[CollectiveArgs, ...]
     ranks_in_groups: tuple[CollectiveArgs, ...]
     host_events: int
@@ -98,7 +103,10 @@ def _rank(
     kept_calls, role = _kept_calls(all_calls, gpu)
     calls = {**rows_of(all_calls, kept_calls), "role": role}
     waits = _waits(all_calls, gpu, names)
-    work = host_work(all_calls, waits, operators, of(columns.python), annotations, names)
+    kernels = np.unique(gpu["correlation"][gpu["activity"] == list(Activity).index(Activity.KERNEL)])
+    launches = np.isin(all_calls["correlation"], kernels) & (all_calls["correlation"] != NO_ID)
+    python = of(columns.python)
+    work = host_work(all_calls, waits, launches, operators, python, annotations, names)
     steps = _steps(annotations, names)
     threads = _Threads(calls, operators, annotations, names)
     collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))
@@ -132,17 +140,32 @@ def _rank(
             "start": calls["ts"], "duration": calls["dur"], "busy_since": threads.busy_since(),
             "operator": threads.operators(), "phase": threads.phases(), "action": threads.actions(),
             "collective_call": inside >= 0, "step": step, "annotated": _annotated(annotations, names, calls["ts"]),
+            "recomputed": threads.recomputed(python),
             "waits": waits[kept_calls], **{name: values[kept_calls] for name, values in work.around.items()},
             **_recorded_waits(of(columns.syncs), calls, all_calls),
         },
         step_spans=steps,
         work=replace(work, around={}),
+        memory=_memory(of(columns.memory)),
         collectives=all_args,
         ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
         host_events=columns.host_events,
         notes=notes,
         unlinked=_unlinked(gpu, launch, calls, all_calls, names),
     )  # fmt: skip
+
+
+def _memory(table: Table) -> Table:
+    """The memory of the GPU that has most allocated, thinned out to the largest value of each of many intervals."""
+    table = rows_of(table, np.flatnonzero((table["allocated"] >= 0) & (table["reserved"] >= 0)))
+    if not len(table["ts"]):
+        return {"start": table["ts"], "allocated": table["allocated"], "reserved": table["reserved"]}
+    mine = rows_of(table, np.flatnonzero(table["device"] == table["device"][table["allocated"].argmax()]))
+    begin, span = mine["ts"][0], mine["ts"][-1] - mine["ts"][0]
+    interval = np.floor((mine["ts"] - begin) / (span or 1.0) * MOST_MEMORY).astype(np.int64)
+    order = np.lexsort((-mine["allocated"], interval))
+    kept = order[np.unique(interval[order], return_index=True)[1]]
+    return {"start": mine["ts"][kept], "allocated": mine["allocated"][kept], "reserved": mine["reserved"][kept]}
 
 
 def _without_copies(table: Table) -> Table:
@@ -265,9 +288,11 @@ class _Threads:
         self._operators, self._annotations = operators, annotations
         self._operator_around = self.containing(operators)
 
-    def containing(self, spans: Table) -> Ints:
-        """Return the row of the outermost of `spans` around the start of each call, on its thread; -1 for none."""
-        thread, started = self._calls["thread"], self._calls["ts"]
+    def containing(self, spans: Table, inner: Table | None = None) -> Ints:
+        """Return the row of the outermost of `spans` around the start of each call, or of each `inner` span, on its
+        thread; -1 for none.
+        """
+        thread, started = ((self._calls if inner is None else inner)[name] for name in ("thread", "ts"))
         found = np.full(len(thread), -1, np.int64)
         begin, end = spans["ts"], spans["ts"] + spans["dur"]
         for one in np.unique(thread):
@@ -279,6 +304,16 @@ class _Threads:
             holds = (at >= 0) & (started[mine] <= end[rows[at]])
             found[mine] = np.where(holds, rows[at], -1)
         return found
+
+    def recomputed(self, python: Table) -> Bools:
+        """Return which calls are inside the recomputation of an activation checkpoint.
+
+        The reentrant kind then runs a backward of its own, which is not repeated.
+        """
+        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in RECOMPUTES)
+        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
+        gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
+        return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
 
     def busy_since(self) -> Floats:
         """Return the start of the operator around each call; outside any operator, the call's own start."""

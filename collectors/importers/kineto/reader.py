@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from tracekit.base.errors import FormatError
@@ -18,7 +19,7 @@ from tracekit.collectors.importers.kineto.assemble import assemble
 from tracekit.collectors.importers.kineto.kernel_classes import kernel_classes
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.collectors.importers.kineto.reading import read_file
-from tracekit.collectors.importers.kineto.sniff import SUFFIXES, traces_in
+from tracekit.collectors.importers.kineto.sniff import SUFFIXES, empty_in, traces_in
 from tracekit.trace.kineto import GpuRecording
 
 #: Below this many bytes of files, starting processes takes longer than reading.
@@ -50,7 +51,9 @@ def read_kineto(
         read += found
         tell(f"reading: {done + 1} of {len(files)} files")
     read.sort(key=lambda one: (files.index(Path(one.file)), one.part))
-    return assemble(read, table, name=_name(paths[0]))
+    recording = assemble(read, table, name=_name(paths[0]))
+    empty = [f"{file.name}: empty, and left out" for path in paths if path.is_dir() for file in empty_in(path)]
+    return replace(recording, notes=(*recording.notes, *empty))
 
 
 def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumns]]:

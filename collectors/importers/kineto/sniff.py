@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -31,8 +32,21 @@ def looks_like_kineto(path: Path) -> bool:
 
 def traces_in(folder: Path) -> list[Path]:
     """Return the traces in a folder and below it, by name: 2.json before 10.json."""
-    found = (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
-    return sorted((path for path in found if _is_trace(path)), key=_by_number)
+    return sorted(filter(_is_trace, _named_as_traces(folder)), key=_by_number)
+
+
+def empty_in(folder: Path) -> list[Path]:
+    """Return the empty files in a folder and below it that are named as traces are."""
+    return sorted((path for path in _named_as_traces(folder) if is_empty(path)), key=_by_number)
+
+
+def is_empty(path: Path) -> bool:
+    """Whether there is an empty file at a path."""
+    return path.is_file() and not path.stat().st_size
+
+
+def _named_as_traces(folder: Path) -> Iterator[Path]:
+    return (Path(root) / name for root, _, names in os.walk(folder) for name in names if name.endswith(SUFFIXES))
 
 
 def _by_number(path: Path) -> list[tuple[str, int]]:

@@ -151,8 +151,8 @@ def test_every_kind_of_cause_has_a_size():
     kinds = [*LONGER, *OF_THE_STEP, *SECONDS, *BY_CHANCE, *ANY_SIZE, *UNPRICED]
     of_recordings = {
         "sync-calls", "late-start", "late-rank", "exposed-communication", "warm-up", "gpu-allocation", "python-code",
-        "host-operator", "slow-copies", "slow-kernels", "idle-unseen", "hot-expert", "hot-rank", "rotating", "skew",
-        "one-launch-queue",
+        "host-operator", "slow-copies", "slow-kernels", "recompute", "stream-waits", "idle-unseen", "hot-expert",
+        "hot-rank", "rotating", "skew", "one-launch-queue",
     }  # fmt: skip
     assert sorted([*kinds, *of_recordings]) == sorted(detector.kind for detector in detectors())
 

@@ -176,6 +176,35 @@ def test_operators_with_the_sizes_of_their_inputs(tmp_path: Path) -> None:
     assert shape["bytes_s"] / 1e6 == US(4 * (1024 * 512 + 512 * 256 + 1024 * 256) / 100e-6)
 
 
+def allocated(ts: float, now: int, kept: int, *, device: int = 0, kind: int = 1) -> Event:
+    args = {"Total Allocated": now, "Total Reserved": kept, "Device Id": device, "Device Type": kind, "Bytes": 1}
+    return {**event("cpu_instant_event", "[memory]", ts, 0, **args), "ph": "i", "s": "t"}
+
+
+def test_memory_over_time_is_that_of_the_gpu(tmp_path: Path) -> None:
+    """Not of the host, nor of another GPU that has less; an hour of changes is thinned out, and keeps its peak."""
+    events = [allocated(20 + number, 100 + number % 7, 900) for number in range(1000)]
+    events[500] = allocated(520, 800, 1000)
+    events += [allocated(3, 10**6, 10**6, kind=0), allocated(4, 50, 60, device=1)]
+    memory = gpu(tmp_path / "a", [*steps(3), *events])["memory"]
+    assert (memory["peak_bytes"], memory["reserved_bytes"]) == (800, 1000)
+    assert 100 < len(memory["points"]) <= 200
+    assert max((one["bytes"], one["seconds"]) for one in memory["points"]) == (800, US(520))
+    assert gpu(tmp_path / "b", steps(3))["memory"] is None
+
+
+def test_occupancy_is_the_mean_by_time(tmp_path: Path) -> None:
+    """100 us at 50 %, 300 us at 10 %, and a kernel for which the profiler gives none."""
+    name = "est. achieved occupancy %"
+    events = [
+        kernel(GEMM, 0, 100, **{name: 50}),
+        kernel(GEMM, 100, 300, **{name: 10}),
+        kernel(GEMM, 400, 99, **{name: 0}),
+    ]
+    (row,) = gpu(tmp_path, events)["kernels"]
+    assert row["occupancy"] == US((100 * 0.5 + 300 * 0.1) / 400)
+
+
 # ---- against an oracle
 
 
@@ -363,6 +392,143 @@ def test_a_first_call_that_takes_long_is_warm_up(tmp_path: Path) -> None:
     assert "schedule" in finding["action"]
 
 
+def every_5_ms(count: int, work: Iterable[Event], *, called: float = 4900) -> list[Event]:
+    """Kernels of 50 us every 5 ms, and before the launch of each but the first, the same work."""
+    events = [launch(0, 1), kernel(GEMM, 10, 50, correlation=1)]
+    for number in range(1, count):
+        begin = 5000 * (number - 1)
+        events += [{**one, "ts": one["ts"] + begin} for one in work]
+        events += [launch(begin + called, number + 1), kernel(GEMM, begin + called + 20, 50, correlation=number + 1)]
+    return events
+
+
+def test_operators_that_launch_kernels_do_not_compute_on_the_host(tmp_path: Path) -> None:
+    """4.8 ms inside an operator before each launch: dispatch if the launch is inside of it, else work of the host."""
+    inside = gpu(tmp_path / "a", every_5_ms(9, [event("cpu_op", "aten::mm", 100, 4850)]))["findings"]
+    outside = gpu(tmp_path / "b", every_5_ms(9, [event("cpu_op", "aten::sort", 100, 4790)]))["findings"]
+    assert [one["reason"] for one in inside if one["name"] == "aten::mm"] == ["launch-bound"]
+    assert [one["reason"] for one in outside if one["name"] == "aten::sort"] == ["operator"]
+    assert outside[0]["saves_s"] == US(8 * 4790, rel=0.01)
+    assert "workers" not in outside[0]["action"]
+
+
+def test_lines_of_the_profiler_are_not_blamed(tmp_path: Path) -> None:
+    """4 ms before each launch: 1 ms of the user's own, then 3 in the profiler, 2 of which wait for the GPU."""
+    work = [
+        event("python_function", "train.py(7): run", 90, 4850), event("python_function", "train.py(9): log", 100, 1000),
+        event("python_function", "/env/torch/profiler/profiler.py(822): step", 1100, 3000),
+        event("python_function", "torch/cuda/__init__.py(9): synchronize", 1200, 2000),
+        call("cudaDeviceSynchronize", 1200, 2000),
+    ]  # fmt: skip
+    found = gpu(tmp_path, every_5_ms(9, work))
+    assert {row["reason"]: row["names"][0]["where"] for row in found["idle_by_reason"]}["synchronise"] == (
+        "/env/torch/profiler/profiler.py(822): step"
+    )
+    assert [(one["reason"], one["where"]) for one in found["findings"]] == [
+        ("python", "train.py(9): log"), ("python", "train.py(7): run"),
+    ]  # fmt: skip
+    assert found["findings"][0]["saves_s"] == US(8 * 1000, rel=0.01)
+
+
+def test_allocation_does_not_repeat_what_is_warm_up(tmp_path: Path) -> None:
+    """The first of 9 calls takes 4 ms, the others 1 ms: 3 ms are warm-up, 9 ms allocation."""
+    events = every_5_ms(10, [event("cpu_op", "aten::empty", 90, 4600), call("cudaFree", 100, 1000)], called=4800)
+    next(one for one in events if one["name"] == "cudaFree")["dur"] = 4000
+    saves = [one["saves_s"] for one in gpu(tmp_path, events)["findings"] if one["reason"] == "allocation"]
+    assert saves == US([9000, 3000], rel=0.02)
+
+
+def test_annotations_are_not_moved_but_looked_into(tmp_path: Path) -> None:
+    events = every_5_ms(9, [event("user_annotation", "Optimizer.step#Adam.step", 100, 4000)])
+    (finding,) = (one for one in gpu(tmp_path, events)["findings"] if one["name"].startswith("Optimizer"))
+    assert "with_stack=True" in finding["action"]
+    assert "fused" in finding["action"]
+    assert "move" not in finding["action"]
+
+
+def test_nobody_doubts_a_rank_that_is_the_only_one(tmp_path: Path) -> None:
+    report = recording(tmp_path, steps(5, loader_us=6000)).whatif()
+    assert report.answer.who == "its only rank"
+
+
+CHECKPOINT = "/env/torch/utils/checkpoint.py"
+NAMED = {"recompute_fn": f"{CHECKPOINT}(1657): recompute_fn", "reentrant": f"{CHECKPOINT}(277): backward"}
+GRADIENTS = "/env/torch/autograd/__init__.py(255): backward"
+
+
+def checkpointed(frame: str | None) -> list[Event]:
+    """5 products of 2 ms forward; in the backward, each is repeated inside of `frame`, then its gradient takes 3 ms."""
+    args = {"Input Dims": [[4096, 1024], [1024, 2048]], "Input type": ["float", "float"]}
+    events, start = [], 100.0
+    for number in range(15):
+        at, again, length = number * 10.0, number >= 5 and number % 2, 2000 if number < 5 or number % 2 else 3000
+        events += [event("cpu_op", "aten::mm", at + 2, 7, **args), launch(at + 3, number + 1),
+                   kernel(GEMM, start, length, correlation=number + 1)]  # fmt: skip
+        start += length
+        if again:
+            node = "autograd::engine::evaluate_function: CheckpointFunctionBackward"
+            events += [event("python_function", GRADIENTS, at, 20), event("cpu_op", node, at, 20)]
+            if frame:
+                events += [event("python_function", frame, at + 1, 8 if "recompute_fn" in frame else 18),
+                           event("python_function", GRADIENTS, at + 10, 8)]  # fmt: skip
+    return events
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_the_backward_repeats_is_priced_without_it_and_says_the_memory(kind: str, tmp_path: Path) -> None:
+    """5 products of 2 ms; each writes 4096 x 2048 numbers of 4 bytes, 0.168 GB in all."""
+    found = gpu(tmp_path, checkpointed(NAMED[kind]))["findings"]
+    (finding,) = (one for one in found if one["reason"] == "recompute")
+    assert (finding["name"], finding["count"], finding["seconds"]) == ("aten::mm", 5, US(10_000))
+    assert finding["saves_s"] == US(10_000, abs=5)
+    assert "at most 0.168 GB more" in finding["action"]
+
+
+def test_what_the_backward_repeats_cannot_be_told_without_stacks(tmp_path: Path) -> None:
+    """5 times 2 ms repeated and 3 ms of gradients are in the operator of the checkpoint."""
+    (finding,) = (one for one in gpu(tmp_path, checkpointed(None))["findings"] if one["reason"] == "recompute")
+    assert (finding["saves_s"], finding["seconds"]) == (None, US(25_000))
+    assert "with_stack=True" in finding["cannot_tell"]
+
+
+def two_streams(count: int, *, recorded: bool = True) -> list[Event]:
+    """On stream 7 a product of 300 us, which waits for a copy of 200 us on stream 9, and so on; all launched while the
+
+    first copy takes 2,000 us.
+    """
+    events, start = [], 2000.0
+    for number in range(count):
+        at, one = number * 10.0, 10 * number
+        events += [
+            call("cudaMemcpyAsync", at, 1, correlation=one + 1),
+            call("cudaEventRecord", at + 2, 1, correlation=one + 2),
+            call("cudaStreamWaitEvent", at + 4, 1, correlation=one + 3), launch(at + 5, one + 4),
+            event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start - (200 if number else 2000),
+                  200 if number else 2000, pid=0, tid=9, device=0, stream=9, correlation=one + 1, bytes=64),
+            kernel(GEMM, start + 1, 300, correlation=one + 4),
+        ]  # fmt: skip
+        start += 200 + 301
+        if recorded:
+            args = {"wait_on_stream": 9, "wait_on_cuda_event_record_corr_id": one + 2, "correlation": one + 3}
+            events.append(event("cuda_sync", "Stream Wait Event", at + 4, 0, pid=0, tid=7, stream=7, **args))
+    return events
+
+
+def test_a_stream_that_waits_for_another_is_named_and_priced_without_it(tmp_path: Path) -> None:
+    """Copies of 2,000 and 4 x 200 us alternate with products of 301 us, until 4,305. Without waits, the products are
+
+    done during the first copy, and the last copy ends at 2,800.
+    """
+    found = gpu(tmp_path, two_streams(5))["findings"]
+    (finding,) = (one for one in found if one["reason"] == "queued")
+    assert (finding["name"], finding["count"]) == ("Memcpy HtoD (Pinned -> Device)", 5)
+    assert {"stream 7", "stream 9"} <= set(finding["names"])
+    assert finding["saves_s"] == US(1505, abs=5)
+    assert finding["cannot_tell"] is None
+    assert not [one for one in gpu(tmp_path / "b", two_streams(5, recorded=False))["findings"]
+                if one["reason"] == "queued" and one["saves_s"]]  # fmt: skip
+
+
 def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> None:
     """A product of 8192^3 in float32 takes 100 ms without tensor cores; an A100 does 156 TFLOP/s of TF32.
 
@@ -381,12 +547,64 @@ def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> Non
     assert "tensor cores" in run("whatif", tmp_path).out
 
 
+def test_kernels_with_fewer_blocks_than_the_card_has_multiprocessors(tmp_path: Path) -> None:
+    """10 kernels of 1 ms with 33 blocks on an H100 of 132: they could take a quarter; 10 with 264 fill it."""
+    events = []
+    for number in range(20):
+        at, name, grid = number * 20.0, ("aten::a", "aten::b")[number % 2], [(33, 264)[number % 2], 1, 1]
+        more = {"grid": grid, "block": [128, 1, 1], "est. achieved occupancy %": 6}
+        events += [event("cpu_op", name, at, 15), launch(at + 5, number + 1),
+                   kernel("mine", 30 + number * 1000, 1000, correlation=number + 1, **more)]  # fmt: skip
+    write(tmp_path / "trace.json", document(events, world=1, deviceProperties=[{"name": "NVIDIA H100 80GB HBM3"}]))
+    report = load(tmp_path).whatif()
+    (finding,) = (one for one in report.findings if "multiprocessors" in one.effect)
+    assert finding.spent is not None
+    assert (finding.spent.names, finding.spent.count, finding.spent.seconds) == (("aten::a",), 10, US(0.01))
+    assert finding.saved_s == pytest.approx(10 * 0.00075, rel=0.001)
+    assert "33 blocks in the mean for 132 multiprocessors" in finding.effect
+    assert "6% occupancy" in finding.effect
+    assert finding.bound
+
+
 def test_nobody_is_blamed_for_what_is_not_recorded(tmp_path: Path) -> None:
     """GPU activity alone: nothing shows what the GPU waits for."""
     finding = first(tmp_path, [kernel(GEMM, at, 10) for at in (0, 500, 1000)])
     assert (finding["reason"], finding["saves_s"]) == ("unknown", None)
     assert "activities=[CPU, CUDA]" in finding["cannot_tell"]
     assert "launches nothing" not in run("whatif", tmp_path).out
+
+
+def test_what_was_launched_before_the_recording_is_said_and_does_not_spoil_the_trust(tmp_path: Path) -> None:
+    """The GPU is still busy with earlier work for 4 ms, of which only the last op is recorded."""
+    events = [kernel(GEMM, 4000, 100), event("cpu_op", "aten::mm", 0, 20), launch(5, 1)]
+    events += [kernel(GEMM, 4100, 20_000, correlation=1)]
+    report = recording(tmp_path, events).whatif()
+    (finding,) = (one for one in report.to_dict()["gpu"]["findings"] if one["reason"] == "launch-latency")
+    assert (finding["seconds"], finding["saves_s"]) == (US(0.004), None)
+    assert report.trust.trustworthy
+    assert "and 16.6% that the recording does not show" in report.answer.trust
+
+
+def test_a_long_first_launch_is_not_earlier_work_of_the_gpu(tmp_path: Path) -> None:
+    """The first launch loads a module for 9 ms; its kernel begins right after."""
+    events = [event("cpu_op", "aten::mm", 0, 9020), call("cudaLaunchKernel", 10, 9000, correlation=1),
+              kernel(GEMM, 9020, 1000, correlation=1)]  # fmt: skip
+    report = recording(tmp_path, events).whatif()
+    assert "launch-latency" not in [one["reason"] for one in report.to_dict()["gpu"]["findings"]]
+
+
+def test_python_in_short_pieces_is_compiled_away_and_not_moved(tmp_path: Path) -> None:
+    """10 x 4 ms at a time is work to move; 200 x 50 us around launches is what torch.compile spares."""
+    long = every_5_ms(10, [event("python_function", OWN, 90, 4000)])
+    short = [one for number in range(200) for one in (
+        event("python_function", OWN, number * 100, 90), launch(number * 100 + 60, number + 1),
+        kernel(GEMM, number * 100 + 70, 5, correlation=number + 1))]  # fmt: skip
+    actions = [
+        next(one["action"] for one in gpu(tmp_path / name, events)["findings"] if one["where"] == OWN)
+        for name, events in (("a", long), ("b", short))
+    ]
+    assert actions[0].startswith("move step (train.py:10) out of the loop")
+    assert actions[1].startswith("let torch.compile or a CUDA graph spare the Python of step (train.py:10)")
 
 
 def test_several_ranks_that_all_idle_have_the_findings_together(tmp_path: Path) -> None:
@@ -433,7 +651,50 @@ def test_redacted_reports_name_no_function(tmp_path: Path) -> None:
     assert "aten::item" in ran.out
 
 
+def test_operators_are_selected_by_the_name_that_findings_give_them(tmp_path: Path) -> None:
+    """5 steps of 10 kernels of 400 us inside aten::mm, itself inside aten::linear: half as long saves half of them."""
+    events = [event("cpu_op", "aten::linear", 0, 2), *steps(5)]
+    events += [event("cpu_op", "aten::linear", one["ts"], 19) for one in events if one["name"] == "aten::mm"]
+    folder = recording_in(tmp_path, events)
+    (asked,) = load(folder).whatif(fix=["operator=aten::mm and stream=~^stream * 0.5"]).questions_asked
+    assert (asked.ops, asked.saved_s) == (50, pytest.approx(50 * 200e-6, rel=0.02))
+    ran = run("whatif", folder, "--fix", "operator=aten::nn")
+    assert ran.code == 2
+    assert "'aten::nn' is not an operator of this job; it has aten::mm" in ran.err
+
+
+def test_a_fix_is_asked_for_by_its_name(tmp_path: Path) -> None:
+    """As priced by its finding; with kernels twice as fast, too, 5 x 10 x 200 us more, as they hide no launches."""
+    folder = recording_in(tmp_path, steps(5, loader_us=6000))
+    report = load(folder).whatif(fix=["fix=prefetch-data", "fix=prefetch-data + operator=aten::mm * 0.5"])
+    (saved,) = (one.saved_s for one in report.findings if one.kind == "late-data-loading")
+    first, both = report.questions_asked
+    assert first.saved_s == pytest.approx(saved)
+    assert both.saved_s - saved == pytest.approx(50 * 200e-6, rel=0.02)
+    assert (
+        "the job has no such fix; it has hide-launch-delays, prefetch-data"
+        in run("whatif", folder, "--fix", "fix=nothing").err
+    )
+
+
+def test_addresses_of_objects_are_no_part_of_names(tmp_path: Path) -> None:
+    work = [event("python_function", f"<built-in method run of Engine object at 0x7f{n}ac>", 110 + n * 60, 50)
+            for n in range(2)]  # fmt: skip
+    (row,) = (one for one in gpu(tmp_path, two_kernels(*work))["idle_by_reason"] if one["reason"] == "python")
+    assert row["names"][0] == {
+        "name": "<built-in method run of Engine object at 0x...>", "seconds": US(100), "where": "",
+    }  # fmt: skip
+
+
 # ---- bad input
+
+
+def test_an_empty_file_beside_a_trace_is_said(tmp_path: Path) -> None:
+    folder = recording_in(tmp_path, steps(3))
+    (folder / "rank1.json.gz").touch()
+    assert load(folder).whatif().to_dict()["trust"]["notes"] == ["rank1.json.gz: empty, and left out"]
+    (folder / "trace.json").unlink()
+    assert f"{folder}: rank1.json.gz is an empty file; record or copy it again" in run("whatif", folder).err
 
 
 def test_another_accelerator_is_named(tmp_path: Path) -> None:
@@ -454,6 +715,11 @@ BAD: dict[str, list[Event]] = {
     "the host 5 ms behind": [{**one, "ts": one["ts"] + 5000 * (one["cat"] == "kernel")} for one in steps(3)],
     "the host 5 ms ahead": [{**one, "ts": one["ts"] + 5000 * (one["cat"] != "kernel")} for one in steps(3)],
     "a step cut at both ends": [*steps(3), event("user_annotation", "ProfilerStep#9", -500, 90)],
+    "memory of no number of bytes": [
+        *steps(3),
+        {**allocated(5, 9, 9), "args": {"Total Allocated": "x", "Device Type": 1}},
+    ],
+    "memory without arguments": [*steps(3), {**allocated(5, 9, 9), "args": None}],
     "names with braces": [{**one, "name": "{lambda()#1} " + one["name"]} for one in steps(3, item=True)],
     "ops of no length": [{**one, "dur": 0} if one["cat"] == "kernel" else one for one in steps(3)],
 }  # fmt: skip
@@ -494,9 +760,29 @@ def test_a_file_adds_cards(own_cards: Path) -> None:
     assert known.name == "H100"
 
 
-@pytest.mark.parametrize("content", [HEAD + "Mock 9,fast,50,10,1000,20,64\n", "name\nMock\n", None])
-def test_a_file_of_cards_that_cannot_be_read_is_an_error_that_names_it(own_cards: Path, content: str | None) -> None:
+BAD_CARDS = {
+    "text": (HEAD + "Mock 9,fast,50,10,1000,20,64\n", "Mock 9: half_tflops is 'fast', not a positive number"),
+    "zero": (HEAD + "Mock 9,100,50,10,0,20,64\n", "Mock 9: memory_gb_s is '0', not a positive number"),
+    "below zero": (HEAD + "Mock 9,100,50,10,1000,-20,64\n", "link_gb_s is '-20'"),
+    "no number": (HEAD + "Mock 9,nan,50,10,1000,20,64\n", "half_tflops is 'nan'"),
+    "no end": (HEAD + "Mock 9,100,50,10,1000,20,inf\n", "processors is 'inf'"),
+    "half a processor": (HEAD + "Mock 9,100,50,10,1000,20,64.5\n", "processors is 64.5, not a whole number"),
+    "a short row": (HEAD + "Mock 9,100\n", "tensor_tflops is None"),
+    "no name": (HEAD + ",100,50,10,1000,20,64\n", "without a name"),
+    "no columns": ("name\nMock\n", "lacks the column half_tflops"),
+    "nonsense": ("nonsense", "lacks the column name"),
+    "empty": ("", "lacks the column name"),
+    "only a head": (HEAD, "holds no card"),
+    "no file": (None, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CARDS)
+def test_a_file_of_cards_that_cannot_be_used_is_an_error_that_says_why(own_cards: Path, name: str) -> None:
+    content, why = BAD_CARDS[name]
     if content is not None:
         own_cards.write_text(content)
-    with pytest.raises(FormatError, match=r"TRACEKIT_CARDS=.*cards\.csv"):
+    with pytest.raises(FormatError, match=r"TRACEKIT_CARDS=.*cards\.csv") as error:
         cards()
+    assert why in str(error.value)
+    assert content is None or "name,half_tflops,tensor_tflops" in str(error.value)

@@ -260,7 +260,7 @@ BAD = {
         {"t.json": {"traceEvents": [{"ph": "X", "name": "a", "cat": "v8", "ts": 0, "dur": 1, "pid": 1, "tid": 1}]}},
         "a Chrome trace, but not of torch.profiler",
     ),
-    "cut at once": ({"t.json": b'{"traceEvents": [{"ph": "X", '}, "is cut off before its first GPU op; copy or record"),
+    "cut at once": ({"t.json": b'{"traceEvents": [{"ph": "X", '}, "is cut off or damaged before its first GPU op"),
     "two of a rank": (
         {"i10/rank0.json": document(GPU), "i20/rank0.json": document(GPU)},
         "both are traces of rank 0; give the files of one recording",

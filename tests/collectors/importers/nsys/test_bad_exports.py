@@ -27,6 +27,14 @@ def overwritten(path):
     path.write_bytes(content)
 
 
+def without(rows, column, kind):
+    """The rows, those of one kind of activity without a column."""
+    return [
+        (table, {name: value for name, value in row.items() if name != column or not table.endswith(kind)})
+        for table, row in rows
+    ]
+
+
 def beside(ending):
     def write(path):
         export(path, TWO_RANKS)
@@ -44,7 +52,16 @@ BAD = {
     "cut": ("job.sqlite", cut, "cut off, 20,000 of .* bytes are there; copy it again, or export it again: `nsys"),
     "overwritten": ("job.sqlite", overwritten, "damaged \\(.*malformed\\); copy it again, or export it again: `nsys"),
     "text for a number": (
-        "job.sqlite", lambda path: export(path, [kernel(GEMM, 0, 5, deviceId="a")]), "damaged .*; copy it again, or",
+        "job.sqlite", lambda path: export(path, [kernel(GEMM, 0, 5, deviceId="a")]),
+        "damaged \\(a column of numbers holds something else\\); copy it again, or",
+    ),
+    "no start": (
+        "job.sqlite", lambda path: export(path, without(TWO_RANKS, "start", "KERNEL")),
+        "the table CUPTI_ACTIVITY_KIND_KERNEL lacks the column start; export it again: `nsys",
+    ),
+    "no end of calls": (
+        "job.sqlite", lambda path: export(path, without(TWO_RANKS, "end", "RUNTIME")),
+        "the table CUPTI_ACTIVITY_KIND_RUNTIME lacks the column end; export it again: `nsys",
     ),
     "in WAL mode": ("job.sqlite", beside("-wal"), "still being written, as job.sqlite-wal beside it shows; wait, or"),
     "being written": ("job.sqlite", beside("-journal"), "still being written, as job.sqlite-journal beside it shows"),

@@ -1,0 +1,76 @@
+"""Streams of one GPU that wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.of_one_gpu import MOST_OF_A_KIND, SMALLEST_SHARE, candidate, gpu_of, plain, share_of
+from tracekit.analysis.evidence.ops import LATEST_ARRIVAL_S, OpEvidence
+from tracekit.analysis.graph.op_graph import Why
+from tracekit.analysis.numeric.codes import numbered
+from tracekit.base.text import code_name, seconds
+from tracekit.report.finding import Spent
+from tracekit.report.verdict import LossKind
+from tracekit.trace.gpu_activity import IdleReason, KernelClass
+
+_MOST_NAMES = 8
+
+
+class StreamWaits(Detector):
+    """A stream has work, and waits for an event of another stream.
+
+    Paper: not seen. tracekit replays the recording without the dependency: at most that is saved, if the work does not
+    need what the other stream did. Waits for communication are priced as such.
+    """
+
+    kind = "stream-waits"
+    title = "A stream waits for another one"
+    signature = "an op that was launched, and begins as an op of another stream ends whose event its stream waits for"
+    refuted_by = "the op reads what the other stream wrote just before"
+    next_check = "which tensors the waiting op shares with the other stream (torch.cuda.Stream.wait_stream, wait_event)"
+    suggested_fix = "wait only for what the op needs, or give the other stream its work earlier"
+    loss = LossKind.IDLE
+    repair = Repair("no-stream-wait", "Let the streams run at the same time", assumes="they share no data")
+
+    def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_ops`; only waits that the profiler recorded count."""
+        graph, ops = evidence.graph.ops, evidence.ops
+        if gpu_of(evidence) is None or not evidence.stream_waits_recorded:
+            return
+        end, alike = graph.start + graph.duration, (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
+        event = (graph.why == Why.EVENT) & ~alike[graph.before]
+        ready = np.full(len(end), -np.inf)
+        np.maximum.at(ready, graph.after[~event], end[graph.before[~event]])
+        waited_s = end[graph.before] - ready[graph.after]
+        since_s = graph.start[graph.after] - end[graph.before]
+        waits = np.flatnonzero(event & (waited_s > 0) & (since_s <= LATEST_ARRIVAL_S))
+        stream = [ops["stream"].gather(side[waits]) for side in (graph.after, graph.before)]
+        pair = numbered(*stream)
+        by_pair = np.bincount(pair, waited_s[waits])
+        for one in np.argsort(-by_pair, kind="stable")[:MOST_OF_A_KIND].tolist():
+            taken_s = float(by_pair[one])
+            if share_of(evidence, taken_s) < SMALLEST_SHARE:
+                return
+            mine = waits[pair == one]
+            waiting, other = (side[int(np.flatnonzero(pair == one)[0])] for side in stream)
+            gone = np.zeros(len(event), np.bool_)
+            gone[mine] = True
+            longest = mine[np.argsort(-waited_s[mine], kind="stable")]
+            names = ops["name"].gather(graph.before[longest]).unique(maintain_order=True).to_list()[:_MOST_NAMES]
+            then = ops["name"][int(graph.after[longest[0]])]
+            yield candidate(
+                self.kind,
+                evidence,
+                Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(mine), taken_s),
+                f"{waiting} waits {seconds(taken_s)} for {other}: {code_name(then)} begins as {code_name(names[0])}"
+                " ends",
+                evidence.pace.without_edges(gone),
+                suggested_fix=plain(
+                    f"let {waiting} wait only for what {code_name(then)} needs of {other}, or launch"
+                    f" {code_name(names[0])} earlier"
+                ),
+                bound=True,
+            )
