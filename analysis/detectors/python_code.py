@@ -27,8 +27,8 @@ _SMALLEST_UNNAMED_SHARE = 0.05
 _MOST_NAMES, _MOST_TOLD = 8, 3
 
 
-#: Names of functions and modules, and of operators; others are annotations.
-_FUNCTION = re.compile(r"\.pyx?\(\d+\): |^<|^nn\.Module: |^\w+::")
+#: Names of functions and modules, also if redacted, and of operators; others are annotations.
+_FUNCTION = re.compile(r"\.pyx?\(\d+\): |^<|^nn\.Module: |^\w+::|^function \d")
 
 
 def _function(what: HostWhat) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit.trace.gpu_activity import PROFILER_LINE
 from tracekit.trace.model import ProcessGroup, numbered_hosts
 
 #: Begins the annotation of torch's data loader.
@@ -175,4 +176,7 @@ def _alias(name: str, number: int) -> str:
     """What stands for the name of a Python function, line, module or annotation: what the analysis knows of it."""
     if not name or name.startswith((LOADER, "torch/")):
         return name
-    return f"{'torch/' if OF_TORCH.match(name) else 'function '}{number}"
+    if PROFILER_LINE.match(name):
+        return name[name.rindex("torch/") :]
+    kind = "function" if ".py(" in name or name.startswith("<") else "annotation"
+    return f"{'torch/' if OF_TORCH.match(name) else f'{kind} '}{number}"

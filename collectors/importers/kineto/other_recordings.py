@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tracekit.base.command_line import quoted
-from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes, is_empty
+from tracekit.collectors.importers.kineto.sniff import SQLITE, first_bytes
 
 _PICKLE = b"\x80"
 #: Keys of a memory snapshot, at its beginning.
@@ -46,7 +46,7 @@ def other_recording(path: Path) -> str | None:
     """Return what a file, or a file in a folder, is instead of a trace; None if unknown or unreadable."""
     try:
         files = _files(path) if path.is_dir() else [path]
-        found = ((file, what_it_is(first_bytes(file)) or _by_name(file) or _empty(file)) for file in files)
+        found = ((file, what_it_is(first_bytes(file)) or _by_name(file)) for file in files)
         return next((what if file == path else f"{file.name} is {what}" for file, what in found if what), None)
     except OSError:
         return None
@@ -74,10 +74,6 @@ def other_accelerator(file: Path) -> str | None:
 
 def _by_name(file: Path) -> str | None:
     return next((what.format(quoted(file)) for end, what in _ENDINGS.items() if file.name.endswith(end)), None)
-
-
-def _empty(file: Path) -> str | None:
-    return "an empty file; record or copy it again" if is_empty(file) else None
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -37,12 +37,8 @@ def traces_in(folder: Path) -> list[Path]:
 
 def empty_in(folder: Path) -> list[Path]:
     """Return the empty files in a folder and below it that are named as traces are."""
-    return sorted((path for path in _named_as_traces(folder) if is_empty(path)), key=_by_number)
-
-
-def is_empty(path: Path) -> bool:
-    """Whether there is an empty file at a path."""
-    return path.is_file() and not path.stat().st_size
+    found = (path for path in _named_as_traces(folder) if path.is_file() and not path.stat().st_size)
+    return sorted(found, key=_by_number)
 
 
 def _named_as_traces(folder: Path) -> Iterator[Path]:

@@ -428,6 +428,12 @@ def test_lines_of_the_profiler_are_not_blamed(tmp_path: Path) -> None:
         ("python", "train.py(9): log"), ("python", "train.py(7): run"),
     ]  # fmt: skip
     assert found["findings"][0]["saves_s"] == US(8 * 1000, rel=0.01)
+    redacted = load(tmp_path).redacted().whatif().to_dict()["gpu"]["findings"]
+    assert [one["saves_s"] * 1e6 for one in redacted] == [one["saves_s"] for one in found["findings"]]
+    assert [one["action"].partition(" ")[0] for one in redacted] == [
+        one["action"].partition(" ")[0] for one in found["findings"]
+    ]
+    assert "train.py" not in str(redacted)
 
 
 def test_allocation_does_not_repeat_what_is_warm_up(tmp_path: Path) -> None:
@@ -694,7 +700,7 @@ def test_an_empty_file_beside_a_trace_is_said(tmp_path: Path) -> None:
     (folder / "rank1.json.gz").touch()
     assert load(folder).whatif().to_dict()["trust"]["notes"] == ["rank1.json.gz: empty, and left out"]
     (folder / "trace.json").unlink()
-    assert f"{folder}: rank1.json.gz is an empty file; record or copy it again" in run("whatif", folder).err
+    assert f"{folder}: a folder with nothing but empty files" in run("whatif", folder).err
 
 
 def test_another_accelerator_is_named(tmp_path: Path) -> None:
