@@ -9,7 +9,7 @@ import re
 from enum import StrEnum
 
 #: Lines of torch's profiler itself, which a job without it does not run.
-PROFILER_LINE = re.compile(r"(.*/)?torch/(autograd/)?profiler(/|\.py)")
+PROFILER_LINE = re.compile(r"(.*/)?torch/profiler(/|\.py)")
 
 
 class KernelClass(StrEnum):
