@@ -54,7 +54,7 @@ def test_documents_have_the_answers_to_questions(one_step: Path, tmp_path: Path)
 
 
 def test_names_that_no_stack_gives_are_explained(one_step: Path, tmp_path: Path) -> None:
-    assert "record with_stack=True" in run("whatif", one_step).out
+    assert "with_stack=True" in run("whatif", one_step).out
     events = [
         event("python_function", "train.py(10): step", 6, 290),
         launch(0, 1), kernel(GEMM, 10, 90, correlation=1), launch(280, 2), kernel(GEMM, 300, 100, correlation=2),

@@ -100,8 +100,8 @@ def _hidden(found: Overlap) -> str:
     return f"{hidden / total:.1%} of communication is hidden; {waiting}{tax}"
 
 
-def tables(report: Report, *, full: bool) -> Iterator[Table]:
-    """Yield the tables of what was asked for; `full`: of all that is known."""
+def asked_tables(report: Report) -> Iterator[Table]:
+    """Yield the tables of what was asked for."""
     if (overlap := report.overlap) is not None:
         rows = [
             (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
@@ -118,7 +118,13 @@ def tables(report: Report, *, full: bool) -> Iterator[Table]:
             yield Table(
                 "What hides what", ("Communication under compute", "time"), pairs[:_MOST_ROWS], _rest(len(pairs))
             )
-    if (experts := report.experts) is not None and (full or report.experts_asked):
+    if report.experts_asked:
+        yield from loads(report)
+
+
+def loads(report: Report) -> Iterator[Table]:
+    """Yield the tables of the loads of experts, if they are known."""
+    if (experts := report.experts) is not None:
         if experts.layers:
             yield _heat_map(experts)
         if experts.rebalance:

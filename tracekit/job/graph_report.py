@@ -157,7 +157,12 @@ class GraphReport(Report):
         if full and gpu is None:
             usual = [group for group in self.labels_asked if found is None or group.labels != ("rank",)]
             yield from (label_table(group) for group in usual if group not in self.labels_wanted)
-        yield from experts.tables(self, full=full)
+        if full and not self.experts_asked:
+            yield from experts.loads(self)
+
+    def asked_tables(self) -> Iterator[Table]:
+        yield from super().asked_tables()
+        yield from experts.asked_tables(self)
 
     def _method(self) -> Table:
         """What the method of the paper says: S, and the times that it divides."""

@@ -159,7 +159,13 @@ class PipelineReport(ReportTables):
         """See `Report.sections`; else, pipelines are drawn as maps of workers and steps."""
         if self.bubbles is not None:
             yield from bubbles_words.tables(self.bubbles)
-        yield from experts.tables(self, full=full)
+        if full and not self.experts_asked:
+            yield from experts.loads(self)
+
+    def asked_tables(self) -> Iterator[Table]:
+        """See `Report.asked_tables`."""
+        yield from super().asked_tables()
+        yield from experts.asked_tables(self)
 
     def details(self) -> dict[str, Any]:
         """See `Report.details`."""
