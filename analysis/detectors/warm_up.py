@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
@@ -52,12 +53,11 @@ class WarmUp(Detector):
             what = work.whats[work.what[at]]
             key = (what.reason, what.name, what.where)
             by_name[key] = by_name.get(key, 0.0) + float(excess_s[at])
+        inside = evidence.ops.get_column(
+            "operator", default=pl.repeat(None, len(called_s), dtype=pl.String, eager=True)
+        )
         for row in np.flatnonzero(called_s).tolist():
-            key = (
-                str(IdleReason.LAUNCH_CALL),
-                f"{evidence.ops['name'][row]} in {evidence.ops['operator'][row] or 'Python'}",
-                "",
-            )
+            key = (str(IdleReason.LAUNCH_CALL), f"{evidence.ops['name'][row]} in {inside[row] or 'Python'}", "")
             by_name[key] = by_name.get(key, 0.0) + float(called_s[row])
         order = sorted(by_name, key=lambda key: -by_name[key])
         reason, name, where = order[0]

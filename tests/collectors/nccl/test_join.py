@@ -8,7 +8,7 @@ from tests.collectors.nccl.handmade import MS, HandmadeRing
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.collectors.runtime.wire_format import Category
+from tracekit.collectors.runtime.wire_format import Category, Flag
 from tracekit.trace.model import OpKind
 
 DP_MESH = {"names": ["dp"], "ranks": [0, 1]}
@@ -224,3 +224,28 @@ def test_records_of_many_steps_are_matched_in_sequence(tmp_path):
     ends = sorted(float(end.expected) for _, end in reduced)
     assert ends == pytest.approx([at + 1.5 for at in starts], abs=1e-3)
     assert result.trace.metadata["nccl"]["timed"] == 80
+
+
+def test_buckets_that_cuda_events_timed_begin_when_they_were_launched(tmp_path):
+    """Two buckets, launched at 35 and 40 ms of the backward. NCCL runs them in turn, from 41 and 60 to 60 and 65: the
+    backward's own work ends with the last launch, not where the last bucket begins.
+    """
+    timed = {"flags": Flag.DEVICE_CLOCK}
+    rows = [
+        (Category.COMPUTE, "forward-compute", 0, 10, {**timed, "microbatch": 0}),
+        (Category.COMPUTE, "backward-compute", 10, 66, {**timed, "microbatch": 0}),
+        (Category.COLLECTIVE, "allreduce", 35, 60, {**timed, "peer": 0, "extra": 4000}),
+        (Category.COLLECTIVE, "allreduce", 40, 66, {**timed, "peer": 0, "extra": 4000}),
+        (Category.OPTIMIZER, "optimizer", 70, 80, timed),
+    ]
+    job = Job(tmp_path, [rows, rows], DP_MESH)
+    for one, ring, place in zip(job.ranks, job.rings, (0, 1), strict=True):
+        one.facts["device-clock"] = [[0, 0, 0]]
+        communicator = ring.communicator(7, 2, place)
+        ring.operation(communicator, "AllReduce", 900, 1, 1, 1, step=0)
+        ring.operation(communicator, "AllReduce", 901, 35, 41, 60, count=1000)
+        ring.operation(communicator, "AllReduce", 902, 40, 60, 65, count=1000)
+    result = job.merged()
+    assert result.trace.metadata["nccl"]["timed"] == 4
+    assert ops_of(result, 0, OpKind.BACKWARD_COMPUTE) == [(10, 40)]
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 65)]
