@@ -28,6 +28,20 @@ def expert_loads(layers: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure
     return drawn
 
 
+def memory_over_time(memory: Mapping[str, Any], theme: Theme) -> go.Figure:
+    """Memory that PyTorch has given out on a GPU: `gpu.memory` of the report."""
+    drawn = figure(theme, height=220, x="seconds", y="GB")
+    drawn.add_scatter(
+        x=[point["seconds"] for point in memory["points"]],
+        y=[point["bytes"] / 1e9 for point in memory["points"]],
+        mode="lines",
+        line={"color": theme.dimmed, "shape": "hv"},
+        hovertemplate="%{x:.4g} s: %{y:.3g} GB<extra></extra>",
+    )
+    drawn.update_yaxes(rangemode="tozero")
+    return drawn
+
+
 def rank_times(ranks: Sequence[Mapping[str, Any]], theme: Theme) -> go.Figure:
     """GPU time of each rank as stacked bars: `by_rank` of the report on a recording; of many, the costliest."""
     shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: -row["rank"])

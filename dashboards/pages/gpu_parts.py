@@ -5,16 +5,19 @@ In: `gpu`, or one of `gpus`, of a report (docs/report-schema.md). Out: component
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import polars as pl
 from dash import Input, Output, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.attribution.compare import steps_in_whole
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.ui.components import attributes, href, note, panel, row_table
+from tracekit.dashboards.figures.job import memory_over_time
+from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, panel, row_table
+from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.glossary import GAP_BEGINS, GPU_REASONS
 
 #: What takes less, seconds, would be told as 0 us.
@@ -44,6 +47,7 @@ def gpu_panels(stored: Stored, report: dict[str, Any], rank: str, q: str) -> lis
         _halves(
             panel("Copies", _copies(gpu), note("Exposed: while no kernel runs.")), panel("Launches", _launches(gpu))
         ),
+        *_memory(gpu),
     ]
 
 
@@ -212,6 +216,21 @@ def _copies(gpu: Gpu) -> Component:
         for one in gpu["transfers"]
     ]
     return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
+
+
+def _memory(gpu: Gpu) -> Iterator[Component]:
+    """The memory over time, if it was recorded."""
+    if (memory := gpu.get("memory")) is not None:
+        most = f"At most {memory['peak_bytes'] / 1e9:.3g} GB given out, {memory['reserved_bytes'] / 1e9:.3g} GB kept"
+        yield panel(
+            "Memory over time",
+            *figure_parts(
+                memory_over_time(memory, viewer().theme),
+                label="Memory of the GPU over the recording",
+                table=pl.DataFrame(memory["points"]),
+            ),
+            note(f"{most}. The largest of each of {len(memory['points'])} intervals is drawn."),
+        )
 
 
 def _launches(gpu: Gpu) -> Component:

@@ -22,7 +22,9 @@ from tests.test_gpu_traces import SAMPLE
 from tracekit.base.text import seconds
 from tracekit.dashboards.data.replays import Answer
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
+from tracekit.dashboards.figures.job import memory_over_time
 from tracekit.job.graph import GraphJob
+from tracekit.show.figures.theme import LIGHT
 from tracekit.show.lanes import LEVEL_STEP, LEVELS
 from tracekit.store import Incoming, Store, TraceKind
 
@@ -102,6 +104,12 @@ def test_idle_time_is_told_by_reason_in_words_with_the_longest_names(pages: Page
     assert "train.py(7): prepare" in sent(page)
     assert any("cudaStreamSynchronize in aten::item" in row for row in rows(page, "Calls that wait for the GPU"))
     assert any("HtoD, pageable" in row and "4,096" in row for row in rows(page, "Copies"))
+
+
+def test_memory_over_time_is_drawn_where_it_was_recorded() -> None:
+    memory = {"peak_bytes": 2_500_000_000, "reserved_bytes": 3_000_000_000, "points": [{"seconds": 0.1, "bytes": 25e8}]}
+    (line,) = memory_over_time(memory, LIGHT).data
+    assert (list(line.x), list(line.y)) == ([0.1], [2.5])
 
 
 def test_times_are_of_the_recording_and_tables_that_compare_ranks_are_left_out(pages: Pages) -> None:
