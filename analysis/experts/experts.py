@@ -37,7 +37,7 @@ _ROUNDING = 1e-6
 NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/experts.md says what shows loads"
 _NUMBER = r"\d{1,6}(\.\d{1,6})?"
 _PLAN = re.compile(
-    rf"balanced|chunks|capacity=(?P<capacity>{_NUMBER})|volume=(?P<volume>{_NUMBER})|replicas=(?P<replicas>\d{{1,6}})"
+    rf"balanced|chunks|capacity=(?P<capacity>{_NUMBER})|volume=(?P<volume>{_NUMBER})|replicas=(?P<replicas>\d{{1,4}})"
 )
 _MOST_CHUNKS = 16
 

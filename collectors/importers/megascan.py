@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from tracekit.base.errors import FormatError
 from tracekit.base.stderr import say
-from tracekit.base.text import printable, quoted
+from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.trace.canonical import UNIT_KEY, Trace
@@ -207,7 +207,7 @@ def _trace(scopes: Mapping[tuple[_Rank, int], list[_Scope]], path: Path, form: s
     """The ops of the tensor-parallel rank 0 of each worker; scopes of other names are counted in the metadata."""
     first = min((step for _, step in scopes), default=0)
     if any(step > first for _, step in scopes):
-        say(f"tracekit: {printable(path.name)}: iteration {first}, the first, is left out: it warms up")
+        say(f"tracekit: iteration {first}, the first, is left out: it warms up")
         scopes = {where: found for where, found in scopes.items() if where[1] > first}
     begins: dict[int, int] = {}
     for (_, step), found in scopes.items():

@@ -13,12 +13,14 @@ from tracekit.base.exit_codes import ExitCode
 from tracekit.commands.options import PATH
 
 _COUNT = click.IntRange(1, 1 << 20)
+#: Placing them takes time and memory with the square of their number.
+_REPLICAS = click.IntRange(1, 9_999)
 
 
 @click.command("experts")
 @click.argument("loads", metavar="LOADS.jsonl", type=PATH)
 @click.option("--ranks", type=_COUNT, required=True, help="Ranks to place experts on.")
-@click.option("--replicas", type=_COUNT, required=True, help="Replicas of all experts, equally many on each rank.")
+@click.option("--replicas", type=_REPLICAS, required=True, help="Replicas of all experts, equally many on each rank.")
 @click.option("--nodes", type=_COUNT, default=1, show_default=True, help="Nodes that the ranks are on, in order.")
 @click.option("--groups", type=_COUNT, default=1, show_default=True, help="Groups of experts that stay on one node.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")

@@ -118,6 +118,8 @@ def whatif_command(
     """
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
+    if as_json and markdown == STDOUT:
+        raise SelectionError("--json and --markdown - both write to stdout; give --markdown a file")
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
     rebalance = _Rebalance(experts, expert_loads, plans)
@@ -156,7 +158,7 @@ def whatif_command(
             tell("overlap")
             report = with_overlap(report)
             if report.overlap is None:
-                say(f"--overlap is for recordings of GPUs; {short(report.name)} is none of any")
+                say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
         if rebalance.asked:
             from tracekit.job.experts import with_experts
 

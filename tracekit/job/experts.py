@@ -77,10 +77,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
         found = report.experts
         source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
         why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
-        yield (
-            "Experts",
-            "; ".join([f"loads {source}", *(why or ["no uneven loads that cost 1 % of a step"]), *found.notes]),
-        )
+        even = [] if found.source is None else ["no uneven loads that cost 1 % of a step"]
+        yield "Experts", "; ".join([f"loads {source}", *(why or even), *found.notes])
 
 
 def _because(cause: CauseOfImbalance) -> str:

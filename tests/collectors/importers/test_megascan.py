@@ -96,7 +96,7 @@ def rows(trace: Trace, step: int) -> list[tuple[Any, ...]]:
 
 def test_a_folder_is_a_pipeline_without_its_first_iteration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = read_any(folder(tmp_path / "run"))
-    assert capsys.readouterr().err == "tracekit: run: iteration 0, the first, is left out: it warms up\n"
+    assert capsys.readouterr().err == "tracekit: iteration 0, the first, is left out: it warms up\n"
     assert (trace.layout.dp, trace.layout.pp, trace.layout.vpp, trace.steps.tolist()) == (1, 2, 2, [1, 2])
     assert (trace.metadata["format"], trace.metadata["time_unit"]) == ("megascan", "ns")
     for step in (1, 2):

@@ -37,7 +37,7 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
         if table.rows:
             parts.append(markdown_table(table.heads, table.rows))
         if table.note:
-            parts.append(escaped(table.note))
+            parts += [escaped(line) for line in table.note.splitlines()]
     if source is not None:
         parts.append(f"```sh\ntracekit whatif {source} --full\n```")
     return "\n\n".join(parts) + "\n"
