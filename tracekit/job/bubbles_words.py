@@ -101,6 +101,8 @@ def _notes(schedules: Sequence[PricedSchedule]) -> Iterator[str]:
     priced = sum(row.refused is None for row in schedules)
     for words, names in rests_on.items():
         yield f"assumed: {words}" + (f" ({', '.join(names)})" if len(names) < priced else "")
+    if bounds := [row.schedule for row in schedules if row.low_s is not None and row.window_s is None]:
+        yield f"a range and no step: the weight gradients were not recorded; {bounds[0]},weight=0.4 states their share"
     yield from (f"{row.schedule} refused: {row.refused}" for row in schedules if row.refused is not None)
 
 
@@ -109,5 +111,5 @@ def _schedule(row: PricedSchedule) -> tuple[str, ...]:
         return row.schedule, "refused", "", "", ""
     held = three_digits(max(row.peak_microbatches))
     if row.window_s is None or row.step_time_s is None or row.saved_s is None:
-        return row.schedule, f"{seconds(row.low_s)} to {seconds(row.high_s)}", "", "", held
+        return row.schedule, f"{seconds(row.low_s)} to {seconds(row.high_s)}", "-", "-", held
     return row.schedule, seconds(row.window_s), seconds(row.step_time_s), seconds(row.saved_s), held
