@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tracekit.analysis.experts.loads import Loads
 
@@ -28,10 +29,10 @@ def test_it_counts_each_token_once(tmp_path: Path) -> None:
             return scores, scores.argmax(1), (scores > 0).sum(0).float()
 
     (code,) = [block for block in PAGE.read_text("utf-8").split("```python\n")[1:] if "class TokensPerExpert" in block]
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec(code.split("```")[0], names)  # noqa: S102  the documentation's own code
     model = torch.nn.ModuleList([TopKRouter(), TokenChoiceTopKRouter()])
-    counter = names["TokensPerExpert"](model)  # type: ignore[operator]
+    counter = names["TokensPerExpert"](model)
     for step in (3, 4):
         scores = torch.tensor([[1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]], requires_grad=True)
         first = checkpoint(lambda one: model[0](one)[0], scores, use_reentrant=False)

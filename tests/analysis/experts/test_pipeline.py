@@ -30,15 +30,17 @@ def trace(tokens: np.ndarray, *, slow: float = 1.0, **more: Any) -> Trace:
     A rank computes 10 ms + 10 us a token in forwards, twice that in backwards, rank 1 `slow` times as long; an
     all-to-all takes 2 ms.
     """
-    rng, rows, step = np.random.default_rng(5), [], 0
+    rng, rows = np.random.default_rng(5), []
 
-    def op(kind: str, begin: np.ndarray, end: np.ndarray, number: int, sent: Any = None, got: Any = None) -> None:
+    def op(
+        step: int, kind: str, begin: np.ndarray, end: np.ndarray, number: int, sent: Any = None, got: Any = None
+    ) -> None:
         for rank in range(RANKS):
             moved = (None, None) if sent is None else (sent[rank], got[rank])
             microbatch = None if kind in {"all-reduce", "optimizer"} else 0
             rows.append((step, rank, kind, number, microbatch, begin[rank], end[rank] - begin[rank], *moved))
 
-    for step in range(STEPS):  # noqa: B007  `op` reads it
+    for step in range(STEPS):
         now = np.zeros(RANKS)
         seq = dict.fromkeys(("forward-compute", "backward-compute", "forward-collectives", "backward-collectives"), 0)
 
@@ -49,19 +51,19 @@ def trace(tokens: np.ndarray, *, slow: float = 1.0, **more: Any) -> Trace:
                 got = [[int(layer[rank]) // RANKS] * RANKS for rank in range(RANKS)]
                 for first, second in ((sent, got), (got, sent)):
                     done = now + own
-                    op(f"{direction}-compute", now, done, seq[f"{direction}-compute"])
+                    op(step, f"{direction}-compute", now, done, seq[f"{direction}-compute"])
                     seq[f"{direction}-compute"] += 1
                     now = np.full(RANKS, done.max() + TRANSFER)
-                    op(f"{direction}-collectives", done, now, seq[f"{direction}-collectives"], first, second)
+                    op(step, f"{direction}-collectives", done, now, seq[f"{direction}-collectives"], first, second)
                     seq[f"{direction}-collectives"] += 1
                     noise = 1 + 0.01 * rng.standard_normal(RANKS)
                     lasts = factor * (BASE + PER_TOKEN * layer) * noise * np.where(np.arange(RANKS) == 1, slow, 1.0)
                     own = lasts if first is sent else np.full(RANKS, 1e-3)
-            op(f"{direction}-compute", now, now + own, seq[f"{direction}-compute"])
+            op(step, f"{direction}-compute", now, now + own, seq[f"{direction}-compute"])
             now = now + own
-        op("all-reduce", now, np.full(RANKS, now.max() + REST), 0)
+        op(step, "all-reduce", now, np.full(RANKS, now.max() + REST), 0)
         now = np.full(RANKS, now.max() + REST)
-        op("optimizer", now, now + 0.001, 0)
+        op(step, "optimizer", now, now + 0.001, 0)
     names = ("step", "rank", "kind", "seq", "microbatch", "start", "duration", "sent", "received")
     ops = pl.DataFrame(rows, names, orient="row").with_columns(
         dp_rank="rank", pp_rank=pl.lit(0), chunk=pl.when(pl.col("microbatch").is_not_null()).then(0), **more
