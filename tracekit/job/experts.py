@@ -84,7 +84,8 @@ def remarks(report: Report) -> Iterator[tuple[str, str]]:
 def _because(cause: CauseOfImbalance) -> str:
     late = "loads are equal, and one rank comes late to all-to-alls"
     title = late if cause.cause == "late-peer" else detector_of(cause.cause).title
-    named = [f"{name} {value}" for name, value in (("rank", cause.rank), ("expert", cause.expert)) if value is not None]
+    of = (("rank", cause.rank), ("in most layers expert", cause.expert))
+    named = [f"{name} {value}" for name, value in of if value is not None]
     return f"{title}: {', '.join(named)}" if named else title
 
 
