@@ -398,7 +398,8 @@ static int32_t number_of(Whats *whats, const What *what) {
 
 /* What a thread does while the last of the open spans is its innermost one. */
 static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_of_call) {
-    What what = {REASON_PYTHON, open->note, NONE, open->own, (open->operator_name != NONE || open->in_call) | open->launches << 1};
+    int busy = open->operator_name != NONE || open->in_call;
+    What what = {REASON_PYTHON, open->note, NONE, open->own, busy | open->launches << 1};
     if (open->python != NONE) what.name = open->python;
     if (open->operator_name != NONE) what.name = open->operator_name;
     if (open->operator_name != NONE) what.reason = REASON_OPERATOR;
@@ -416,9 +417,10 @@ static What what_in(const Open *open, int is_call, int32_t name, int32_t reason_
  * nest_spans(lane, begin, end, name, inputs, flags, reason_of_call, begun, ended, what, where, around) -> (pieces, whats)
  *
  * Spans of lanes, which lie inside each other; in order of lane, begin, and end, the latest first. The pieces are when
- * lanes did one thing, at most two a span; `where`: their lanes; `whats`: the distinct things, five int32 each. around[:, c]: of the call
- * number c the innermost operator, its inputs, module, own line. Of operators, reason_of_call is whether they launch. Spans that overlap otherwise: the outer ones last
- * until the inner one ends, unless that is a matter of rounding.
+ * lanes did one thing, at most two a span; `where`: their lanes; `whats`: the distinct things, five int32 each.
+ * around[:, c]: of the call number c the innermost operator, its inputs, module, own line. Of operators, reason_of_call
+ * is whether they launch. Spans that overlap otherwise: the outer ones last until the inner one ends, unless that is a
+ * matter of rounding.
  */
 #define ROUNDING 2.0
 static KERNEL(nest_spans) {
@@ -472,7 +474,9 @@ static KERNEL(nest_spans) {
             if (end[i] > end[parent] && end[i] <= end[parent] + ROUNDING) end[i] = end[parent];
             for (int64_t k = depth - 1; k >= 0 && end[open[k].span] < end[i]; k--) end[open[k].span] = end[i];
         }
-        if (flags[i] & OPERATOR) one->operator_name = name[i], one->inputs = inputs[i], one->launches = reason_of_call[i];
+        if (flags[i] & OPERATOR) {
+            one->operator_name = name[i], one->inputs = inputs[i], one->launches = reason_of_call[i];
+        }
         if (flags[i] & PYTHON) one->python = name[i];
         if (flags[i] & NOTE) one->note = name[i];
         if (flags[i] & LOADER) one->loader = name[i];
