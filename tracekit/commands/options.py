@@ -111,8 +111,9 @@ class Source(Struct, frozen=True):
     def arguments(self) -> str:
         """The arguments that name the same job on the command line."""
         options = {name: getattr(self, name) for name in ("layout", "unit", "store", "job", "window")}
-        given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-        return quoted(*self.traces, *given)
+        given = [(f"--{name}", value) for name, value in options.items() if value is not None]
+        words = [word if isinstance(word, Path) else str(word) for option in given for word in option]
+        return quoted(*self.traces, *words)
 
 
 def trace_source(command: Callable[..., Any]) -> Any:
