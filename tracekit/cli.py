@@ -52,6 +52,7 @@ _GROUPS = {
     "Store": {
         "dashboard": ("tracekit.dashboards.web.command", "Serve the dashboard of a store or of traces."),
         "store": ("tracekit.commands.store", "List, check, repair, prune and copy a store."),
+        "sql": ("tracekit.commands.sql", "Ask a store in SQL."),
     },
     "Try": {
         "demo": ("tracekit.commands.demo", "Look at a few simulated jobs."),
