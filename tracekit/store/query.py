@@ -6,7 +6,9 @@ the catalogue, and can access the Parquet files of the store but nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -16,7 +18,7 @@ from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.s3 import s3_url
 from tracekit.store.folder import JOBS, Folder
 from tracekit.store.store import Store
-from tracekit.store.window import Part, StoredWindow
+from tracekit.store.window import Part
 
 if TYPE_CHECKING:
     import duckdb
@@ -27,7 +29,8 @@ _VIEWS = {
         SELECT jobs.name AS job, windows.number AS "window", jobs.source,
                windows.* EXCLUDE (job_id, number, metadata), metadata::JSON AS metadata,
                findings.* EXCLUDE (job_id, number)
-        FROM stored.windows JOIN stored.jobs USING (job_id) LEFT JOIN stored.findings USING (job_id, number)""",
+        FROM stored_windows AS windows JOIN stored_jobs AS jobs USING (job_id)
+             LEFT JOIN stored_findings AS findings USING (job_id, number)""",
     "jobs": """
         SELECT * EXCLUDE ("window", windows, all_steps), windows, all_steps
         FROM (SELECT *, count(*) OVER whole AS windows, sum(steps) OVER whole AS all_steps
@@ -35,13 +38,13 @@ _VIEWS = {
         QUALIFY row_number() OVER (PARTITION BY job ORDER BY "window" DESC) = 1""",
     "findings": """
         SELECT jobs.name AS job, number AS "window", culprits.* EXCLUDE (job_id, number)
-        FROM stored.culprits JOIN stored.jobs USING (job_id)""",
+        FROM stored_culprits AS culprits JOIN stored_jobs AS jobs USING (job_id)""",
     "incidents": """
         SELECT incident_id, jobs.name AS job, incidents.* EXCLUDE (incident_id, job_id, cause), cause::JSON AS cause
-        FROM stored.incidents JOIN stored.jobs USING (job_id)""",
-    "hosts": "SELECT jobs.name AS job, host FROM stored.hosts JOIN stored.jobs USING (job_id)",
+        FROM stored_incidents AS incidents JOIN stored_jobs AS jobs USING (job_id)""",
 }
-_TABLES = ("jobs", "windows", "findings", "culprits", "incidents", "hosts")
+#: DuckDB's words for a table that a query needs.
+_MISSING = re.compile(r"Table with name (\w+) does not exist")
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -58,49 +61,63 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
     """
     import duckdb
 
-    with store.reading() as catalogue:
-        tables = {name: catalogue.connection.sql(f"FROM {name}").to_arrow_table() for name in _TABLES}
-        named = [window for job in jobs for window in catalogue.windows(job)] if jobs else catalogue.windows()
     with duckdb.connect(":memory:", config=_CONFIG) as connection:
         try:
             if [statement.type for statement in connection.extract_statements(sql)] != [duckdb.StatementType.SELECT]:
                 raise SelectionError("expected one SELECT: nothing else may be done with a store")
-            connection.execute("CREATE SCHEMA stored")
-            for name, table in tables.items():
-                connection.register("given", table)
-                connection.execute(f"CREATE TABLE stored.{name} AS FROM given")
-            connection.unregister("given")
+            _add_tables(connection, store, ("jobs", "windows", "findings", "culprits", "incidents"))
             for name, view in _VIEWS.items():
                 connection.execute(f"CREATE VIEW {name} AS {view}")
             if s3_url(store.path) is None:
                 connection.execute("SET allowed_directories = [$jobs]", {"jobs": str(store.path.absolute() / JOBS)})
             connection.execute("SET enable_external_access = false; SET lock_configuration = true")
-            try:
-                return _rows(connection, sql)
-            except duckdb.CatalogException as error:
-                if "name ops does not exist" not in str(error).lower():
-                    raise
-            # Only now are files opened: no other table needs them.
-            _add_ops(connection, store, [window for window in named if Part.OPS in window.files])
-            return _rows(connection, sql)
+            # What is large, or in files, is added once the query turns out to need it.
+            further: dict[str, Callable[[duckdb.DuckDBPyConnection, Store], None]]
+            further = {"hosts": _add_hosts, "ops": partial(_add_ops, jobs=jobs)}
+            while True:
+                try:
+                    return pl.DataFrame(connection.sql(sql).to_arrow_table())
+                except duckdb.CatalogException as error:
+                    missing = _MISSING.search(str(error))
+                    add = further.pop(missing[1].lower(), None) if missing else None
+                    if add is None:
+                        raise
+                    add(connection, store)
         except duckdb.IOException as error:
             raise _damaged(store, error) from None
         except duckdb.Error as error:
             raise SelectionError(_line(error)) from None
 
 
-def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, windows: Sequence[StoredWindow]) -> None:
-    """Make the view `ops` of these windows: job, window, and the columns of their traces, null where one has none."""
+def _add_tables(connection: duckdb.DuckDBPyConnection, store: Store, names: Sequence[str]) -> None:
+    """Add tables of the catalogue without its impossible rows, as `stored_NAME`."""
+    with store.reading() as catalogue:
+        for name in names:
+            connection.register(f"stored_{name}", catalogue.connection.sql(f"FROM {name}").to_arrow_table())
+
+
+def _add_hosts(connection: duckdb.DuckDBPyConnection, store: Store) -> None:
+    _add_tables(connection, store, ["hosts"])
+    connection.execute(
+        "CREATE VIEW hosts AS SELECT jobs.name AS job, host FROM stored_hosts JOIN stored_jobs AS jobs USING (job_id)"
+    )
+
+
+def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence[str]) -> None:
+    """Add `ops`: job, window, and the columns of the traces of these jobs or of all, null where one has none."""
     import duckdb
 
     if s3_url(store.path) is not None:
         raise SelectionError(f"{store.name}: ops are read from a folder only; copy the store into one (docs/store.md)")
+    with store.reading() as catalogue:
+        named = [window for job in jobs for window in catalogue.windows(job)] if jobs else catalogue.windows()
+    windows = [window for window in named if Part.OPS in window.files]
     if not windows:
         raise SelectionError(f"{store.name}: no window has ops")
     folder = Folder(store.path.absolute())
     paths = [str(folder.file(window.job_id, window.number, Part.OPS)) for window in windows]
     connection.execute(
-        "CREATE TABLE stored.paths AS"
+        "CREATE TABLE stored_paths AS"
         ' SELECT unnest($paths) AS filename, unnest($jobs) AS job, unnest($numbers) AS "window"',
         {"paths": paths, "jobs": [one.job for one in windows], "numbers": [one.number for one in windows]},
     )
@@ -109,7 +126,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, windows: Seque
         connection.execute(
             f'CREATE VIEW ops AS SELECT job, "window", found.* EXCLUDE (filename)'  # noqa: S608 - our own paths, quoted
             f" FROM read_parquet([{quoted}], union_by_name = true, filename = true) AS found"
-            " JOIN stored.paths USING (filename)"
+            " JOIN stored_paths USING (filename)"
         )
     except duckdb.Error as error:  # IOException, InvalidInputException, ...: a file of the store cannot be read
         raise _damaged(store, error) from None
@@ -118,10 +135,6 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, windows: Seque
 def _damaged(store: Store, error: Exception) -> StoreError:
     check = command("store", "check", "--store", store.path)
     return StoreError(f"{store.name}: {_line(error)}; `{check}` says what is damaged")
-
-
-def _rows(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
-    return pl.DataFrame(connection.sql(sql).to_arrow_table())
 
 
 def _line(error: Exception) -> str:
