@@ -119,6 +119,7 @@ def merge_attempt(
         name=name,
         step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},
         metadata={
+            **recording.scheduler,
             "format": COLLECTED,
             "framework": "torch",
             UNIT_KEY: str(Unit.S),  # known: a step that seems to take 1,000 times as long as the others really did

@@ -35,6 +35,7 @@ class _Process(msgspec.Struct):
     attempt: _Count | None = None
     process_id: _Count | None = None
     program: list[str] | None = None
+    scheduler: dict[str, str] = {}
 
 
 class _Group(msgspec.Struct):

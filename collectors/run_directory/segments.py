@@ -104,6 +104,11 @@ class AttemptRecording:
         """The arguments of the first rank's process, none if it did not tell them."""
         return tuple(self.ranks[min(self.ranks)].facts["process"][0].get("program") or ())
 
+    @property
+    def scheduler(self) -> dict[str, str]:
+        """What the scheduler of the first rank's process says of the job, and the user's labels."""
+        return dict(self.ranks[min(self.ranks)].facts["process"][0].get("scheduler") or {})
+
     def processes(self) -> dict[int, ProcessId]:
         """The process of each rank."""
         facts = {rank: one.facts["process"][0] for rank, one in self.ranks.items()}

@@ -21,6 +21,7 @@ from tracekit.collectors.runtime.gpu_state import GpuState
 from tracekit.collectors.runtime.guard import Guard
 from tracekit.collectors.runtime.recorder import Recorder
 from tracekit.collectors.runtime.run_queue import RunQueue
+from tracekit.collectors.runtime.scheduler import scheduler_facts
 from tracekit.collectors.runtime.wire_format import NONE, Category, Flag, RuntimeOptions
 from tracekit.trace.model import OpKind
 
@@ -96,6 +97,7 @@ class Session(Guard):
                 "process_id": self.process_id,
                 "local_rank": os.environ.get("LOCAL_RANK"),
                 "program": sys.argv,
+                "scheduler": scheduler_facts(os.environ),
                 "time_ns": time.time_ns(),
                 "monotonic_ns": now_ns(),
             },

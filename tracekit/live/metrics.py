@@ -6,6 +6,8 @@ each open incident: never one per worker.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -16,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from tracekit.base.errors import TracekitError
 from tracekit.base.text import printable
+from tracekit.collectors.runtime.scheduler import VARIABLES
 from tracekit.store import Incident, Store
 
 #: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
@@ -25,6 +28,8 @@ LONGEST_LABEL = 400
 
 #: Prometheus itself uses the label `job`, for the scrape target.
 LABEL = "training_job"
+#: A label of the user, as `scheduler_facts` names it.
+_IS_LABEL = re.compile(r"label_[a-z0-9_]{1,100}\Z")
 _GPU_SECONDS_PER_GPU_HOUR = 3600.0
 #: Gauges: metric, help text, expression over the columns of `LiveTables.live_jobs`.
 _GAUGES = (
@@ -104,12 +109,22 @@ def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
             ):
                 family.add_metric([name], value)
             yield family
+    info = InfoMetricFamily("tracekit_job", "What the scheduler says of the job, and its labels", labels=[LABEL])
+    for name, metadata in jobs.select("name", "metadata").iter_rows():
+        info.add_metric([name], _identity(metadata))
+    yield info
     verdicts = GaugeMetricFamily(
         "tracekit_job_verdict", "1 for the kind of loss that costs most", labels=[LABEL, "verdict"]
     )
     for labels in jobs.select("name", "verdict").drop_nulls("verdict").iter_rows():
         verdicts.add_metric(labels, 1)
     yield verdicts
+
+
+def _identity(metadata: str) -> dict[str, str]:
+    """The labels of the series that says which job of the scheduler this is."""
+    known = {key: value for key, value in json.loads(metadata).items() if isinstance(value, str)}
+    return {key: _label(value) for key, value in known.items() if key in VARIABLES.values() or _IS_LABEL.match(key)}
 
 
 def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:

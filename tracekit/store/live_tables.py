@@ -62,7 +62,7 @@ _LIVE_JOBS = """
 SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.slowdown, newest.waste,
        newest.recorded_s, newest.trustworthy, newest.lost_gpu_hours_per_day, epoch(newest.added_at) AS added_at,
        newest.started_at, newest.ended_at, counted.windows, counted.lost_gpu_hours,
-       findings.verdict, findings.confidence,
+       newest.metadata, findings.verdict, findings.confidence,
        findings.saved_gpu_hours_per_day, findings.ranks_missing, findings.dropped_records,
        watches.job_id IS NOT NULL AND watches.ended_at IS NULL AS watched, endings.ending
 FROM jobs
