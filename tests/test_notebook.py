@@ -148,7 +148,7 @@ def test_an_unknown_theme_is_said(sample: PipelineReport) -> None:
 
 def test_without_plotly_the_error_says_what_to_install(sample: PipelineReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_plot, "find_spec", lambda _: None)
-    with pytest.raises(OutputError, match=r"pip install 'tracekit\[notebook\]'"):
+    with pytest.raises(OutputError, match=r"pip install 'tracekit-analysis\[notebook\]'"):
         sample.plot.steps()
 
 

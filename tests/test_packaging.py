@@ -16,6 +16,7 @@ import tracekit
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("collectors", "analysis", "dashboards")
+INFO = f"tracekit_analysis-{tracekit.__version__}.dist-info"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unwanted = shutil.ignore_patterns("__pycache__", "*.so")
     for folder in ("tracekit", *FOLDERS):
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=unwanted)
-    for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), *ROOT.glob("LICENSE*")):
+    for path in (*ROOT.glob("*.toml"), *ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "NOTICE"):
         shutil.copy(path, copy)
     return copy
 
@@ -61,7 +62,7 @@ def modules() -> set[str]:
 
 def test_a_wheel_adds_tracekit_and_its_metadata_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
-    assert top == {"tracekit", f"tracekit-{tracekit.__version__}.dist-info"}
+    assert top == {"tracekit", INFO}
 
 
 def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
@@ -76,6 +77,14 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
         "tracekit/collectors/importers/kineto/_events.abi3.so",
         "tracekit/trace/_rows.abi3.so",
     } | sources <= names
+
+
+def test_the_licence_comes_with_every_distribution(sdist: tarfile.TarFile, wheel: zipfile.ZipFile) -> None:
+    licence = (ROOT / "LICENSE").read_bytes()
+    assert b"Apache License" in licence
+    assert wheel.read(f"{INFO}/licenses/LICENSE") == licence
+    assert wheel.read(f"{INFO}/licenses/NOTICE") == (ROOT / "NOTICE").read_bytes()
+    assert {"LICENSE", "NOTICE"} <= {name.partition("/")[2] for name in sdist.getnames()}
 
 
 def test_one_wheel_serves_every_version_of_python(wheel: zipfile.ZipFile) -> None:
@@ -111,9 +120,9 @@ def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
 
 
 def test_the_command_and_the_version_are_declared(wheel: zipfile.ZipFile) -> None:
-    info = f"tracekit-{tracekit.__version__}.dist-info"
-    assert "tracekit = tracekit.__main__:main" in wheel.read(f"{info}/entry_points.txt").decode()
-    metadata = wheel.read(f"{info}/METADATA").decode()
+    assert "tracekit = tracekit.__main__:main" in wheel.read(f"{INFO}/entry_points.txt").decode()
+    metadata = wheel.read(f"{INFO}/METADATA").decode()
+    assert "\nName: tracekit-analysis\n" in metadata
     assert f"Version: {tracekit.__version__}\n" in metadata
     assert "Requires-Python: >=3.11\n" in metadata
     for extra in ("dashboard", "dev"):

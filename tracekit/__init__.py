@@ -70,6 +70,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{_HOMES[name]}.".startswith(f"{error.name}."):  # another module than its home is missing
             raise
-        raise ImportError(f"tracekit.{name}: tracekit-collect only records; install tracekit to analyse") from None
+        raise ImportError(
+            f"tracekit.{name}: tracekit-collect only records; install tracekit-analysis to analyse"
+        ) from None
     globals()[name] = value  # later accesses find it without coming here
     return value

@@ -55,7 +55,7 @@ def dashboard_command(
     Shows a store [default: $TRACEKIT_STORE, else ./tracekit.store], or the traces given. Stop it with Ctrl-C.
     """
     if missing := [name for name in _EXTRAS if find_spec(name) is None]:
-        raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit[dashboard]'")
+        raise SelectionError(f"the dashboard needs {', '.join(missing)}: pip install 'tracekit-analysis[dashboard]'")
     if hash_password:
         _print_hash()
         return

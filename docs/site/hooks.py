@@ -26,9 +26,11 @@ from tracekit.cli import commands
 ROOT = Path(__file__).resolve().parents[2]
 #: Pages of the site that are files elsewhere in the repository.
 ELSEWHERE = {
-    "README.md": "overview.md",
+    "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+    "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "analysis/README.md": "causes.md",
     "benchmarks/RESULTS.md": "results.md",
@@ -93,7 +95,7 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         "",
-        "Each command prints this with `--help`. Exit codes: [overview](overview.md#in-scripts).",
+        "Each command prints this with `--help`. [Exit codes](scripts.md#exit-codes).",
         "",
     ]
     for name, command, context in _walk(commands, click.Context(commands, info_name="tracekit")):

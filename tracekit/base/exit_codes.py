@@ -1,4 +1,4 @@
-"""The meaning of each exit code; the table in the README lists the same.
+"""The meaning of each exit code; the table in docs/scripts.md lists the same.
 
 `tracekit collect`, and a hang that it watches, end with the exit code of the training command instead.
 """

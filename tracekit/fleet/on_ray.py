@@ -93,5 +93,5 @@ def _ray() -> Any:
         import ray
         import ray.exceptions
     except ImportError:
-        raise SelectionError("--ray needs Ray; install it with pip install 'tracekit[ray]'") from None
+        raise SelectionError("--ray needs Ray; install it with pip install 'tracekit-analysis[ray]'") from None
     return ray

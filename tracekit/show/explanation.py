@@ -1,7 +1,7 @@
 """How every number of the first screen is computed: the formula with its symbols, and with the figures filled in.
 
 In: a `Report`. Out: rows for `whatif --explain`. T(x) is the mean step time of replay x, or how long a recording takes
-in it; the README defines the rest.
+in it; docs/method.md defines the rest.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Plots:
 def _theme(name: str) -> Theme:
     """The colours of that name. Raises OutputError if Plotly is missing, ValueError for another name."""
     if find_spec("plotly") is None:
-        raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit[notebook]'")
+        raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit-analysis[notebook]'")
     from tracekit.show.figures.theme import THEMES
 
     if name not in THEMES:

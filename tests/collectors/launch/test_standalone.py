@@ -31,6 +31,7 @@ def wheel(tmp_path_factory) -> Path:
     for folder in FOLDERS:
         unwanted = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(ROOT / folder, directory / folder, symlinks=True, ignore=unwanted)
+    shutil.copy(ROOT / "LICENSE", directory)
     build = f"from setuptools import build_meta; build_meta.build_wheel({str(directory)!r})"
     command = [sys.executable, "-c", build]
     project = directory / "collectors" / "standalone"
@@ -46,6 +47,7 @@ def test_the_wheel_is_small_needs_nothing_and_is_a_part_of_tracekit(wheel):
         (described,) = (name for name in files.namelist() if name.endswith("/METADATA") and name.count("/") == 1)
         about = Parser().parsestr(files.read(described).decode())
         modules = {name: files.read(name) for name in files.namelist() if name.endswith(".py")}
+        assert files.read(described.replace("METADATA", "licenses/LICENSE")) == (ROOT / "LICENSE").read_bytes()
         others = {name for name in files.namelist() if name.startswith("tracekit/")} - set(modules)
     assert about.get_all("Requires-Dist") is None
     assert about["Requires-Python"] == ">=3.9"
@@ -135,7 +137,7 @@ def test_the_analysis_is_asked_for_by_name(training, tmp_path):
         [training, "-c", "import tracekit; tracekit.load"], cwd=tmp_path, capture_output=True, text=True
     )
     assert ran.stderr.splitlines()[-1] == (
-        "ImportError: tracekit.load: tracekit-collect only records; install tracekit to analyse"
+        "ImportError: tracekit.load: tracekit-collect only records; install tracekit-analysis to analyse"
     )
     ran = subprocess.run(
         [training.parent / "tracekit", "collect", "--segments", "/dev/null/run", "--", "true"],
