@@ -238,6 +238,8 @@ def _check_schedules(schedules: tuple[str, ...]) -> None:
 
 def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
     """Raise OutputError, before the analysis, for a file that cannot be written."""
+    if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
+        return  # most people ask for none, and the page takes long to import
     from tracekit.base.atomic_write import check_writable
     from tracekit.job.tables import TABLE_FILE
     from tracekit.show.documents.markdown import MARKDOWN_FILE
