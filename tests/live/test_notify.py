@@ -255,6 +255,33 @@ def test_slack_gets_a_text_in_its_markup() -> None:
     )
 
 
+def test_other_receivers_get_a_text_in_markdown() -> None:
+    """`json://` is Apprise's own receiver, which can be played here; it is refused once, and tried again."""
+    with receiving(500) as receiver, mock.patch.object(notify, "FIRST_RETRY_S", 0.01):
+        told = []
+        notifier = Notifier(f"json://127.0.0.1:{receiver.server_port}", "https://dash", arrived=told.append)
+        notifier.tell([OPENED], [CLOSED])
+        receiver.wait_for(2)
+        notifier.close(PATIENCE_S)
+    assert notifier.counts.sent == 1
+    assert told == [[(7, "opened"), (7, "closed")]]
+    assert receiver.got[1]["message"].splitlines() == [
+        "\N{LARGE RED CIRCLE} **job \\<1\\>**: incident 7 opened: rank 3: slow",
+        "**Who**: rank 3",
+        "**Do**: replace it",
+        "**More to check**: look",
+        "[the page of this window](https://dash/job?job=job+%3C1%3E&window=4)",
+        "",
+        "\N{LARGE GREEN CIRCLE} **job \\<1\\>**: incident 7 closed after 5 min 0 s, cured in window 6: rank 3: slow",
+        "[the page of this window](https://dash/job?job=job+%3C1%3E&window=4)",
+    ]
+
+
+def test_without_apprise_the_extra_is_named() -> None:
+    with mock.patch.dict("sys.modules", {"apprise": None}), pytest.raises(SelectionError, match=r"\[notify\]'$"):
+        Notifier("msteams://host/token")
+
+
 def test_what_is_no_web_address_is_refused() -> None:
     for url in ("ftp://host/x", "host/x", "https://", "file:///etc/passwd", "http://[host/x", "http://host:99999/"):
         with case(url), pytest.raises(SelectionError, match="expected an address such as https://host/path"):

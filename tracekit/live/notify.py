@@ -1,4 +1,5 @@
-"""Report incidents to a webhook, without Prometheus, as generic JSON or in Slack's format.
+"""Report incidents without Prometheus: to a webhook, as generic JSON or in Slack's format, or to any other receiver
+that Apprise knows.
 
 In: incidents as they open and close. Out: one message for each window that opens or closes some, posted from a thread.
 If a receiver does not answer, the message is tried again after growing delays. The number of waiting messages is
@@ -11,6 +12,7 @@ import base64
 import http.client
 import json
 import queue
+import re
 import threading
 import time
 import urllib.error
@@ -18,7 +20,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.base.errors import SelectionError
@@ -64,15 +67,20 @@ class Notifier:
     ) -> None:
         try:
             parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            webhook = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:  # of brackets or a port
-            valid = False
-        if not valid or any(char <= " " for char in url):
-            raise SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
+            raise _no_address(url) from None
+        if any(char <= " " for char in url):
+            raise _no_address(url)
+        self._elsewhere = None if webhook else _elsewhere(url, parts.scheme)
         self.counts = Sent()
         self.problem: str | None = None
         self._page = page
-        self._slack = parts.hostname in _SLACK if slack is None else slack
+        self._content: Callable[[Sequence[Incident], Sequence[Incident], str, int], dict[str, Any]] = message
+        if self._elsewhere is not None:
+            self._content = partial(marked_message, markup=_MARKDOWN)
+        elif parts.hostname in _SLACK if slack is None else slack:
+            self._content = slack_message
         who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
         self._url = urlunsplit(parts._replace(netloc=self._receiver))
         self._headers = {"Content-Type": "application/json", "User-Agent": "tracekit"}
@@ -93,10 +101,9 @@ class Notifier:
         """Queue a message about opened and closed incidents; never blocks."""
         if not opened and not closed:
             return
-        content = slack_message if self._slack else message
         some, over = _costliest(opened), _costliest(closed)
         left_out = len(opened) + len(closed) - len(some) - len(over)
-        body = json.dumps(content(some, over, self._page, left_out)).encode()
+        body = json.dumps(self._content(some, over, self._page, left_out)).encode()
         if self._waiting.full():
             with suppress(queue.Empty):  # it has just been sent
                 self._waiting.get_nowait()
@@ -156,6 +163,8 @@ class Notifier:
     def _post(self, body: bytes) -> str | None:
         """Post once. Returns why it failed; None if the address itself, without a redirect, has accepted it."""
         self._asked_s = 0.0
+        if self._elsewhere is not None:
+            return self._elsewhere(json.loads(body)["text"])
         request = urllib.request.Request(self._url, data=body, headers=self._headers)  # noqa: S310 - http or https
         try:
             with _OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
@@ -165,6 +174,33 @@ class Notifier:
             return f"answers {error.code}"
         except (OSError, http.client.HTTPException) as error:
             return f"cannot be reached: {error}"
+
+
+def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
+    """What sends a text to a receiver that is no webhook, and says why that failed, None if it did not.
+
+    Raises SelectionError.
+    """
+    try:
+        import apprise
+    except ImportError:
+        raise SelectionError(
+            f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path, or for {printable(scheme)}://"
+            " install 'tracekit-analysis[notify]'"
+        ) from None
+    receivers = apprise.Apprise()
+    if not receivers.add(url):
+        raise _no_address(url)
+
+    def send(text: str) -> str | None:
+        sent = receivers.notify(body=text, title="tracekit", body_format=apprise.NotifyFormat.MARKDOWN)
+        return None if sent else "did not take the message"
+
+    return send
+
+
+def _no_address(url: str) -> SelectionError:
+    return SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
 
 
 def _retry_after_s(header: str | None) -> float:
@@ -221,30 +257,48 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
     }
 
 
+class Markup(NamedTuple):
+    """How a receiver writes incidents that are open, cured, or over for another reason; bold text, a link, any text."""
+
+    opened: str
+    cured: str
+    over: str
+    bold: str
+    link: str
+    escaped: Callable[[str], str]
+
+
 def slack_message(
     opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0
 ) -> dict[str, Any]:
     """The message in Slack's format: one text, in Slack's markup."""
-    blocks = [_slack_lines(incident, "opened", page) for incident in opened]
-    blocks += [_slack_lines(incident, "closed", page) for incident in closed]
+    return marked_message(opened, closed, page, left_out, _SLACK_MARKUP)
+
+
+def marked_message(
+    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int, markup: Markup
+) -> dict[str, Any]:
+    """One text for people."""
+    blocks = [_lines(incident, "opened", page, markup) for incident in opened]
+    blocks += [_lines(incident, "closed", page, markup) for incident in closed]
     blocks += [f"and {left_out} more incidents that cost less"] if left_out else []
     return {"text": "\n\n".join(blocks)}
 
 
-def _slack_lines(incident: Incident, status: str, page: str) -> str:
-    texts = {name: _escaped(text) for name, text in incident_texts(incident, page).items()}
+def _lines(incident: Incident, status: str, page: str, markup: Markup) -> str:
+    texts = {name: markup.escaped(text) for name, text in incident_texts(incident, page).items()}
+    mark = markup.over if incident.closed_window is None else markup.cured
     if status == "opened":
-        mark = ":red_circle:"
-    else:
-        mark = ":white_circle:" if incident.closed_window is None else ":large_green_circle:"
+        mark = markup.opened
     state = status
     if incident.closed_because is not None:
-        state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
-    lines = [f"{mark} *{_escaped(incident.job)}*: incident {incident.incident_id} {state}: {texts['what']}"]
+        state = f"closed after {lasted(incident)}, {markup.escaped(incident.closed_because)}"
+    job = markup.bold.format(markup.escaped(incident.job))
+    lines = [f"{mark} {job}: incident {incident.incident_id} {state}: {texts['what']}"]
     if status == "opened":
-        lines += [f"*{title}*: {texts[key]}" for title, key in _TITLES if texts[key]]
+        lines += [f"{markup.bold.format(title)}: {texts[key]}" for title, key in _TITLES if texts[key]]
     if texts["page"]:
-        lines.append(f"<{texts['page']}|the page of this window>")
+        lines.append(markup.link.format(page=texts["page"], title="the page of this window"))
     return "\n".join(lines)
 
 
@@ -254,3 +308,20 @@ _TITLES = (("Who", "who"), ("Do", "fix"), ("More to check", "check"))
 def _escaped(text: str) -> str:
     """Text with the three characters escaped that Slack's markup uses."""
     return printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+_SLACK_MARKUP = Markup(":red_circle:", ":large_green_circle:", ":white_circle:", "*{}*", "<{page}|{title}>", _escaped)
+
+
+def _in_markdown(text: str) -> str:
+    return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", printable(text))
+
+
+_MARKDOWN = Markup(
+    "\N{LARGE RED CIRCLE}",
+    "\N{LARGE GREEN CIRCLE}",
+    "\N{MEDIUM WHITE CIRCLE}",
+    "**{}**",
+    "[{title}]({page})",
+    _in_markdown,
+)
