@@ -11,7 +11,14 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, Tr
 from tracekit.analysis.detectors.process_pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.remedies import SLOW_KIND, SLOW_RANK, THROTTLED_RANK
-from tracekit.analysis.detectors.slow_computes import ONE_KIND_CHECK, slow_kind, slower, time_of, worker_figures
+from tracekit.analysis.detectors.slow_computes import (
+    ONE_KIND_CHECK,
+    sampled_remedy,
+    slow_kind,
+    slower,
+    time_of,
+    worker_figures,
+)
 from tracekit.analysis.detectors.uneven_kernels import compared
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.groups import slow_groups
@@ -77,7 +84,7 @@ class BadWorker(Detector):
         """The candidate that names `workers`, which are slow in the same steps."""
         hit = evidence.cells_of(workers)
         figures, one_kind = worker_figures(evidence, hit), slow_kind(evidence, hit) is not None
-        remedy = SLOW_KIND if one_kind else None
+        remedy = SLOW_KIND if one_kind else sampled_remedy(evidence, hit)
         return Candidate(
             cls.kind,
             Place(workers=tuple(workers)),

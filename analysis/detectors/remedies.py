@@ -32,6 +32,16 @@ _ON_CPUS = {
     SLOW_RANK: "check the cores of {ranks} on {hosts} for other processes and lowered clocks (top, /proc/pressure/cpu,"
     " turbostat); if there are none, profile {it} beside a peer (py-spy)",
 }
+#: GPUs were sampled, and are as fast as those of peers.
+SAMPLED_RANK = (
+    "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): GPUs were not throttled, and ran at the clock"
+    " of the others"
+)
+#: GPUs were sampled, and run at lower clocks, which nothing of their own accord imposes.
+LOW_CLOCK = (
+    "raise the GPU clocks of {ranks} on {hosts}, which are lower than those of others, though not throttled (nvidia-smi"
+    " -q -d CLOCK,POWER: application clocks, locked clocks, power limit)"
+)
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4
 

@@ -5,14 +5,16 @@ In: `Evidence` and the workers. Out: words, figures and a `Candidate` for detect
 
 from __future__ import annotations
 
+from statistics import median
+
 import numpy as np
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import Candidate
 from tracekit.analysis.detectors.episode_figures import NOISE, chance_figures, time_of_episodes
-from tracekit.analysis.detectors.remedies import THROTTLED_HOST
+from tracekit.analysis.detectors.remedies import LOW_CLOCK, SAMPLED_RANK, THROTTLED_HOST
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD, SMALLEST_FACTOR
-from tracekit.analysis.evidence.evidence import Evidence
+from tracekit.analysis.evidence.evidence import THROTTLED_SHARE, Evidence
 from tracekit.analysis.evidence.groups import SlowGroup
 from tracekit.analysis.evidence.workers import (
     factor_by_step,
@@ -51,11 +53,12 @@ def slower(evidence: Evidence, hit: Bools, who: str) -> str:
     else:
         words = f"compute{'s' if len(factors) == 1 else ''} {size} slower than {who}{grows}"
     noise = next((figure.value for figure in _confidence_figures(evidence, hit) if figure.name == NOISE), None)
-    throttled = _throttled(evidence, hit)
+    throttled, clocks = _throttled(evidence, hit), _clocks_mhz(evidence, hit)
     return (
         words
         + ("" if noise is None else f"; noise alone makes {noise:.1%}")
         + (f"; its GPU was throttled in {throttled:.0%} of its samples" if throttled else "")
+        + (f"; its GPU runs at {clocks[0]:,.0f} MHz, those of others at {clocks[1]:,.0f} MHz" if clocks else "")
     )
 
 
@@ -95,6 +98,27 @@ def _throttled(evidence: Evidence, hit: Bools) -> float | None:
     """The share of samples in which the GPU of the worst worker in `hit` was throttled; None if unknown."""
     shares = [evidence.throttled[worker] for worker in evidence.workers_where(hit) if worker in evidence.throttled]
     return max(shares, default=None)
+
+
+def _clocks_mhz(evidence: Evidence, hit: Bools) -> tuple[float, float] | None:
+    """The median clocks of the GPUs of the workers in `hit` and of the others; None if one of them is unknown."""
+    slow, clocks = set(evidence.workers_where(hit)), evidence.clocks_mhz
+    own, others = ([clocks[one] for one in clocks if (one in slow) is whose] for whose in (True, False))
+    return (median(own), median(others)) if own and others else None
+
+
+def sampled_remedy(evidence: Evidence, hit: Bools) -> str | None:
+    """What to do about the workers in `hit` by what was sampled of their GPUs; None if that says nothing.
+
+    A lower clock is to blame if it explains more than half of what they are slow by: a GPU that computes at half the
+    clock takes twice as long, if nothing but computing limits it.
+    """
+    throttled, clocks = _throttled(evidence, hit), _clocks_mhz(evidence, hit)
+    if throttled is None or clocks is None or throttled >= THROTTLED_SHARE:
+        return None
+    own, others = clocks
+    slower_by = float(worker_factor(evidence)[hit].min()) - 1
+    return LOW_CLOCK if others / own - 1 > slower_by / 2 else SAMPLED_RANK
 
 
 def worker_figures(evidence: Evidence, hit: Bools) -> tuple[Figure, ...]:

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 SMALLEST_COST_SHARE = 0.02
 #: A GPU throttled in this share of its samples is slow because of it; every GPU is throttled for a moment now and then.
 THROTTLED_SHARE = 0.05
+#: No GPU has such a clock.
+HIGHEST_MHZ = 1e5
 
 
 def _grid(kinds: Collection[OpKind], *, most: int | None = None) -> cached_property[OpGrid]:
@@ -423,15 +425,29 @@ class Evidence(Subject, frozen=True, eq=False):
         return count if isinstance(count, int) and 0 <= count < 2**53 else None
 
     @cached_property
+    def _sampled_gpus(self) -> dict[Worker, dict[str, Any]]:
+        """What was sampled of the GPU of each worker, as far as the metadata gives it."""
+        gpus = self.trace.metadata.get("gpus")
+        known = gpus if isinstance(gpus, dict) else {}
+        of_workers = {worker: known.get(str(rank)) for worker, rank in self.worker_ranks.items()}
+        return {worker: gpu for worker, gpu in of_workers.items() if isinstance(gpu, dict)}
+
+    @cached_property
     def throttled(self) -> dict[Worker, float]:
-        """The share of samples in which the GPU of a worker was throttled, as far as the metadata gives it."""
-        gpus = self.trace.metadata.get("gpus") or {}
-        if not isinstance(gpus, dict):
-            return {}
-        sampled = {worker: gpus.get(str(rank)) for worker, rank in self.worker_ranks.items()}
-        shares = {worker: gpu.get("throttled") for worker, gpu in sampled.items() if isinstance(gpu, dict)}
-        known = {worker: share_of_samples(share) for worker, share in shares.items()}
-        return {worker: share for worker, share in known.items() if share is not None}
+        """The share of samples in which the GPU of a worker was throttled, where it is known."""
+        shares = {worker: share_of_samples(gpu.get("throttled")) for worker, gpu in self._sampled_gpus.items()}
+        return {worker: share for worker, share in shares.items() if share is not None}
+
+    @cached_property
+    def clocks_mhz(self) -> dict[Worker, float]:
+        """The median clock of the GPU of a worker, where it is known."""
+        spreads = {worker: gpu.get("sm_mhz") for worker, gpu in self._sampled_gpus.items()}
+        medians = {worker: spread.get("median") for worker, spread in spreads.items() if isinstance(spread, dict)}
+        return {
+            worker: float(mhz)
+            for worker, mhz in medians.items()
+            if isinstance(mhz, int | float) and 0 < mhz < HIGHEST_MHZ
+        }
 
     @cached_property
     def off_cpu_s(self) -> Floats:

@@ -28,6 +28,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.collectors.importers.published import read_published
+from tracekit.job.pipeline import PipelineJob
 from tracekit.report.plain_data import Finding, plain, shaped
 from tracekit.synth import (
     BaseCosts,
@@ -233,6 +234,30 @@ class TestTellingApart:
             named = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"gpus": gpus})
             (cause,) = found_in(named)
             assert [one.value for one in cause.evidence if "throttled" in one.name] == shown
+
+    @pytest.mark.parametrize(
+        ("throttled", "own", "advice", "said"),
+        [
+            (0.0, {"median": 1980}, "GPUs were not throttled, and ran at the clock of the others", True),
+            # 4 % of the 50 %:
+            (0.0, {"median": 1900}, "GPUs were not throttled, and ran at the clock of the others", True),
+            (0.0, {"median": 1320}, "Raise the GPU clocks of rank", True),  # 1980 / 1320 is all of the 50 %
+            (0.5, {"median": 1320}, "because the GPUs of rank", True),
+            (0.0, {"median": float("nan")}, "nvidia-smi -q -d PERFORMANCE", False),
+            (0.0, "fast", "nvidia-smi -q -d PERFORMANCE", False),
+            (None, {"median": 1980}, "nvidia-smi -q -d PERFORMANCE", True),
+        ],
+    )
+    def test_what_was_sampled_of_gpus_decides_what_to_do_about_a_slow_worker(self, throttled, own, advice, said):
+        trace = job(SlowWorker(dp_rank=1, pp_rank=2, factor=1.5))
+        ranks = trace.worker_ranks()
+        gpus = {str(rank): {"throttled": 0.0, "sm_mhz": {"median": 1980}} for rank in ranks.values()}
+        gpus[str(ranks[Worker(1, 2)])] = {"throttled": throttled, "sm_mhz": own}
+        sampled = Trace.from_frame(trace.ops, trace.layout, name="job", metadata={"gpus": gpus})
+        report = PipelineJob(sampled).report
+        assert advice in report.diagnosis.answer.fix
+        (cause,) = found_in(sampled)
+        assert ("MHz, those of others at 1,980 MHz" in cause.effect) is said
 
 
 class TestTime:
