@@ -1,0 +1,94 @@
+"""What `tracekit.rl` costs, and whether the prices that `tracekit rl` states come true in real loops."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.measure import table, tracekit
+from benchmarks.rl_loop import SLOTS
+
+#: Calls per measurement, fewer than the queue holds.
+CALLS = 50_000
+STEPS = 12
+SEEDS = (1, 2)
+QUICK = {"CALLS": 1_000, "STEPS": 5, "SEEDS": (1,)}
+#: What is priced from the synchronous loop, and the options of the loop that does it.
+SCENARIOS = {"staleness=1": ("--staleness", "1"), "partial=0.9": ("--share", "0.9")}
+
+
+def section() -> str:
+    """The Markdown of this section."""
+    load = os.getloadavg()[0]
+    return f"""## RL post-training
+
+CPU time of a call of `tracekit.rl`: in the thread that calls, and in all threads, with the one that writes.
+
+{_costs()}
+
+Loops whose engines are processes that sleep for each decoding step (`benchmarks/rl_loop.py`): {STEPS} steps of 24
+requests on 2 engines of {SLOTS} slots, recorded with `tracekit.rl`. The first figure is the price that `tracekit rl`
+states from the recording of the synchronous loop, the second what the other loop takes. Load average {load:.1f} before
+and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores.
+
+{_loops()}"""
+
+
+def _costs() -> str:
+    rows = []
+    for state, folder in (("not recording", ""), ("recording", "folder")):
+        for call in (
+            "with rl.phase('train', step=i): pass",
+            "rl.trajectory('a', step=i, engine='e', submit=1.5, tokens=i)",
+        ):
+            with tempfile.TemporaryDirectory() as temporary:
+                environment = {**os.environ, "TRACEKIT_RL": folder and temporary}
+                command = [sys.executable, "-c", _TIMED.format(call=call, calls=CALLS)]
+                ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            own, everything = map(float, ran.stdout.split())
+            rows.append([call.split("(")[0].removeprefix("with "), state, f"{own:.2f} us", f"{everything:.2f} us"])
+    return table(["call", "", "calling thread", "all threads"], rows)
+
+
+#: The process flushes before it has ended, so all threads have done their work when its time is read.
+_TIMED = """
+from tracekit import rl
+from multiprocessing import util
+began, all_began = time.thread_time(), time.process_time()
+for i in range({calls}):
+    {call}
+own = time.thread_time() - began
+util._run_finalizers(0)
+print(own / {calls} * 1e6, (time.process_time() - all_began) / {calls} * 1e6)
+"""
+
+
+def _loops() -> str:
+    rows = []
+    for seed in SEEDS:
+        with tempfile.TemporaryDirectory() as folder:
+            sync = _recorded(Path(folder) / "sync", seed)
+            asked = [word for scenario in SCENARIOS for word in ("--what-if", scenario)]
+            report = _report(sync, "--slots", str(SLOTS), *asked)
+            prices = {row["scenario"]: row["step_s"] for row in report["what_if"]}
+            for scenario, options in SCENARIOS.items():
+                measured = _report(_recorded(Path(folder) / scenario, seed, *options))["step_s"]
+                price = prices[scenario]
+                rows.append(
+                    [str(seed), scenario, f"{report['step_s']:.3f} s", f"{price:.3f} s", f"{measured:.3f} s",
+                     f"{price / measured - 1:+.1%}"]
+                )  # fmt: skip
+    return table(["seed", "what if", "synchronous step", "price", "measured", "error"], rows)
+
+
+def _recorded(folder: Path, seed: int, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.rl_loop", str(folder), "--steps", str(STEPS), "--seed", str(seed)]
+    subprocess.run([*command, *options], check=True)
+    return [str(path) for path in sorted(folder.iterdir())]
+
+
+def _report(files: list[str], *options: str) -> dict[str, object]:
+    ran = subprocess.run(tracekit("rl", *files, *options, "--json"), capture_output=True, text=True, check=True)
+    return json.loads(ran.stdout)
