@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
 #: A decoding step takes the first, and the second for each running request, seconds.
-BASE_S, PER_REQUEST_S = 0.020, 0.0008
-TRAIN_S, SYNC_S = 0.9, 0.05
+BASE_S, PER_REQUEST_S = 0.050, 0.002
+TRAIN_S, SYNC_S = 2.2, 0.1
 ENGINES, SLOTS, BATCH = 2, 16, 24
 
 

@@ -12,7 +12,7 @@ from benchmarks.rl_loop import SLOTS
 
 #: Calls per measurement, fewer than the queue holds.
 CALLS = 50_000
-STEPS = 12
+STEPS = 10
 SEEDS = (1, 2)
 QUICK = {"CALLS": 1_000, "STEPS": 5, "SEEDS": (1,)}
 #: What is priced from the synchronous loop, and the options of the loop that does it.
@@ -21,19 +21,20 @@ SCENARIOS = {"staleness=1": ("--staleness", "1"), "partial=0.9": ("--share", "0.
 
 def section() -> str:
     """The Markdown of this section."""
-    load = os.getloadavg()[0]
-    return f"""## RL post-training
+    loads, costs, loops = [os.getloadavg()[0]], _costs(), _loops()
+    loads.append(os.getloadavg()[0])
+    return f"""## Real loops of RL post-training
 
 CPU time of a call of `tracekit.rl`: in the thread that calls, and in all threads, with the one that writes.
 
-{_costs()}
+{costs}
 
 Loops whose engines are processes that sleep for each decoding step (`benchmarks/rl_loop.py`): {STEPS} steps of 24
 requests on 2 engines of {SLOTS} slots, recorded with `tracekit.rl`. The first figure is the price that `tracekit rl`
-states from the recording of the synchronous loop, the second what the other loop takes. Load average {load:.1f} before
-and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores.
+states from the recording of the synchronous loop, the second what the other loop takes. Load average {loads[0]:.1f} before
+and {loads[1]:.1f} after, on {os.cpu_count()} cores.
 
-{_loops()}"""
+{loops}"""
 
 
 def _costs() -> str:
