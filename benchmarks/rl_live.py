@@ -31,8 +31,8 @@ CPU time of a call of `tracekit.rl`: in the thread that calls, and in all thread
 
 Loops whose engines are processes that sleep for each decoding step (`benchmarks/rl_loop.py`): {STEPS} steps of 24
 requests on 2 engines of {SLOTS} slots, recorded with `tracekit.rl`. The first figure is the price that `tracekit rl`
-states from the recording of the synchronous loop, the second what the other loop takes. Load average {loads[0]:.1f} before
-and {loads[1]:.1f} after, on {os.cpu_count()} cores.
+states from the recording of the synchronous loop, the second what the other loop takes. Load average {loads[0]:.1f}
+before and {loads[1]:.1f} after, on {os.cpu_count()} cores.
 
 {loops}"""
 
@@ -55,6 +55,7 @@ def _costs() -> str:
 
 #: The process flushes before it has ended, so all threads have done their work when its time is read.
 _TIMED = """
+import time
 from tracekit import rl
 from multiprocessing import util
 began, all_began = time.thread_time(), time.process_time()
