@@ -15,7 +15,7 @@ from tracekit.trace.rl import Format
 @click.command("rl")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
 @click.option(
-    "--format", "written_by", type=click.Choice(["auto", *Format]), default="auto", show_default=True,
+    "--format", "written_by", type=click.Choice(["auto", *map(str, Format)]), default="auto", show_default=True,
     help="Who wrote the files; trajectories: the generic format of docs/rl.md.",
 )  # fmt: skip
 @click.option("--gpus", metavar="rollout=A,trainer=B", help="GPUs of the two roles, for split=A:B.")
