@@ -32,7 +32,7 @@ class Framework(Struct, frozen=True):
 
     `timer`: matches keys of timers, and its group is the timer's name. `step`: the timer of the whole step. `phases`:
     our names of its timers; one that is not here keeps its own. `not_phases`: timers around other timers, inside them,
-    or outside the step. `records`: reads lines, each with its number in the file.
+    or outside the step. `records`: reads lines, each with its number in the file, and raises ValueError.
     """
 
     format: Format
@@ -51,8 +51,12 @@ def plain(line: str) -> str:
 
 def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: str) -> PhaseLog:
     """All steps of a log; of a step that is logged twice, as after a restart, the last. Raises FormatError."""
+    try:
+        records = list(framework.records(lines))
+    except ValueError as error:
+        raise FormatError(f"{where}, {error}") from None
     steps: dict[int, dict[str, float]] = {}
-    for number, values in framework.records(lines):
+    for number, values in records:
         found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
         for name, value in found.items():
             if not (math.isfinite(value) and value >= 0):
@@ -86,14 +90,21 @@ def _numbers(words: str) -> dict[str, float]:
 
 
 def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console."""
+    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console.
+
+    Raises ValueError for JSON that is something else. A last line may be cut: it is still being written.
+    """
+    cut = ""
     for number, line in lines:
+        if cut and line:
+            raise ValueError(cut)
         if line.startswith("{"):
             try:
                 record = json.loads(line)
                 step, data = int(record["step"]), record["data"].items()
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                raise FormatError(f"line {number}: {quoted(line)} is no record of verl's FileLogger") from None
+                cut = f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger"
+                continue
             yield step, {key: float(value) for key, value in data if isinstance(value, int | float)}
         elif match := re.match(r"step:(\d+) - ", line):
             pairs = re.findall(rf"(?<= - )([^\s:]+):{_NUMBER}", line)

@@ -70,7 +70,7 @@ def _one_by_one(data: bytes, where: str) -> list[_Line]:
             try:
                 lines.append(_decoder.decode(text))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if number == len(texts):
+                if number == len(texts) and not isinstance(error, msgspec.ValidationError):
                     break
                 raise FormatError(f"{where}, line {number}: {error}; {_EXPECTED}") from None
     return lines
