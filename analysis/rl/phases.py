@@ -31,6 +31,7 @@ def analyse_phases(log: PhaseLog, scenarios: Sequence[Scenario]) -> RlReport:
     return RlReport(
         Run(log.format, len(log.step_s), 0, 0, "phases"),
         step_s,
+        None,
         phases.get("generate"),
         None,
         None if log.step_time in (StepTime.OVERLAPPED, StepTime.EXPOSED) else 0,

@@ -12,8 +12,8 @@ from msgspec import Struct
 from tracekit.base.text import percent
 
 Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
-#: Losses below this share of the step do not lead.
-WORTH = 0.05
+#: Losses below this share of the step do not lead, and a replay further off than this is not trusted.
+WORTH = UNEXPLAINED = 0.05
 
 
 class Run(Struct, frozen=True):
@@ -72,7 +72,8 @@ class Price(Struct, frozen=True):
 
 
 class RlReport(Struct, frozen=True):
-    """Where a step went. `flagged`: why the times contradict each other; such a run gets no prices.
+    """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
+    contradict each other; such a run gets no prices.
 
     `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
     `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
@@ -80,6 +81,7 @@ class RlReport(Struct, frozen=True):
 
     job: Run
     step_s: float
+    replayed_s: float | None
     generation_s: float | None
     trainer_wait_s: float | None
     staleness: int | None

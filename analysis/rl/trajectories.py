@@ -23,10 +23,8 @@ from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import short
 from tracekit.trace.rl import Format, Timeline, Trajectories
 
-#: A replay that differs from the recording by this share of the step explains nothing.
-_UNEXPLAINED = 0.05
 #: A response is in the tail if it is longer than this percentile of its step.
-_TAIL = 95
+TAIL = 95
 
 
 class _Steps:
@@ -185,8 +183,7 @@ class _Generations:
             case "tail":
                 first = np.searchsorted(requests.step, np.arange(requests.step[-1] + 2))
                 longest = [
-                    np.percentile(requests.tokens[start:stop], _TAIL, method="higher")
-                    for start, stop in pairwise(first)
+                    np.percentile(requests.tokens[start:stop], TAIL, method="higher") for start, stop in pairwise(first)
                 ]
                 requests = requests.replace(tokens=np.minimum(requests.tokens, np.array(longest)[requests.step]))
             case "engines":
@@ -256,11 +253,6 @@ def analyse_trajectories(
     flagged = contradiction(trainer_s + (0 if loop.staleness else phases["generate"]), step_s)
     if flagged is None and made is not None:
         flagged = made.clock_off(steps, step_s)
-    if flagged is None and abs(times.mean() / step_s - 1) > _UNEXPLAINED:
-        flagged = (
-            f"the replayed step takes {times.mean():.2f} s and the recorded one {step_s:.2f} s: the run is no loop of"
-            " generation, training and sync"
-        )
     losses = [] if flagged else _losses(loop, steps.reward_s, made, times)
     return RlReport(
         Run(
@@ -271,6 +263,7 @@ def analyse_trajectories(
             "phases" if made is None else "trajectories",
         ),
         step_s,
+        float(times.mean()),
         generation_s,
         float((steps.train_start[WARM_UP:] - steps.sync_end[WARM_UP - 1 : -1]).mean()),
         loop.staleness,

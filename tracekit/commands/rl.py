@@ -8,7 +8,8 @@ import click
 
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
-from tracekit.commands.options import PATH, console
+from tracekit.base.text import printable
+from tracekit.commands.options import OUT, PATH, console
 from tracekit.trace.rl import Format
 
 
@@ -24,6 +25,7 @@ from tracekit.trace.rl import Format
     "--what-if", "what_ifs", multiple=True, metavar="X",
     help="Price X: staleness=K, partial=Q, engines=N, split=A:B, longest-first. Repeatable.",
 )  # fmt: skip
+@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with pictures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
 def rl_command(
     files: tuple[Path, ...],
@@ -31,6 +33,7 @@ def rl_command(
     gpus: str | None,
     slots: int | None,
     what_ifs: tuple[str, ...],
+    html: Path | None,
     as_json: bool,
 ) -> int:
     """Where did the step of post-training go, and what would a step of staleness buy?
@@ -47,11 +50,15 @@ def rl_command(
     from tracekit.analysis.rl.report import headline
     from tracekit.analysis.rl.scenario import USUAL, Gpus, Scenario
     from tracekit.analysis.rl.trajectories import analyse_trajectories
+    from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.collectors.importers.rl.reader import read_rl
+    from tracekit.show.documents.rl_page import RL_PAGE_FILE, rl_page
     from tracekit.trace.rl import PhaseLog
 
     scenarios = [Scenario.parse(text) for text in what_ifs or USUAL]
     known = None if gpus is None else Gpus.parse(gpus)
+    if html is not None:
+        check_writable(html, RL_PAGE_FILE)
     with progress() as tell:
         tell("reading the log")
         log = read_rl(files, None if written_by == "auto" else Format(written_by))
@@ -60,6 +67,9 @@ def rl_command(
             report = analyse_phases(log, scenarios if what_ifs else scenarios[:1])
         else:
             report = analyse_trajectories(log, scenarios, known, slots)
+    if html is not None:
+        write_text(html, rl_page(report, log, files[0].name), RL_PAGE_FILE)
+        click.echo(f"Wrote {printable(str(html))}", err=True)
     if as_json:
         click.echo(msgspec.json.encode({"headline": headline(report), **msgspec.structs.asdict(report)}))
     else:

@@ -51,11 +51,11 @@ def plain(line: str) -> str:
 
 def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: str) -> PhaseLog:
     """All steps of a log; of a step that is logged twice, as after a restart, the last. Raises FormatError."""
-    steps: dict[int, dict[str, float]] = {}
     try:
         records = list(framework.records(lines))
     except ValueError as error:
         raise FormatError(f"{where}, {error}") from None
+    steps: dict[int, dict[str, float]] = {}
     for number, values in records:
         found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
         for name, value in found.items():
@@ -90,7 +90,10 @@ def _numbers(words: str) -> dict[str, float]:
 
 
 def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console."""
+    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console.
+
+    Raises ValueError for JSON that is something else.
+    """
     for number, line in lines:
         if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
             try:
