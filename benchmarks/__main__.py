@@ -6,6 +6,7 @@ python -m benchmarks core --quick       small sizes, printed only: shows that a 
 python -m benchmarks eventsim --help    options of eventsim, clocks, hang_live and frameworks; printed only
 python -m benchmarks goldens            compares the reports of two versions, see benchmarks/goldens.py
 python -m benchmarks one-gpu FOLDER     puts losses into real traces of one GPU, see benchmarks/one_gpu.py
+python -m benchmarks rl-published FILE  compares `tracekit rl` with published figures, see benchmarks/rl_published.py
 """
 
 import re
@@ -19,11 +20,11 @@ from benchmarks.measure import commit, machine
 RESULTS = Path(__file__).with_name("RESULTS.md")
 SECTIONS = (
     "core", "against", "causes", "eventsim", "clocks", "collect", "faults", "gpu", "kineto", "dashboard", "store",
-    "killed", "windows", "hang", "hang_live", "fleet", "frameworks",
+    "killed", "windows", "hang", "hang_live", "fleet", "frameworks", "rl", "rl_live",
 )  # fmt: skip
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
 WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")
-ALWAYS_WITH_OPTIONS = ("goldens", "one-gpu")
+ALWAYS_WITH_OPTIONS = ("goldens", "one-gpu", "rl-published")
 _SECTION = "<!-- section {} -->\n"
 
 

@@ -23,8 +23,8 @@ OUTERMOST = frozenset(
         "guard:Guard.attempt_hook",  # the guard itself
     }
 )
-#: Modules that these trainings do not use: GPUs, hangs, profilers.
-LEFT_OUT = frozenset({"gpu_state", "hang_watch", "nvml", "profiler", "plain_pickle", "spans"})
+#: Modules that these trainings do not use: GPUs, hangs, profilers, RL.
+LEFT_OUT = frozenset({"gpu_state", "hang_watch", "nvml", "profiler", "plain_pickle", "rl", "spans"})
 
 
 #: Faults and functions to try; None for all.

@@ -38,6 +38,7 @@ _GROUPS = {
         "compare": ("tracekit.commands.compare", "What changed from one run to another."),
         "experts": ("tracekit.commands.experts", "Where to place experts, by the tokens that they get."),
         "hang": ("tracekit.commands.hang", "Which rank a hung job waits for."),
+        "rl": ("tracekit.commands.rl", "Where a step of RL post-training goes."),
         "culprits": ("tracekit.commands.culprits", "Nodes that hold a job up, for scripts."),
         "info": ("tracekit.commands.info", "What a trace, a folder or a store holds."),
         "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),

@@ -222,3 +222,20 @@ def replay(
     each with the lanes of the matrix: ops of that choice cost what `chosen`, [rows, lanes], says, all others what
     `matrix` says.
     """
+
+def roll_out(
+    first: _Int64s,
+    arrives: _Floats,
+    base_s: _Floats,
+    per_request_s: _Floats,
+    slots: int,
+    until: float,
+    tokens_left: _Floats,
+    tool_left: _Floats,
+    end: _Floats,
+) -> None:
+    """Decode the requests of each engine, from `first[engine]` on in order of arrival, at most `slots` at a time.
+
+    A decoding step takes base + per request x running. Updates the tokens and seconds of tools that are left at the
+    time `until`, and the end of each request that has ended by then. Tools begin at half of the tokens.
+    """

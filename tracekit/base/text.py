@@ -119,14 +119,19 @@ def percent_sure(confidence: float) -> str:
     return f"{min(confidence, MOST_CONFIDENT):.0%}"
 
 
+def percent(share: float) -> str:
+    """Whole percent, without a minus before zero."""
+    return f"{round(share * 100)} %"
+
+
 def sure(confidence: float) -> str:
     """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
     return f"{percent_sure(confidence)} sure"
 
 
 def counted(number: int, noun: str) -> str:
-    """So many things: "1 GPU", "1,024 GPUs", "2 dependencies"."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("cy") else f"{noun}s"
+    """So many things: "1 GPU", "1,024 GPUs", "2 dependencies", "3 trajectories"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith(("cy", "ry")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

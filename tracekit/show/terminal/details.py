@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.analysis.graph.rules.posting import Posting
-from tracekit.base.text import seconds, short, sure, three_digits
+from tracekit.base.text import percent, seconds, short, sure, three_digits
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.job.pipeline_words import worker_label
 from tracekit.report.question import change_text
 from tracekit.report.report import Report
 from tracekit.show.terminal.maps import steps_line, worker_map
-from tracekit.show.terminal.tables import new_table, percent, section_table, side_by_side, slowdown_text
+from tracekit.show.terminal.tables import new_table, section_table, side_by_side, slowdown_text
 from tracekit.show.words import fix_table, published_instead
 from tracekit.trace.model import Worker
 

@@ -75,11 +75,6 @@ def labelled(rows: Iterable[tuple[str, str | None]]) -> Table:
     return grid
 
 
-def percent(share: float) -> str:
-    """Whole percent, without a minus before zero."""
-    return f"{round(share * 100)} %"
-
-
 def slowdown_text(value: float) -> Text:
     """S with three decimals, marked if it is straggling."""
     return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")

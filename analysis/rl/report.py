@@ -1,0 +1,139 @@
+"""The report on a post-training run: plain data, whose keys are those of the JSON object.
+
+All times are seconds of the mean step. docs/report-schema.md explains the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from tracekit.base.text import percent
+
+Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
+#: Losses below this share of the step do not lead, and a replay further off than this is not trusted.
+WORTH = UNEXPLAINED = 0.05
+
+
+class Run(Struct, frozen=True):
+    """Which run, and what its report rests on."""
+
+    format: str
+    steps: int
+    trajectories: int
+    engines: int
+    basis: Literal["trajectories", "phases"]
+
+
+class PhaseTime(Struct, frozen=True):
+    """What a phase takes in a step."""
+
+    phase: str
+    seconds: float
+
+
+class LossTime(Struct, frozen=True):
+    """What a loss costs: the step minus the replayed step without it."""
+
+    loss: Loss
+    lost_s: float
+
+
+class Generation(Struct, frozen=True):
+    """How engines decode: a step takes `base_s` + `per_request_s` x running requests at the median speed.
+
+    `speeds`: of each engine, relative to the median. `slots`: most requests that an engine runs at once, None if
+    unknown. `reproduced_s`: the replayed generation; `error`: its difference from the recorded one, relative.
+    """
+
+    base_s: float
+    per_request_s: float
+    speeds: dict[str, float]
+    slots: int | None
+    reproduced_s: float
+    error: float
+
+
+class Price(Struct, frozen=True):
+    """What the step would take in a scenario, None with the reason in `assumes` if it cannot be told.
+
+    `low_s`, `high_s`: bounds of `step_s`. `oldest_sample_steps`: how many updates the weights of the oldest tokens of a
+    training batch lag behind, None if the algorithm stays as it is.
+    """
+
+    scenario: str
+    step_s: float | None
+    low_s: float | None
+    high_s: float | None
+    saved_s: float | None
+    oldest_sample_steps: int | None
+    assumes: str | None
+
+
+class RlReport(Struct, frozen=True):
+    """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
+    contradict each other; such a run gets no prices.
+
+    `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
+    `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
+    """
+
+    job: Run
+    step_s: float
+    replayed_s: float | None
+    generation_s: float | None
+    trainer_wait_s: float | None
+    staleness: int | None
+    phases: list[PhaseTime]
+    unaccounted_s: float | None
+    flagged: str | None
+    losses: list[LossTime]
+    leading: Loss | None
+    generation: Generation | None
+    what_if: list[Price]
+
+
+def leading(losses: list[LossTime], step_s: float) -> Loss | None:
+    """The largest loss, if it is worth mentioning."""
+    most = max(losses, key=lambda one: one.lost_s, default=None)
+    return most.loss if most is not None and most.lost_s >= WORTH * step_s else None
+
+
+_LOSSES: dict[Loss, str] = {
+    "queueing": "waiting for a free slot of an engine",
+    "tail": "the tail",
+    "engines": "the imbalance of engines",
+    "tools": "waiting for tools",
+    "reward": "the reward",
+    "sync": "the weight sync",
+}
+
+
+def headline(report: RlReport) -> str:
+    """The first line of every output: what costs most, and which alternative saves most."""
+    if report.flagged:
+        return f"CONTRADICTION: {report.flagged}"
+    share = {one.loss: one.lost_s / report.step_s for one in report.losses}
+    most = max(report.phases, key=lambda one: one.seconds, default=None)
+    if report.leading is not None:
+        costs = f"{_LOSSES[report.leading]} costs {percent(share[report.leading])} of the step"
+        words = f"{report.leading.upper()}: {costs}"
+    elif report.job.basis == "trajectories" or most is None:
+        words = f"BALANCED: no loss costs {percent(WORTH)} of the step"
+    else:
+        words = f"{most.phase.upper()} takes {percent(most.seconds / report.step_s)} of the step"
+    return words + _saves(report)
+
+
+def _saves(report: RlReport) -> str:
+    """The alternative that saves most, if that is worth mentioning."""
+    best = max(report.what_if, key=lambda one: one.saved_s or 0.0, default=None)
+    if best is None or not best.saved_s or best.saved_s < report.step_s / 100:
+        return ""
+    least, most = ((report.step_s - (bound or 0.0)) / report.step_s for bound in (best.high_s, best.low_s))
+    saves = percent(most) if percent(least) == percent(most) else f"{round(least * 100)} to {percent(most)}"
+    old = best.oldest_sample_steps
+    aged = "" if old is None else f", oldest sample {'one step' if old == 1 else f'{old} steps'} old"
+    name = "one step of staleness" if best.scenario == "staleness=1" else best.scenario
+    return f"; {name} saves {saves}{aged}"

@@ -1,0 +1,101 @@
+"""What-ifs of post-training, as people type them: `staleness=1`, `split=6:2,generate=40`.
+
+In: text. Out: `Scenario`s.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from msgspec import Struct
+
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import quoted
+
+#: What is priced if nothing is asked for; without trajectories, the first alone.
+USUAL = ("staleness=1", "partial=0.9", "longest-first")
+_WORDS = re.compile(
+    r"staleness=(?P<staleness>\d{1,4})|partial=(?P<partial>[\d.]+)|engines=(?P<engines>\d{1,6})"
+    r"|split=(?P<rollout>\d{1,6}):(?P<trainer>\d{1,6})|(?P<longest_first>longest-first)"
+    r"|generate=(?P<generate>[\d.e+-]+)|train=(?P<train>[\d.e+-]+)"
+)
+
+
+class Scenario(Struct, frozen=True):
+    """A run changed in some ways; None: as recorded.
+
+    `staleness`: steps that the weights of a generation may lag behind. `partial`: share of its requests after which a
+    generation ends. `engines`: their number. `rollout`, `trainer`: GPUs of each. `longest_first`: requests start and
+    are dealt out by length. `generate_s`, `train_s`: seconds that these phases take.
+    """
+
+    text: str
+    staleness: int | None = None
+    partial: float | None = None
+    engines: int | None = None
+    rollout: int | None = None
+    trainer: int | None = None
+    longest_first: bool = False
+    generate_s: float | None = None
+    train_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Scenario:
+        """Read a scenario. Raises SelectionError."""
+        found: dict[str, str] = {}
+        for part in text.split(","):
+            match = _WORDS.fullmatch(part.strip())
+            if match is None:
+                raise SelectionError(
+                    f"--what-if {quoted(text)}: {quoted(part)} is none of staleness=K, partial=Q, engines=N, split=A:B,"
+                    " longest-first, generate=S, train=S"
+                )
+            found |= {key: value for key, value in match.groupdict().items() if value is not None}
+
+        def whole(key: str, least: int) -> int | None:
+            if key in found and int(found[key]) < least:
+                raise SelectionError(f"--what-if {quoted(text)}: {found[key]} is too small; expected at least {least}")
+            return int(found[key]) if key in found else None
+
+        def real(key: str, most: float) -> float | None:
+            try:
+                value = float(found[key]) if key in found else None
+            except ValueError:
+                value = math.nan
+            if value is not None and not 0 < value <= most:
+                limit = f" and at most {most:g}" if most < math.inf else ""
+                raise SelectionError(f"--what-if {quoted(text)}: {found[key]} is not a number above 0{limit}")
+            return value
+
+        return cls(
+            text,
+            staleness=whole("staleness", 0),
+            partial=real("partial", 1.0),
+            engines=whole("engines", 1),
+            rollout=whole("rollout", 1),
+            trainer=whole("trainer", 1),
+            longest_first="longest_first" in found,
+            generate_s=real("generate", 1e12),
+            train_s=real("train", 1e12),
+        )
+
+    @property
+    def regenerates(self) -> bool:
+        """Whether the generation itself has to be replayed."""
+        return bool(self.partial or self.engines or self.rollout or self.longest_first)
+
+
+class Gpus(Struct, frozen=True):
+    """GPUs of the rollout and of the trainer, as recorded."""
+
+    rollout: int
+    trainer: int
+
+    @classmethod
+    def parse(cls, text: str) -> Gpus:
+        """Read `rollout=A,trainer=B`. Raises SelectionError."""
+        match = re.fullmatch(r"rollout=([1-9]\d{0,5}),trainer=([1-9]\d{0,5})", text.replace(" ", ""))
+        if match is None:
+            raise SelectionError(f"--gpus {quoted(text)}: expected the GPUs of both roles, such as rollout=6,trainer=2")
+        return cls(int(match[1]), int(match[2]))

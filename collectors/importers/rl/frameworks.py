@@ -1,0 +1,242 @@
+"""What frameworks print about the phases of a step, as facts: which timers there are, and which contain which.
+
+In: lines of a log. Out: a `PhaseLog`. Checked in the sources: verl's `ray_trainer.py`, OpenRLHF's `ppo_trainer.py` and
+`ppo_trainer_async.py`, slime's `actor.py` and `train_metric_utils.py`, NeMo-RL's `grpo.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted
+from tracekit.trace.rl import Format, PhaseLog, StepTime
+
+#: Seconds of each timer of a step: its number, then by the timer's name as the framework prints it.
+Record = tuple[int, dict[str, float]]
+#: Colours, and what Ray puts before a line of a worker.
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
+_NUMBER = r"(?:[\w.]+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
+#: Two clocks, or a sum and its parts, differ by this share of a step at most.
+TOLERANCE = 0.01
+
+
+class Framework(Struct, frozen=True):
+    """How a framework reports times.
+
+    `timer`: matches keys of timers, and its group is the timer's name. `step`: the timer of the whole step. `phases`:
+    our names of its timers; one that is not here keeps its own. `not_phases`: timers around other timers, inside them,
+    or outside the step. `records`: reads lines, each with its number in the file, and raises ValueError.
+    """
+
+    format: Format
+    timer: re.Pattern[str]
+    step: str
+    phases: Mapping[str, str]
+    not_phases: frozenset[str]
+    records: Callable[[Iterator[tuple[int, str]]], Iterator[Record]]
+    step_time: Callable[[Mapping[str, float], Mapping[str, float]], StepTime]
+
+
+def plain(line: str) -> str:
+    """A line of a console without colours and without Ray's prefix."""
+    return _DECORATION.sub("", _DECORATION.sub("", line)) if "\x1b" in line or "pid=" in line else line
+
+
+def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: str) -> PhaseLog:
+    """All steps of a log; of a step that is logged twice, as after a restart, the last. Raises FormatError."""
+    try:
+        records = list(framework.records(lines))
+    except ValueError as error:
+        raise FormatError(f"{where}, {error}") from None
+    steps: dict[int, dict[str, float]] = {}
+    for number, values in records:
+        found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
+        for name, value in found.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise FormatError(f"{where}: step {number}: {name} took {value} s; expected a time of at least 0")
+        known = steps.get(number, {})
+        # slime reports a step in two records.
+        steps[number] = found if framework.step in known and framework.step in found else known | found
+    whole = [timers for timers in steps.values() if timers.get(framework.step, 0.0) > 0]
+    if not whole:
+        raise FormatError(f"{where}: {framework.format} logs no whole step here; expected lines with {framework.step}")
+    seconds: dict[str, list[float]] = {}
+    for at, timers in enumerate(whole):
+        for name, value in timers.items():
+            if name != framework.step and name not in framework.not_phases:
+                phase = framework.phases.get(name, name.replace("_", "-").replace("/", "-"))
+                seconds.setdefault(phase, [0.0] * len(whole))[at] += value
+    step_s = np.array([timers[framework.step] for timers in whole])
+    phases = {phase: np.array(column) for phase, column in seconds.items()}
+    means = {name: math.fsum(timers.get(name, 0.0) for timers in whole) / len(whole) for name in set().union(*whole)}
+    return PhaseLog(
+        framework.format,
+        framework.step_time(means, {phase: float(column.mean()) for phase, column in phases.items()}),
+        step_s,
+        phases,
+    )
+
+
+def _numbers(words: str) -> dict[str, float]:
+    """The numbers of a dict as Python prints it, also as `np.float64(1.5)` or `tensor(1.5)`."""
+    return {key: float(value) for key, value in re.findall(rf"'([^']+)': {_NUMBER}", words)}
+
+
+def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console.
+
+    Raises ValueError for JSON that is something else.
+    """
+    for number, line in lines:
+        if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
+            try:
+                record = json.loads(line)
+                step, data = int(record["step"]), record["data"].items()
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise ValueError(f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger") from None
+            # A time that is no number is an error, as NaN is.
+            yield (
+                step,
+                {
+                    key: float(value) if isinstance(value, int | float) else math.nan
+                    for key, value in data
+                    if key.startswith("timing_s/")
+                },
+            )
+        elif match := _VERL_STEP.search(line):
+            pairs = re.findall(rf"(?<= - )([^\s:]+):{_NUMBER}", line)
+            yield int(match[1]), {key: float(value) for key, value in pairs}
+
+
+def _openrlhf(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+    """OpenRLHF: `Global step 3: {'timing/...': 1.5, ...}`."""
+    for _, line in lines:
+        if match := re.search(r"Global step (\d+): (\{.*)", line):
+            yield int(match[1]), _numbers(match[2])
+
+
+def _slime(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+    """slime: `perf 3: {'perf/rollout_time': 1.5, ...}`, one of the rollout and one of the trainer."""
+    for _, line in lines:
+        if match := re.search(r"\bperf (\d+): (\{.*)", line):
+            yield int(match[1]), _numbers(match[2])
+
+
+def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer."""
+    steps = 0
+    values: dict[str, float] = {}
+    for _, line in lines:
+        match = re.match(r"\W*([A-Za-z][\w/ ]*): (\d+(?:\.\d+)?)s\b", line)
+        if match is None or match[1] == _NEMO_STEP:
+            if values:
+                yield steps, values
+                steps += 1
+            values = {}
+        if match and (values or match[1] == _NEMO_STEP):
+            values[match[1]] = float(match[2])
+    if values:
+        yield steps, values
+
+
+def _serial(_: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
+    return StepTime.EXPOSED if "exposed-generation" in phases else StepTime.SERIAL
+
+
+def _sum_or_clock(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
+    """OpenRLHF's synchronous trainer adds up its timers; the other one reads a clock, while the next batch is made."""
+    summed = math.isclose(timers["step_total"], math.fsum(phases.values()), rel_tol=1e-6)
+    return StepTime.SUMMED if summed else StepTime.OVERLAPPED
+
+
+def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
+    """The trainer of slime waits for the whole rollout, unless that runs beside the training (`train_async.py`)."""
+    waited = timers.get("train_wait", math.inf)
+    return StepTime.OVERLAPPED if phases.get("generate", 0.0) > waited * (1 + TOLERANCE) else StepTime.SERIAL
+
+
+_VERL_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
+_NEMO_STEP = "Total step time"
+FRAMEWORKS = (
+    Framework(
+        Format.VERL,
+        re.compile(r"timing_s/(\w+)"),  # timing_s/agent_loop/... is within gen
+        "step",
+        {
+            "gen": "generate",
+            "old_log_prob": "old-log-prob",
+            "ref": "ref-log-prob",
+            "adv": "advantage",
+            "update_actor": "train",
+            "update_critic": "train-critic",
+            "update_weights": "sync",
+        },
+        frozenset(
+            # Within gen, as its workers time it; then what is before and after the step.
+            ("generate_sequences", "reshard", "testing", "save_checkpoint", "start_profile", "stop_profile")
+        ),
+        _verl,
+        _serial,
+    ),
+    Framework(
+        Format.OPENRLHF,
+        re.compile(r"timing/(\w+)"),
+        "step_total",
+        {"generation": "generate", "make_experience": "experience", "ppo_train": "train", "broadcast": "sync"},
+        frozenset(),
+        _openrlhf,
+        _sum_or_clock,
+    ),
+    Framework(
+        Format.SLIME,
+        re.compile(r"perf/(\w+)_time"),
+        "step",
+        {
+            "rollout": "generate",
+            "log_probs": "old-log-prob",
+            "ref_log_probs": "ref-log-prob",
+            "actor_train": "train",
+            "update_weights": "sync",
+        },
+        # The step is train_wait + train. train_wait is around rollout, update_weights (which was before this step) and
+        # data_preprocess; train is around the others.
+        frozenset(("train_wait", "train")),
+        _slime,
+        _waits_for_rollout,
+    ),
+    Framework(
+        Format.NEMO_RL,
+        re.compile(r"([\w ]+|\w+/total)"),  # the other timers with a slash are within NAME/total
+        _NEMO_STEP,
+        {
+            "generation": "generate",
+            "policy_training": "train",
+            "policy_and_reference_logprobs": "old-log-prob",
+            "reward_calculation": "reward",
+            "prepare_for_generation/total": "sync",
+            "weight_sync": "sync",
+            "prepare_for_generation": "sync",
+        },
+        frozenset(),
+        _nemo_rl,
+        _serial,
+    ),
+)
+
+
+def format_of(line: str) -> Format | None:
+    """The framework that printed a line with times of a step, None for any other line."""
+    if "timing_s/step" in line and (line.startswith("{") or _VERL_STEP.search(line)):
+        return Format.VERL
+    if "'timing/" in line and "Global step " in line:
+        return Format.OPENRLHF
+    if "'perf/" in line and re.search(r"\bperf \d+: \{", line):
+        return Format.SLIME
+    return Format.NEMO_RL if f"{_NEMO_STEP}: " in line else None

@@ -1,0 +1,91 @@
+"""Opens logs of post-training and finds out who wrote them.
+
+In: files. Out: a `PhaseLog` or a `Timeline`. Nothing in a file is executed: pickles are refused unread.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+from tracekit.base.errors import FormatError
+from tracekit.base.text import listed
+from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, format_of, plain, read_phases
+from tracekit.collectors.importers.rl.trajectories import read_trajectories
+from tracekit.trace.rl import Format, PhaseLog, Timeline
+
+#: Largest file that is read, bytes.
+_LARGEST_FILE = 4 << 30
+#: A pickle of protocol 2 or later, and the archive in which torch saves one.
+_PICKLES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\x03\x04")
+#: Beginnings of the lines of the generic format.
+_GENERIC = (b'"trajectory"', b'"phase"')
+
+
+def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | Timeline:
+    """Read the files of one run, in their order; `written_by`: None to find out. Raises FormatError."""
+    contents = {str(path): _content(path) for path in paths}
+    formats = {written_by} if written_by else set[Format]().union(*(_formats(*one) for one in contents.items()))
+    if len(formats) > 1:
+        raise FormatError(f"{listed(contents)}: logs of {listed(sorted(formats))}; give the files of one run")
+    (found,) = formats
+    if found is Format.TRAJECTORIES:
+        return read_trajectories(contents)
+    framework = next(one for one in FRAMEWORKS if one.format is found)
+    return read_phases(framework, chain.from_iterable(map(_lines, contents.values())), listed(contents))
+
+
+def _content(path: Path) -> bytes:
+    """What a file holds. Raises FormatError for one that is not text."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(4096)
+            if beginning.startswith(_PICKLES):
+                raise FormatError(f"{path}: a pickle, which could run any code if it were read; give the log as text")
+            if beginning.startswith(b"\x1f\x8b"):
+                raise FormatError(f"{path}: compressed; unpack it first (gunzip -k)")
+            if b"\0" in beginning:
+                raise FormatError(f"{path}: not text; give the log that the framework printed")
+            if path.stat().st_size > _LARGEST_FILE:
+                raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 30} GiB; give fewer steps")
+            content = beginning + file.read()
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    content = _whole_lines(content.removeprefix(codecs.BOM_UTF8))
+    if not content.strip():
+        raise FormatError(f"{path}: an empty file; give the log of a run that has trained for a few steps")
+    return content
+
+
+def _whole_lines(content: bytes) -> bytes:
+    """Without a last line of JSON that is still being written, or whose writer was killed."""
+    end = content.rfind(b"\n") + 1
+    if content[end : end + 1] == b"{":
+        try:
+            json.loads(content[end:])
+        except (ValueError, RecursionError):
+            return content[:end]
+    return content
+
+
+def _formats(path: str, content: bytes) -> set[Format]:
+    """The formats of a file's lines. Raises FormatError if there are none."""
+    first = content.lstrip()[:65536].split(b"\n", 1)[0]
+    if first.startswith(b"{") and any(key in first for key in _GENERIC):
+        return {Format.TRAJECTORIES}
+    found = {known for _, line in _lines(content) if (known := format_of(line)) is not None}
+    if not found:
+        raise FormatError(
+            f"{path}, line 1: {first[:60].decode(errors='replace')!r}; no line is as {listed(Format)} write it. Give"
+            " the output of the trainer with its timings, or docs/rl.md's generic format"
+        )
+    return found
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without what a console puts around them."""
+    for number, line in enumerate(content.split(b"\n"), 1):
+        yield number, plain(line.decode(errors="replace").rstrip())

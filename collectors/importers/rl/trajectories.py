@@ -1,0 +1,113 @@
+"""The generic format: a line of JSON for each trajectory and for each phase.
+
+In: `{"trajectory", "step", "engine", "submit", "start", "end", "tokens", "tool_s", "version", "status"}` and
+`{"phase", "role", "step", "start", "end"}`, seconds of one clock. Out: a `Timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted, short
+from tracekit.trace.rl import Phases, Timeline, Trajectories
+
+_Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Clock = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+_EXPECTED = 'expected {"trajectory": ..., "step": 0, "engine": ..., "start": 0.0, ...} or {"phase": "train", ...}'
+
+
+class _Line(Struct, gc=False):
+    """A trajectory, or a phase if it has that key."""
+
+    step: _Step
+    start: _Clock
+    end: _Clock
+    phase: str | None = None
+    trajectory: str | int | None = None
+    engine: str | int = 0
+    submit: _Clock | None = None
+    tokens: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0
+    tool_s: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0
+    version: _Step | None = None
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
+    """Read the files of a run, by their names. Raises FormatError, with file and line, for a line that is not as the
+    module describes.
+    """
+    lines = [line for where, content in contents.items() for line in _read(content, where)]
+    phases = [line for line in lines if line.phase is not None]
+    trajectories = [line for line in lines if line.phase is None]
+    return Timeline(
+        Phases(np.array([line.phase or "" for line in phases], dtype=str), *_times(phases)),
+        _trajectories(trajectories) if trajectories else None,
+    )
+
+
+def _read(content: bytes, where: str) -> list[_Line]:
+    try:
+        lines = _decoder.decode_lines(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        lines = _one_by_one(content, where)
+    for line in lines:
+        if line.phase is None and line.trajectory is None:
+            raise FormatError(f"{where}: a line of step {line.step} has neither a trajectory nor a phase; {_EXPECTED}")
+        if line.end < line.start:
+            name = f"phase {short(line.phase)!r}" if line.phase else f"trajectory {quoted(line.trajectory)}"
+            raise FormatError(
+                f"{where}: {name} of step {line.step} ends at {line.end} s, before it starts at {line.start} s; all"
+                " times must be of one clock"
+            )
+    return lines
+
+
+def _one_by_one(content: bytes, where: str) -> list[_Line]:
+    """The lines, to name the one that cannot be read."""
+    lines = []
+    for number, text in enumerate(content.split(b"\n"), 1):
+        if text.strip():
+            try:
+                lines.append(_decoder.decode(text))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise FormatError(f"{where}, line {number}: {error}; {_EXPECTED}") from None
+    return lines
+
+
+def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
+    return (
+        np.array([line.step for line in lines], dtype=np.int64),
+        np.array([line.start for line in lines], dtype=np.float64),
+        np.array([line.end for line in lines], dtype=np.float64),
+    )
+
+
+def _trajectories(lines: list[_Line]) -> Trajectories:
+    step, start, end = _times(lines)
+    submit = np.array([line.start if line.submit is None else line.submit for line in lines])
+    engines, engine = np.unique([str(line.engine) for line in lines], return_inverse=True)
+    # Lines are often in order of completion. Names of one length, such as 3-07 and 3-12, sort as numbers do.
+    names = np.array([str(line.trajectory) for line in lines])
+    order = np.lexsort((names, np.char.str_len(names), submit, step))
+    columns: Iterator[Any] = (
+        column[order]
+        for column in (
+            step,
+            engine.astype(np.int64),
+            submit,
+            start,
+            end,
+            np.array([line.tokens for line in lines], dtype=np.float64),
+            np.array([line.tool_s for line in lines], dtype=np.float64),
+            np.array([-1 if line.version is None else line.version for line in lines], dtype=np.int64),
+        )
+    )
+    return Trajectories(tuple(map(str, engines)), *columns)

@@ -1,0 +1,197 @@
+"""Reports on runs whose times were worked out by hand, and on simulated ones with their truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.rlsim import PLANTED, alternatives, draw, generate, losses, record, step_s
+from tests.analysis.rl.logs import GENERATION_S, STEP_S, lines, request, write
+from tracekit.analysis.rl.loop import Loop
+from tracekit.analysis.rl.phases import analyse_phases
+from tracekit.analysis.rl.report import RlReport, headline
+from tracekit.analysis.rl.scenario import Gpus, Scenario
+from tracekit.analysis.rl.trajectories import analyse_trajectories
+from tracekit.base.errors import FormatError, SelectionError
+from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.trace.rl import Format, PhaseLog, StepTime, Timeline
+
+
+def analyse(path: Path, *scenarios: str, gpus: str | None = None, slots: int | None = None) -> RlReport:
+    timeline = read_rl([path])
+    assert isinstance(timeline, Timeline)
+    known = None if gpus is None else Gpus.parse(gpus)
+    return analyse_trajectories(timeline, [Scenario.parse(text) for text in scenarios], known, slots)
+
+
+def prices(report: RlReport) -> dict[str, float | None]:
+    return {one.scenario: one.step_s for one in report.what_if}
+
+
+def test_the_account_of_a_step_by_hand(tmp_path: Path) -> None:
+    report = analyse(write(tmp_path / "run.jsonl", lines()), slots=8)
+    assert (report.step_s, report.generation_s, report.trainer_wait_s) == (STEP_S, GENERATION_S, 6.0)
+    assert {one.phase: one.seconds for one in report.phases} == {
+        "generate": 5.5,
+        "train": 4.0,
+        "sync": 1.0,
+        "reward": 0.5,
+    }
+    assert (report.unaccounted_s, report.flagged, report.staleness) == (0.0, None, 0)
+    assert report.generation is not None
+    assert report.generation.base_s == pytest.approx(0.25)
+    assert report.generation.per_request_s == pytest.approx(0.25)
+    assert report.generation.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_losses_by_hand(tmp_path: Path) -> None:
+    found = {one.loss: one.lost_s for one in analyse(write(tmp_path / "run.jsonl", lines())).losses}
+    # Nothing is longer than the 95th percentile of three requests, and there is one engine.
+    assert found == pytest.approx(
+        {"queueing": 0.0, "tail": 0.0, "engines": 0.0, "tools": 0.0, "reward": 0.5, "sync": 1.0}, abs=1e-6
+    )
+
+
+def test_prices_by_hand(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", lines())
+    report = analyse(
+        path, "staleness=1", "partial=0.6", "engines=3", "split=1:4", "staleness=1,generate=20", "train=1",
+        gpus="rollout=1,trainer=2",
+    )  # fmt: skip
+    assert prices(report) == pytest.approx(
+        {
+            "staleness=1": 5.5,  # generation and its trainer (4 + 1 s) side by side
+            "partial=0.6": 9.0,  # each generation ends with the second request, after 3.5 s
+            "engines=3": 9.5,  # 8 tokens alone take 4 s
+            "split=1:4": 9.0,  # twice the GPUs train in 2 s
+            "staleness=1,generate=20": 20.0,
+            "train=1": 8.0,
+        },
+        rel=1e-6,
+    )
+    ages = {one.scenario: one.oldest_sample_steps for one in report.what_if}
+    assert ages == {"staleness=1": 1, "partial=0.6": 1, "engines=3": None, "split=1:4": None,
+                    "staleness=1,generate=20": 1, "train=1": None}  # fmt: skip
+    assert headline(report).startswith("SYNC: the weight sync costs 9 % of the step; one step of staleness saves 50 %,")
+
+
+def test_a_loop_by_hand() -> None:
+    two, none = np.full(4, 2.0), np.zeros(4)
+    loop = Loop(two, none, two + 1, none, none, none, 0)
+    assert loop.sync_ends().tolist() == [5.0, 10.0, 15.0, 20.0]
+    # One step off: the trainer (3 s) is the slower one.
+    assert loop.replace(staleness=1).sync_ends().tolist() == [5.0, 8.0, 11.0, 14.0]
+    # A generation of 7 s is the slower one; that a training starts 1 s late does not matter then.
+    slow = loop.replace(staleness=1, generate=np.full(4, 7.0), train_late=np.ones(4))
+    assert slow.sync_ends().tolist() == [11.0, 18.0, 25.0, 32.0]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_drawn_job_has_the_losses_and_prices_of_its_simulation(tmp_path: Path, planted: str) -> None:
+    job = draw(planted, 1, staleness=PLANTED.index(planted) % 2)
+    record(job, tmp_path / "run.jsonl")
+    truth, alternative, step = losses(job), alternatives(job), step_s(job, generate(job))
+    gpus = f"rollout={len(job.speeds)},trainer={len(job.speeds)}"
+    report = analyse(tmp_path / "run.jsonl", *alternative, gpus=gpus, slots=job.slots)
+    assert report.step_s == pytest.approx(step, rel=1e-4)
+    assert report.staleness == job.staleness
+    assert report.leading == (None if planted == "none" else planted)
+    assert {one.loss: one.lost_s for one in report.losses} == pytest.approx(truth, abs=0.05 * step)
+    assert prices(report) == pytest.approx(alternative, rel=0.05)
+
+
+def test_contradictions_are_flagged_and_not_priced(tmp_path: Path) -> None:
+    def off(by: float) -> list[dict[str, Any]]:
+        """A second engine with the requests of the first, on a clock that is off."""
+        both = lines()
+        for line in lines():
+            if "trajectory" in line:
+                moved = {key: line[key] + by for key in ("submit", "start", "end")}
+                both.append(line | moved | {"trajectory": f"b{line['trajectory']}", "engine": "b"})
+        return both
+
+    longer = [line | ({"end": line["end"] + 5} if line.get("phase") == "train" else {}) for line in lines()]
+    for name, written, words in (
+        ("behind", off(-2.0), "trajectories of b lie 2.00 s outside"),
+        ("ahead", off(3.0), "trajectories of b lie 3.00 s outside"),
+        ("phases", longer, "more than the step itself"),
+    ):
+        report = analyse(write(tmp_path / name, written), "staleness=1")
+        assert report.flagged is not None, name
+        assert words in report.flagged
+        assert prices(report) == {"staleness=1": None}
+        assert headline(report).startswith("CONTRADICTION: ")
+    assert analyse(write(tmp_path / "right", off(0.0)), "staleness=1").flagged is None
+
+
+def test_a_step_that_is_cut_is_left_out_and_a_gap_is_an_error(tmp_path: Path) -> None:
+    cut = [*lines(), request("4-0", 4, 44.0, 45.0, 2)]
+    assert analyse(write(tmp_path / "cut", cut)).job.steps == 4
+    hole = [line for line in lines(5) if line.get("phase") != "sync" or line["step"] != 2]
+    with pytest.raises(FormatError, match="step 2 lacks"):
+        analyse(write(tmp_path / "hole", hole))
+    with pytest.raises(FormatError, match="2 whole steps"):
+        analyse(write(tmp_path / "short", lines(2)))
+
+
+def test_times_without_trajectories_price_staleness_only(tmp_path: Path) -> None:
+    phases = [line for line in lines() if "phase" in line]
+    report = analyse(write(tmp_path / "run.jsonl", phases), "staleness=1", "partial=0.9")
+    assert report.job.basis == "phases"
+    assert prices(report) == {"staleness=1": 5.5, "partial=0.9": None}
+
+
+def logged(step_time: StepTime, **phases: float) -> PhaseLog:
+    seconds = {name.replace("_", "-"): np.array([value, value]) for name, value in phases.items()}
+    return PhaseLog(Format.VERL, step_time, np.array([100.0, 100.0]), seconds)
+
+
+def test_logged_phases_price_staleness_between_its_bounds() -> None:
+    report = analyse_phases(logged(StepTime.SERIAL, generate=50, train=30, sync=8), [Scenario.parse("staleness=1")])
+    (price,) = report.what_if
+    assert (price.step_s, price.low_s, price.high_s, price.saved_s) == (62.0, 50.0, 62.0, 38.0)
+    assert headline(report) == (
+        "SYNC: the weight sync costs 8 % of the step; one step of staleness saves 38 to 50 %, oldest sample one step"
+        " old"
+    )
+
+
+def test_how_the_step_is_logged_decides_what_is_known() -> None:
+    scenarios = [Scenario.parse(text) for text in ("staleness=1", "partial=0.9", "partial=0.9,generate=20")]
+    for step_time, phases, unaccounted, expected in (
+        (StepTime.SERIAL, {"generate": 50, "train": 30}, 20.0, [70.0, None, 70.0]),
+        (StepTime.SUMMED, {"generate": 60, "train": 40}, None, [60.0, None, 60.0]),
+        (StepTime.OVERLAPPED, {"generate": 90, "train": 40}, 10.0, [100.0, None, 50.0]),
+        (StepTime.EXPOSED, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
+        (StepTime.SERIAL, {"generate": 70, "train": 32}, -2.0, [None, None, None]),
+    ):
+        report = analyse_phases(logged(step_time, **phases), scenarios)
+        assert report.unaccounted_s == unaccounted, phases
+        assert [one.step_s for one in report.what_if] == expected, phases
+
+
+def test_a_scenario_that_cannot_be_read_says_what_could(tmp_path: Path) -> None:
+    for text in (
+        "",
+        "stale=1",
+        "partial=0",
+        "partial=1.5",
+        "partial=x",
+        "engines=0",
+        "split=1",
+        "train=nan",
+        "train=-1",
+    ):
+        with pytest.raises(SelectionError, match="--what-if"):
+            Scenario.parse(text)
+    for text in ("", "rollout=1", "rollout=0,trainer=2", "rollout=a,trainer=b"):
+        with pytest.raises(SelectionError, match="--gpus"):
+            Gpus.parse(text)
+    path = write(tmp_path / "run.jsonl", lines())
+    with pytest.raises(SelectionError, match="needs --gpus"):
+        analyse(path, "split=1:1")
+    with pytest.raises(SelectionError, match="no whole number of engines"):
+        analyse(path, "split=3:1", gpus="rollout=2,trainer=2")

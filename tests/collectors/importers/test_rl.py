@@ -1,0 +1,182 @@
+"""Logs of post-training: what the frameworks print, and what is refused. Lines are as the frameworks write them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.analysis.rl.logs import lines, write
+from tests.cases import case
+from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.rl.reader import read_rl
+from tracekit.trace.rl import Format, PhaseLog, StepTime, Timeline
+
+VERL_S = {
+    "start_profile": 0.1, "agent_loop/generate_sequences/max": 29.0, "generate_sequences": 29.5, "gen": 30.0,
+    "old_log_prob": 4.0, "ref": 2.0, "adv": 0.5, "update_actor": 10.0, "update_weights": 1.5, "step": 50.0,
+    "testing": 99.0, "save_checkpoint": 9.0,
+}  # fmt: skip
+VERL_PHASES = {"generate": 30, "old-log-prob": 4, "ref-log-prob": 2, "advantage": 0.5, "train": 10, "sync": 1.5}
+RAY = "\x1b[36m(TaskRunner pid=2222)\x1b[0m "
+
+
+def phases_of(path: Path, text: str, written_by: Format | None = None) -> PhaseLog:
+    path.write_text(text)
+    log = read_rl([path], written_by)
+    assert isinstance(log, PhaseLog)
+    return log
+
+
+def means(log: PhaseLog) -> dict[str, float]:
+    return {phase: float(seconds.mean()) for phase, seconds in log.phases.items()}
+
+
+def test_verl_times_what_is_within_and_outside_a_step(tmp_path: Path) -> None:
+    timing = {f"timing_s/{name}": value for name, value in VERL_S.items()} | {"perf/throughput": 7.0}
+    records = [{"step": step, "data": timing | {"actor/kl": float("nan")}} for step in (1, 2)]
+    log = phases_of(tmp_path / "log.jsonl", "".join(f"{json.dumps(one)}\n" for one in records))
+    assert (log.format, log.step_time, log.step_s.tolist()) == (Format.VERL, StepTime.SERIAL, [50.0, 50.0])
+    assert means(log) == VERL_PHASES
+
+
+def test_verl_on_a_console(tmp_path: Path) -> None:
+    pairs = " - ".join(f"timing_s/{name}:{value}" for name, value in VERL_S.items())
+    text = (
+        f"{RAY}step:0 - val-core/acc:0.5\n"
+        f"{RAY}step:1 - actor/pg_loss:-0.08 - {pairs} - perf/throughput:1.2\n"
+        "(WorkerDict pid=1231) INFO: some other line step:9 - not a metric\n"
+        f"{RAY}step:2 - {pairs.replace('30.0', 'np.float64(3.2e1)')}\n"
+    )
+    log = phases_of(tmp_path / "console", text)
+    assert log.phases["generate"].tolist() == [30.0, 32.0]
+    assert means(log) == VERL_PHASES | {"generate": 31.0}
+
+
+def test_a_step_that_is_logged_twice_counts_once_as_the_last(tmp_path: Path) -> None:
+    text = "".join(f"step:{step} - timing_s/gen:{gen} - timing_s/step:10.0\n" for step, gen in ((1, 2), (2, 3), (2, 5)))
+    assert phases_of(tmp_path / "log", text).phases["generate"].tolist() == [2.0, 5.0]
+
+
+def test_openrlhf_adds_up_or_reads_a_clock(tmp_path: Path) -> None:
+    parts = {"make_experience": 3.0, "ppo_train": 8.0, "broadcast": 1.0, "generation": 30.0}
+    for name, step, star, expected in (("sum", 42.0, "✨ ", StepTime.SUMMED), ("clock", 31.5, "", StepTime.OVERLAPPED)):
+        timing = {f"timing/{key}": value for key, value in parts.items()} | {"timing/step_total": step, "kl": 0.1}
+        line = f"INFO 01-05 10:00:00 ppo_trainer.py:547] {star}Global step 7: {timing}\n"
+        log = phases_of(tmp_path / name, line.replace("30.0", "np.float64(30.0)"))
+        assert (log.step_time, log.step_s.tolist()) == (expected, [step])
+        assert means(log) == {"generate": 30, "experience": 3, "train": 8, "sync": 1}
+
+
+def test_slime_reports_a_step_in_two_records_and_waits_for_its_rollout(tmp_path: Path) -> None:
+    def text(wait: float) -> str:
+        trainer = {
+            "train_wait": wait, "train": 12.0, "log_probs": 3.0, "actor_train": 9.0, "update_weights": 1.0,
+            "data_preprocess": 0.5, "step": wait + 12.0,
+        }  # fmt: skip
+        timing = {f"perf/{key}_time": value for key, value in trainer.items()} | {"perf/wait_time_ratio": 0.5}
+        rollout = {"perf/rollout_time": 30.0, "perf/request/queue_time/mean": 9.0}
+        return f"[2026] rollout.py:2 - perf 0: {rollout}\n[2026] train.py:4 - perf 0: {timing}\nperf 1: {rollout}\n"
+
+    log = phases_of(tmp_path / "sync", text(34.0))
+    assert (log.step_time, log.step_s.tolist()) == (StepTime.SERIAL, [46.0])
+    assert means(log) == {"generate": 30, "old-log-prob": 3, "train": 9, "sync": 1, "data-preprocess": 0.5}
+    assert phases_of(tmp_path / "async", text(20.0)).step_time is StepTime.OVERLAPPED
+
+
+def test_nemo_rl_prints_a_block_a_step(tmp_path: Path) -> None:
+    block = (
+        "📊 Training Results:\n  • Loss: 0.1032\n\n⏱️  Timing:\n  • Total step time: 46.00s\n"
+        "  • {}: 33.31s (72.4%)\n  • policy_training: 8.63s (18.8%)\n  • prepare_for_generation/total: 0.30s (0.7%)\n"
+        "  • prepare_for_generation/transfer_and_update_weights: 0.24s (0.5%)\n\n"
+    )
+    text = "".join(f"{'=' * 9} Step {step}/2 {'=' * 9}\n{block.format('generation')}" for step in (1, 2))
+    log = phases_of(tmp_path / "log", text)
+    assert log.step_s.tolist() == [46.0, 46.0]
+    assert means(log) == pytest.approx({"generate": 33.31, "train": 8.63, "sync": 0.3})
+    alone = phases_of(tmp_path / "async", block.format("exposed_generation"))
+    assert (alone.step_time, set(alone.phases)) == (StepTime.EXPOSED, {"exposed-generation", "train", "sync"})
+
+
+def test_trajectories_keep_the_order_of_submission(tmp_path: Path) -> None:
+    timeline = read_rl([write(tmp_path / "run.jsonl", reversed(lines()))])
+    assert isinstance(timeline, Timeline)
+    assert timeline.trajectories is not None
+    assert timeline.trajectories.tokens[:6].tolist() == [2, 4, 8, 2, 4, 8]
+    names = [f"0-{number}" for number in (10, 9, 2)]
+    same = [{"trajectory": name, "step": 0, "start": 0, "end": 1, "tokens": len(name)} for name in names]
+    ordered = read_rl([write(tmp_path / "same.jsonl", same)])
+    assert isinstance(ordered, Timeline)
+    assert ordered.trajectories is not None
+    assert ordered.trajectories.tokens.tolist() == [3, 3, 4]
+    assert (ordered.trajectories.version == -1).all()
+
+
+def test_several_files_are_one_run(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{part}.jsonl", lines()[part::2]) for part in (0, 1)]
+    whole, parts = read_rl([write(tmp_path / "all.jsonl", lines())]), read_rl(paths)
+    assert isinstance(whole, Timeline)
+    assert isinstance(parts, Timeline)
+    assert whole.trajectories is not None
+    assert parts.trajectories is not None
+    for name in whole.trajectories.__struct_fields__:
+        assert np.array_equal(getattr(whole.trajectories, name), getattr(parts.trajectories, name))
+
+
+def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
+    cut = '{"step": 1, "data": {"timing_s/step": 3}}\n{"step": 2, "da'
+    assert phases_of(tmp_path / "verl.jsonl", cut).step_s.tolist() == [3.0]
+    path = write(tmp_path / "run.jsonl", lines())
+    path.write_text(path.read_text() + '{"trajectory": "4-0", "st')
+    timeline = read_rl([path])
+    assert isinstance(timeline, Timeline)
+    assert len(timeline.phases.step) == 16
+
+
+class Trap:
+    """Opens a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, ("unpickled", "w")
+
+
+def test_what_is_no_log_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = '{"trajectory": "0-0", "step": 0, "start": 0, "end": 1}'
+    backwards = '{"trajectory": "3-7", "step": 3, "engine": "a", "start": 5.0, "end": 4.5, "tokens": 3}'
+    for name, content, words in (
+        ("empty", b"\n \n", "an empty file"),
+        ("pickle", pickle.dumps(Trap()), "a pickle"),
+        ("torch", b"PK\x03\x04data", "a pickle"),
+        ("binary", b"log\0log", "not text"),
+        ("prose", b"Epoch 1: loss 0.3\n", "prose, line 1: 'Epoch 1: loss 0.3'; no line is as verl"),
+        ("no times", b"step:1 - actor/pg_loss:0.1\n", "no line is as verl"),
+        ("backwards", backwards.encode(), "trajectory '3-7' of step 3 ends at 4.5 s, before it starts"),
+        ("damaged", f"{good}\n{{x\n{good}\n".encode(), "damaged, line 2: "),
+        ("no step", f'{good}\n{{"trajectory": "1", "start": 0, "end": 1}}\n'.encode(), "no step, line 2: "),
+        ("negative", f'{good[:-1]}, "tokens": -1}}'.encode(), "negative, line 1: "),
+        ("neither", f'{good}\n{{"step": 2, "start": 0, "end": 1}}\n'.encode(), "neither a trajectory nor a phase"),
+        ("endless", b"step:1 - timing_s/gen:inf - timing_s/step:9.0\n", "gen took inf s"),
+        (
+            "cut",
+            b'{"step": 1, "data": {"timing_s/step": 3}}\n{"step": 2, "da\n{"step": 3}\n',
+            'cut, line 2: \'{"step": 2, ',
+        ),
+        ("no whole step", b'{"step": 1, "data": {"timing_s/step": 0}}\n', "no whole step"),
+    ):
+        Path(name).write_bytes(content)
+        with case(name), pytest.raises(FormatError) as raised:
+            read_rl([Path(name)])
+        assert name in str(raised.value) or name == "neither"
+        assert words in str(raised.value)
+    assert not Path("unpickled").exists()
+    with pytest.raises(FormatError, match="nowhere: cannot be read"):
+        read_rl([Path("nowhere")])
+    Path("verl").write_text("step:1 - timing_s/step:9.0\n")
+    with pytest.raises(FormatError, match="logs of trajectories, verl; give the files of one run"):
+        read_rl([Path("verl"), write(Path("run.jsonl"), lines())])
+    with pytest.raises(FormatError, match="slime logs no whole step here"):
+        read_rl([Path("verl")], Format.SLIME)

@@ -1,0 +1,100 @@
+"""Logs of post-training as they are found: cut off, wrapped by consoles, of several runs, with words for times."""
+
+import codecs
+import gzip
+import json
+
+import pytest
+
+from tests.analysis.rl.logs import lines, write
+from tests.cases import case
+from tests.handmade import run
+from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.rl.reader import read_rl
+
+#: Seconds of a step.
+TIMES = {"gen": 30.0, "update_actor": 10.0, "step": 45.0}
+
+
+def record(step, **times):
+    return json.dumps({"step": step, "data": {f"timing_s/{name}": value for name, value in (TIMES | times).items()}})
+
+
+def printed(step):
+    return f"step:{step} - " + " - ".join(f"timing_s/{name}:{value}" for name, value in TIMES.items())
+
+
+VERL = "".join(f"{record(step)}\n" for step in range(1, 4))
+CONSOLE = "".join(f"{printed(step)}\n" for step in range(1, 4))
+
+
+def test_a_log_in_another_wrapping_reads_the_same(tmp_path):
+    prefixes = {"ray": "(TaskRunner pid=7, ip=10.0.0.1) ", "old ray": "(pid=7) ", "a clock": "2026-01-05T10:00:00Z "}
+    wrapped = {name: "".join(f"{prefix}{line}\n" for line in CONSOLE.splitlines()) for name, prefix in prefixes.items()}
+    configuration = "(TaskRunner pid=7) {'actor_rollout_ref': {'actor': {'ppo_epochs': 1}}}\n"
+    for name, content in {
+        **wrapped,
+        "a byte order mark": codecs.BOM_UTF8.decode() + VERL,
+        "Windows": VERL.replace("\n", "\r\n"),
+        "a configuration": configuration + CONSOLE,
+        "a validation": '{"step": 0, "data": {"val-core/acc": 0.5}}\n' + VERL,
+        "a line that is being written": VERL + record(4)[:-9],
+        "no end of line": VERL + record(4).replace("}}", ', "kl": NaN}}'),
+    }.items():
+        with case(name):
+            (tmp_path / "log").write_text(content)
+            log = read_rl([tmp_path / "log"])
+            assert set(log.step_s.tolist()) == {45.0}
+            assert set(log.phases["generate"].tolist()) == {30.0}
+            assert len(log.step_s) == (4 if name == "no end of line" else 3)
+
+
+def test_a_process_that_was_killed_leaves_its_last_line_out(tmp_path):
+    """Whichever file it is of several."""
+    parts = [write(tmp_path / f"{part}.jsonl", lines()[part::2]) for part in (0, 1)]
+    for cut, other in (parts, parts[::-1]):
+        whole = cut.read_text()
+        cut.write_text(whole.rstrip()[:-5])
+        with case(cut.name):
+            timeline = read_rl([cut, other])
+            assert len(timeline.phases.step) + len(timeline.trajectories.step) == len(lines()) - 1
+        cut.write_text(whole)
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    openrlhf = "Global step 1: {'timing/generation': 3.0, 'timing/step_total': 4.0}\n"
+    for name, content, message in (
+        ("two frameworks", CONSOLE + openrlhf, "logs of openrlhf, verl; give the files of one run"),
+        ("a word for a time", VERL + record(4, gen="30") + "\n", "step 4: gen took nan s"),
+        ("no time at all", VERL + record(4, gen=None) + "\n", "step 4: gen took nan s"),
+        ("a broken line", record(1)[:-9] + "\n" + VERL, "is no record of verl's FileLogger"),
+        ("a cut file", record(1)[:-9], "an empty file"),
+    ):
+        with case(name):
+            (tmp_path / "log").write_text(content)
+            with pytest.raises(FormatError, match=f"{tmp_path / 'log'}.*{message}"):
+                read_rl([tmp_path / "log"])
+
+
+def test_a_compressed_log_says_what_to_do(tmp_path):
+    (tmp_path / "log.gz").write_bytes(gzip.compress(VERL.encode()))
+    with pytest.raises(FormatError, match="compressed; unpack it first"):
+        read_rl([tmp_path / "log.gz"])
+
+
+def test_errors_name_the_file_and_its_line(tmp_path):
+    good, bad = write(tmp_path / "good.jsonl", lines()), write(tmp_path / "bad.jsonl", lines()[:2])
+    bad.write_text(bad.read_text() + '{"phase": 7}\n')
+    with pytest.raises(FormatError, match=rf"{bad}, line 3: "):
+        read_rl([good, bad])
+
+
+def test_a_line_of_nothing_but_punctuation_takes_no_time(tmp_path):
+    """Time that grows with the square of its length would take hours."""
+    (tmp_path / "log").write_text("=" * 1_000_000 + "{" * 1_000_000 + "\n" + CONSOLE)
+    assert len(read_rl([tmp_path / "log"]).step_s) == 3
+
+
+def test_the_format_can_be_stated(tmp_path):
+    (tmp_path / "log").write_text("{'timing/generation': 1}\n" + VERL)
+    assert json.loads(run("rl", tmp_path / "log", "--format", "verl", "--json").out)["job"]["steps"] == 3

@@ -1,0 +1,90 @@
+"""`tracekit rl`: the report in the terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.analysis.rl.logs import lines, write
+from tests.handmade import run
+
+VERL = "".join(
+    f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
+)
+KEYS = [
+    "headline", "job", "step_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases", "unaccounted_s",
+    "flagged", "losses", "leading", "generation", "what_if",
+]  # fmt: skip
+
+
+def test_the_first_screen(tmp_path: Path) -> None:
+    ran = run("rl", write(tmp_path / "run.jsonl", lines()))
+    assert ran.code == 0
+    assert max(map(len, ran.out.splitlines())) <= 80
+    words = " ".join(ran.out.split())
+    assert words.startswith("run.jsonl trajectories, 4 steps, 12 trajectories on 1 engine")
+    assert "SYNC: the weight sync costs 9 % of the step; one step of staleness saves 50 %, oldest" in words
+    assert "a decoding step takes 250 ms + 250 ms for each running request" in words
+    assert "Trust yes: the replayed step is off by 0.0%" in words
+    assert "partial=0.9 11.00 s 0.00 s 0 %" in words  # all three requests, as 0.9 x 3 is more than two
+
+
+def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
+    report = json.loads(run("rl", write(tmp_path / "run.jsonl", lines()), "--json").out)
+    assert list(report) == KEYS
+    documented = (
+        (Path(__file__).parents[1] / "docs" / "report-schema.md").read_text().split("## rl")[1].split("\n## ")[0]
+    )
+    assert [line.split("`")[1] for line in documented.splitlines() if line.startswith("| `")] == KEYS
+    assert report["job"] == {
+        "format": "trajectories", "steps": 4, "trajectories": 12, "engines": 1, "basis": "trajectories",
+    }  # fmt: skip
+    assert [one["scenario"] for one in report["what_if"]] == ["staleness=1", "partial=0.9", "longest-first"]
+
+
+def test_a_log_without_times(tmp_path: Path) -> None:
+    (tmp_path / "verl.log").write_text(VERL)
+    ran = run("rl", tmp_path / "verl.log")
+    assert "GENERATE takes 60 % of the step; one step of staleness saves 30 to 40 %, oldest sample one step old" in (
+        " ".join(ran.out.split())
+    )
+    asked = run("rl", tmp_path / "verl.log", "--what-if", "partial=0.9", "--json")
+    (price,) = json.loads(asked.out)["what_if"]
+    assert (price["step_s"], price["assumes"].split(",")[0]) == (None, "needs trajectories")
+
+
+def test_the_page_needs_no_network_and_escapes_names(tmp_path: Path) -> None:
+    hostile = [line | ({"engine": "<b>&"} if "engine" in line else {"phase": line["phase"]}) for line in lines()]
+    hostile += [{"phase": "<i>", "step": step, "start": 11.0 * step + 6, "end": 11.0 * step + 7} for step in range(4)]
+    page = tmp_path / "page.html"
+    for log in (write(tmp_path / "<u>.jsonl", hostile), write(tmp_path / "verl", [])):
+        if log.name == "verl":
+            log.write_text(VERL)
+        ran = run("rl", log, "--html", page)
+        assert (ran.code, ran.err.splitlines()[-1]) == (0, f"Wrote {page}")
+        text = page.read_text()
+        assert "Phases over steps" in text
+        assert ("Trajectories of step" in text) == (log.name != "verl")
+        assert not any(tag in text for tag in ("<b>&", '<i>"', "<u>", "<script", "http://", "https://"))
+    page.write_text("mine")
+    assert run("rl", log, "--html", page).code == 2
+    assert page.read_text() == "mine"
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "prose").write_text("hello\n")
+    good = write(tmp_path / "run.jsonl", lines())
+    for arguments, words in (
+        (["prose"], "no line is as verl"),
+        (["nowhere"], "cannot be read"),
+        ([good, "--what-if", "magic"], "none of staleness=K"),
+        ([good, "--what-if", "split=1:1"], "needs --gpus"),
+        ([good, "--gpus", "8"], "expected the GPUs of both roles"),
+        ([good, "--slots", "0"], "0 is not in the range"),
+        ([good, "--format", "slime"], "no whole step"),
+        ([], "missing argument"),
+    ):
+        ran = run("rl", *arguments, cwd=tmp_path)
+        assert (ran.code, ran.out) == (2, ""), arguments
+        assert words in ran.err.lower() or words in ran.err
+        assert len(ran.err.strip().splitlines()) == 1
