@@ -22,7 +22,7 @@ STAGES, MICROBATCHES = 4, 8
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bubbles") / "pipeline.parquet"
-    trace(random_lanes(1, STAGES, MICROBATCHES, one_f_one_b(STAGES, MICROBATCHES))).write_parquet(path)
+    trace(random_lanes(1, one_f_one_b(STAGES, MICROBATCHES))).write_parquet(path)
     return path
 
 

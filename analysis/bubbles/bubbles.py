@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import SWITCHES, Factors, factors_of, find_causes
 from tracekit.analysis.bubbles.places import PLACES, REASONS, Places, find_places
-from tracekit.analysis.bubbles.price import price
+from tracekit.analysis.bubbles.price import V_SHAPED, price
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
@@ -51,6 +51,7 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
         return _unknown("computes of one stage overlap, so that its idle time is not defined", left_out)
     work, idle = (_mean([getattr(each, name) for each in places], lanes) for name in ("work_s", "idle_s"))
     idle_s = float(idle.sum()) / len(work)
+    v_shaped = any(each.order.v_shaped for each in recorded)
     factors = [factors_of(each) for each in recorded]
     outside = float(replay.recorded_step_times().mean()) - window
     return Bubbles(
@@ -65,7 +66,8 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
             if idle[:, at, why].any()
         ],
         by_stage=_stages(recorded, places, idle, lanes),
-        causes=_causes(recorded, factors, idle_s),
+        causes=[] if v_shaped else _causes(recorded, factors, idle_s),
+        causes_unknown=V_SHAPED if v_shaped else None,
         schedules=[_priced(recorded, factors, each, window, outside) for each in asked],
         unknown=None,
         left_out=left_out,
@@ -73,7 +75,7 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
 
 
 def _unknown(why: str, left_out: list[LeftOut]) -> Bubbles:
-    return Bubbles(None, None, None, None, [], [], [], [], why, left_out)
+    return Bubbles(None, None, None, None, [], [], [], why, [], why, left_out)
 
 
 def _mean(of_groups: Sequence[Floats], lanes: int) -> Floats:

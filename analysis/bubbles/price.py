@@ -18,9 +18,11 @@ from tracekit.analysis.bubbles.causes import Factors, inverse
 from tracekit.analysis.bubbles.order import BACKWARD, WEIGHT, Order
 from tracekit.analysis.bubbles.recorded import RecordedPipeline
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.errors import LayoutError
 
 #: The share of the weight gradients in a whole backward, least and most, if it is not known.
 WEIGHT_SHARES = (1 / 3, 1 / 2)
+V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
 
 
 class Price(Struct, frozen=True, eq=False):
@@ -85,6 +87,8 @@ def _shares(recorded: RecordedPipeline, asked: AskedSchedule) -> Sequence[float 
 
 
 def _planned(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule, share: float | None) -> _Planned:
+    if recorded.order.v_shaped:
+        raise LayoutError(V_SHAPED)
     order = asked.order(recorded.order.stages, recorded.order.microbatches)
     durations, delays = _redistributed(recorded, factors, order.virtual_stages)
     transfers = recorded.usual_transfer[order.kind[order.received], order.stage[order.needs[order.received]]]

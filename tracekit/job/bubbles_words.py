@@ -35,6 +35,7 @@ def sentence(found: Bubbles) -> str:
         f"{seconds(row.lost_s)}{'' if number else ' of it'} because {_BECAUSE[row.cause]}"
         for number, row in enumerate(largest)
     ]
+    parts += [] if found.causes_unknown is None else [f"causes unknown: {found.causes_unknown}"]
     lanes = len(found.left_out)
     left_out = (
         f"; left out: {lanes:,} incomplete {'lanes' if lanes > 1 else 'lane'} (step and DP rank)" if lanes else ""
