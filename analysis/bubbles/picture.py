@@ -23,13 +23,17 @@ from tracekit.base.text import seconds
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")
 WHATS = (*COMPUTES, *REASONS)
+#: What a stage waits for, by reason.
+WAITS_FOR = {"peer": "another stage", "transfer": "a transfer", "collective": "its parameters", "host": "its host"}
+#: Each of `WHATS` for a legend.
+LEGEND = (*COMPUTES, *(f"waits for {WAITS_FOR[reason]}" for reason in REASONS))
 #: More bars make a page slow: the shortest are left out.
 MOST_BARS = 6000
 _WAITS = {
     "peer": "waits for stage {}",
     "transfer": "waits for the transfer from stage {}",
     "collective": "waits for its parameters",
-    "host": "is ready, but launches late",
+    "host": "waits for its host, which launches late",
 }
 
 

@@ -43,7 +43,7 @@ def test_a_step_is_drawn_as_worked_out_by_hand() -> None:
         ("backward", 8.0, 10.0, None),
     ]
     assert [bar.words for bar in picture.bars if bar.what == "host"] == [
-        "stage 1 is ready, but launches late: 500.0 ms"
+        "stage 1 waits for its host, which launches late: 500.0 ms"
     ]
     assert "stage 0 waits for stage 1: 2.25 s" in {bar.words for bar in picture.bars}
     assert "stage 1: backward of microbatch 1: 2.00 s" in {bar.words for bar in picture.bars}
