@@ -44,7 +44,7 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
     left_out = [LeftOut(*lane) for lane in sorted({*replay.graph.dropped_lanes, *steps, *incomplete})]
     lanes = sum(each.lanes for each in recorded)
     if not lanes:
-        return _unknown("no step has a forward and a backward of every microbatch on all stages", left_out)
+        return _unknown("no step has all computes of every microbatch on all stages", left_out)
     places = [find_places(each) for each in recorded]
     window = sum(each.window_s for each in places) / lanes
     if max(each.overlap_s for each in places) > MOST_OVERLAP * window:

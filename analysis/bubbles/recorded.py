@@ -114,6 +114,8 @@ def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline 
     kind_of = np.full(len(KINDS), -1)
     kind_of[[kind.code for kind in KINDS_OF_COMPUTE]] = range(len(KINDS_OF_COMPUTE))
     kind, begin = kind_of[template.kind], block.start[:, 0]
+    # A compute that takes no time precedes another one that begins at the same moment.
+    begin = np.where(block.duration[:, 0] > 0, begin, np.nextafter(begin, -np.inf))
     rows = np.concatenate(
         [
             merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == each)) for each in range(3)])

@@ -262,6 +262,13 @@ def test_computes_that_overlap_have_no_idle_time() -> None:
     assert (bubbles.window_s, bubbles.places, bubbles.causes) == (None, [], [])
 
 
+def test_weight_gradients_that_take_no_time_overlap_nothing() -> None:
+    bubbles = found(trace({(0, 0): uniform(zb_h1(4, 8), 1.0, 2.0, 0.0)}), "1f1b")
+    assert bubbles.idle_s == pytest.approx(3 * 3)
+    assert [stage.peak_microbatches for stage in bubbles.by_stage] == [4, 4, 4, 4]
+    assert bubbles.schedules[0].window_s == pytest.approx(11 * 3)
+
+
 def test_a_step_that_was_cut_is_left_out() -> None:
     lane = uniform(one_f_one_b(3, 4), 1.0, 2.0)
     rows = [row for step in range(3) for row in lane.rows(step, 0, 1) if step < 2 or row[8] < lane.window / 2]
