@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import SWITCHES, Factors, factors_of, find_causes
 from tracekit.analysis.bubbles.places import PLACES, REASONS, Places, find_places
-from tracekit.analysis.bubbles.price import V_SHAPED, price
+from tracekit.analysis.bubbles.price import V_SHAPED, assumptions, plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
@@ -127,12 +127,14 @@ def _priced(
 ) -> PricedSchedule:
     """One row. `outside`: seconds of a step outside the window."""
     try:
-        found = [price(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
+        found = [plans(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
     except LayoutError as error:
         return PricedSchedule(asked.text, None, None, None, None, None, None, str(error), None)
     lanes = [each.lanes for each in recorded]
-    low, high = (sum(getattr(one, name) for one in found) / sum(lanes) for name in ("low_s", "high_s"))
-    held = [one.order.peak_microbatches * count for one, count in zip(found, lanes, strict=True)]
+    windows_s = [[plan.window_s for plan in of_lanes] for of_lanes in found]
+    low, high = (sum(map(bound, windows_s)) / sum(lanes) for bound in (min, max))
+    held = [of_lanes[0].order.peak_microbatches * count for of_lanes, count in zip(found, lanes, strict=True)]
+    assumed = (assumptions(each, of_lanes) for each, of_lanes in zip(recorded, found, strict=True))
     known = low if low == high else None
     return PricedSchedule(
         schedule=asked.text,
@@ -143,5 +145,5 @@ def _priced(
         saved_s=None if known is None else window - known,
         peak_microbatches=_mean(held, sum(lanes)).tolist(),
         refused=None,
-        assumes="; ".join(dict.fromkeys(text for one in found for text in one.assumes)),
+        assumes="; ".join(dict.fromkeys(text for words in assumed for text in words)),
     )

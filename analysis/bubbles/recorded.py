@@ -46,6 +46,12 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
         return len(self.dp_rank)
 
     @cached_property
+    def window_s(self) -> Floats:
+        """From the first start to the last end of any compute, seconds, [lanes]."""
+        window: Floats = self.end.max(axis=0) - self.start.min(axis=0)
+        return window
+
+    @cached_property
     def kinds(self) -> int:
         """The number of kinds of compute: 3 if weight gradients are computed apart, else 2."""
         return int(self.order.kind.max()) + 1
