@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.analysis.bubbles.simulated import one_f_one_b, random_lanes, trace
@@ -22,7 +23,7 @@ STAGES, MICROBATCHES = 4, 8
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bubbles") / "pipeline.parquet"
-    trace(random_lanes(1, STAGES, MICROBATCHES, one_f_one_b(STAGES, MICROBATCHES))).write_parquet(path)
+    trace(random_lanes(1, one_f_one_b(STAGES, MICROBATCHES))).write_parquet(path)
     return path
 
 
@@ -66,7 +67,7 @@ def test_the_terminal_has_a_sentence_and_three_tables_within_80_columns(pipeline
     shown = run("whatif", pipeline, *ASKED, env={"COLUMNS": "80"}).out.splitlines()
     tables = shown[next(at for at, line in enumerate(shown) if line.startswith("Bubbles  ")) :]
     assert [line.split()[0] for line in tables if line.startswith((" Idle", " Schedule"))] == [
-        "Idle",
+        "Idle,",
         "Idle",
         "Schedule",
     ]
@@ -90,3 +91,20 @@ def test_a_schedule_that_does_not_exist_is_refused_before_the_trace_is_read(sche
     ran = run("whatif", tmp_path / "absent.parquet", "--schedule", schedule)
     assert (ran.code, ran.out) == (2, "")
     assert "not a schedule; write gpipe, 1f1b, interleaved:chunks=V or zb-h1" in ran.message
+
+
+def test_csv_has_the_tables_of_the_report(pipeline: Path, tmp_path: Path) -> None:
+    report = json.loads(run("whatif", pipeline, "--schedule", "gpipe", "--csv", tmp_path / "tables", "--json").out)
+    found = report["bubbles"]
+    tables = {path.stem: pl.read_csv(path).to_dicts() for path in (tmp_path / "tables").glob("bubbles_*.csv")}
+    assert tables["bubbles_causes"] == found["causes"]
+    places = [{"pp_rank": stage["pp_rank"], **row} for stage in found["by_stage"] for row in stage["places"]]
+    assert tables["bubbles_places"] == places
+    assert [(row["pp_rank"], row["idle_s"]) for row in tables["bubbles_stages"]] == [
+        (stage["pp_rank"], stage["idle_s"]) for stage in found["by_stage"]
+    ]
+    (schedule,) = tables["bubbles_schedules"]
+    assert (schedule["schedule"], schedule["window_s"]) == ("gpipe", found["schedules"][0]["window_s"])
+    assert schedule["peak_microbatches"] == MICROBATCHES
+    run("whatif", pipeline, "--csv", tmp_path / "others")
+    assert list((tmp_path / "others").glob("bubbles_*.csv")) == []

@@ -13,7 +13,7 @@ import numpy as np
 from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import SWITCHES, Factors, factors_of, find_causes
 from tracekit.analysis.bubbles.places import PLACES, REASONS, Places, find_places
-from tracekit.analysis.bubbles.price import price
+from tracekit.analysis.bubbles.price import V_SHAPED, assumptions, plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.engine import JobReplay
@@ -44,13 +44,14 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
     left_out = [LeftOut(*lane) for lane in sorted({*replay.graph.dropped_lanes, *steps, *incomplete})]
     lanes = sum(each.lanes for each in recorded)
     if not lanes:
-        return _unknown("no step has a forward and a backward of every microbatch on all stages", left_out)
+        return _unknown("no step has all computes of every microbatch on all stages", left_out)
     places = [find_places(each) for each in recorded]
     window = sum(each.window_s for each in places) / lanes
     if max(each.overlap_s for each in places) > MOST_OVERLAP * window:
         return _unknown("computes of one stage overlap, so that its idle time is not defined", left_out)
     work, idle = (_mean([getattr(each, name) for each in places], lanes) for name in ("work_s", "idle_s"))
     idle_s = float(idle.sum()) / len(work)
+    v_shaped = any(each.order.v_shaped for each in recorded)
     factors = [factors_of(each) for each in recorded]
     outside = float(replay.recorded_step_times().mean()) - window
     return Bubbles(
@@ -65,7 +66,8 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
             if idle[:, at, why].any()
         ],
         by_stage=_stages(recorded, places, idle, lanes),
-        causes=_causes(recorded, factors, idle_s),
+        causes=[] if v_shaped else _causes(recorded, factors, idle_s),
+        causes_unknown=V_SHAPED if v_shaped else None,
         schedules=[_priced(recorded, factors, each, window, outside) for each in asked],
         unknown=None,
         left_out=left_out,
@@ -73,7 +75,7 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
 
 
 def _unknown(why: str, left_out: list[LeftOut]) -> Bubbles:
-    return Bubbles(None, None, None, None, [], [], [], [], why, left_out)
+    return Bubbles(None, None, None, None, [], [], [], why, [], why, left_out)
 
 
 def _mean(of_groups: Sequence[Floats], lanes: int) -> Floats:
@@ -125,12 +127,14 @@ def _priced(
 ) -> PricedSchedule:
     """One row. `outside`: seconds of a step outside the window."""
     try:
-        found = [price(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
+        found = [plans(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
     except LayoutError as error:
         return PricedSchedule(asked.text, None, None, None, None, None, None, str(error), None)
     lanes = [each.lanes for each in recorded]
-    low, high = (sum(getattr(one, name) for one in found) / sum(lanes) for name in ("low_s", "high_s"))
-    held = [one.order.peak_microbatches * count for one, count in zip(found, lanes, strict=True)]
+    windows_s = [[plan.window_s for plan in of_lanes] for of_lanes in found]
+    low, high = (sum(map(bound, windows_s)) / sum(lanes) for bound in (min, max))
+    held = [of_lanes[0].order.peak_microbatches * count for of_lanes, count in zip(found, lanes, strict=True)]
+    assumed = (assumptions(each, of_lanes) for each, of_lanes in zip(recorded, found, strict=True))
     known = low if low == high else None
     return PricedSchedule(
         schedule=asked.text,
@@ -141,5 +145,5 @@ def _priced(
         saved_s=None if known is None else window - known,
         peak_microbatches=_mean(held, sum(lanes)).tolist(),
         refused=None,
-        assumes="; ".join(dict.fromkeys(text for one in found for text in one.assumes)),
+        assumes="; ".join(dict.fromkeys(text for words in assumed for text in words)),
     )

@@ -24,17 +24,13 @@ SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages",
 class Factors(Struct, frozen=True, eq=False):
     """Durations taken apart. `kind`: mean seconds of each kind, [kinds, 1, 1]. `level`: seconds of a usual worker on
     each virtual stage, [kinds, virtual stages, 1]. `worker`: how many times as long each worker takes, [kinds, virtual
-    stages, lanes].
+    stages, lanes]. `jitter`: how many times as long each compute takes, [kinds, virtual stages, microbatches, lanes].
     """
 
     kind: Floats
     level: Floats
     worker: Floats
-
-    @property
-    def stage(self) -> Floats:
-        """How many times as long each virtual stage takes as the mean of the kind, like `level`."""
-        return _ratio(self.level, np.broadcast_to(self.kind, self.level.shape))
+    jitter: Floats
 
 
 def factors_of(recorded: RecordedPipeline) -> Factors:
@@ -50,7 +46,7 @@ def factors_of(recorded: RecordedPipeline) -> Factors:
     level = level * _ratio(kind, level.mean(axis=1, keepdims=True))  # the total work of each kind is kept
     worker = np.empty_like(of_lane)
     worker[:, :, by_rank] = _ratio(of_worker, np.broadcast_to(level, of_worker.shape))[:, :, rank]
-    return Factors(kind, level, worker)
+    return Factors(kind, level, worker, _ratio(recorded.duration, (level * worker)[:, :, None]))
 
 
 def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdle, float]:
@@ -64,19 +60,11 @@ def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdl
 def _times(recorded: RecordedPipeline, factors: Factors, jitter: bool, workers: bool, stages: bool) -> Floats:
     """Mean window with these factors, seconds, [without or with transfers, without or with dependencies]."""
     order, lanes = recorded.order, recorded.lanes
-    if jitter:  # take the other factors out of what was recorded
-        unit = np.ones((1, 1, 1))
-        scale = (unit if stages else inverse(factors.stage)) * (unit if workers else inverse(factors.worker))
-        whole = recorded.duration if stages and workers else recorded.duration * scale[:, :, None]
-        durations, row = whole.reshape(-1, lanes), order.cell
-        of_stage = (recorded.duration.sum(axis=2) * scale).sum(axis=0)
-    else:
-        cells = (factors.level if stages else factors.kind) * (factors.worker if workers else np.ones(1))
-        cells = np.broadcast_to(cells, (recorded.kinds, order.virtual_stages, lanes))
-        durations, row = np.ascontiguousarray(cells).reshape(-1, lanes), order.cell // order.microbatches
-        of_stage = cells.sum(axis=0) * order.microbatches
-    free = of_stage.reshape(-1, order.stages, lanes).sum(axis=0).max(axis=0).mean()
-    kept = [order.windows(durations, row, transfers).mean() for transfers in (None, recorded.transfer)]
+    usual = (factors.level if stages else factors.kind) * (factors.worker if workers else 1.0)
+    cells = np.broadcast_to(usual[:, :, None] * (factors.jitter if jitter else 1.0), recorded.duration.shape)
+    of_stage = cells.sum(axis=(0, 2)).reshape(-1, order.stages, lanes).sum(axis=0)
+    free, durations = of_stage.max(axis=0).mean(), cells.reshape(-1, lanes)
+    kept = [order.windows(durations, order.cell, transfers).mean() for transfers in (None, recorded.transfer)]
     return np.array([[free, one] for one in kept])
 
 

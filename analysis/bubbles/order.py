@@ -57,6 +57,11 @@ class Order(Struct, frozen=True, eq=False, dict=True):
         here = (needs >= 0) & (self.kind != WEIGHT)
         return np.where(here & (self.stage[needs] != self.stage), needs, -1)
 
+    @property
+    def v_shaped(self) -> bool:
+        """Whether chunks of a stage do not follow each other at equal distances in the model, as in ZBV."""
+        return bool((self.virtual % self.stages != self.stage).any())
+
     @cached_property
     def received(self) -> Ints:
         """The computes that need the result of another stage, [transfers]."""

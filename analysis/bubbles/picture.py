@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import factors_of
 from tracekit.analysis.bubbles.places import REASONS, gaps_of
-from tracekit.analysis.bubbles.price import rescheduled
+from tracekit.analysis.bubbles.price import plans
 from tracekit.analysis.bubbles.recorded import RecordedPipeline, recorded_pipelines
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import SelectionError
@@ -23,13 +23,17 @@ from tracekit.base.text import seconds
 #: What a bar can be: a compute, or a reason to wait.
 COMPUTES = ("forward", "backward", "weight gradient")
 WHATS = (*COMPUTES, *REASONS)
+#: What a stage waits for, by reason.
+WAITS_FOR = {"peer": "another stage", "transfer": "a transfer", "collective": "its parameters", "host": "its host"}
+#: Each of `WHATS` for a legend.
+LEGEND = (*COMPUTES, *(f"waits for {WAITS_FOR[reason]}" for reason in REASONS))
 #: More bars make a page slow: the shortest are left out.
 MOST_BARS = 6000
 _WAITS = {
     "peer": "waits for stage {}",
     "transfer": "waits for the transfer from stage {}",
     "collective": "waits for its parameters",
-    "host": "is ready, but launches late",
+    "host": "waits for its host, which launches late",
 }
 
 
@@ -79,22 +83,15 @@ def draw_step(replay: JobReplay, step: int, dp_rank: int | None = None, schedule
     """
     asked = [AskedSchedule.parse(text) for text in schedules]
     found, _ = recorded_pipelines(replay.only_steps([step]))
-    window_s = {
-        int(rank): (seconds_, one, lane)
-        for one in found
-        for lane, (rank, seconds_) in enumerate(
-            zip(one.dp_rank, one.end.max(axis=0) - one.start.min(axis=0), strict=True)
-        )
-    }
-    if not window_s or (dp_rank is not None and dp_rank not in window_s):
+    lanes = [(one, lane) for one in found for lane in range(one.lanes) if dp_rank in (None, one.dp_rank[lane])]
+    if not lanes:
         of = "any DP rank" if dp_rank is None else f"DP rank {dp_rank}"
         raise SelectionError(f"step {step} does not have every compute of {of}; choose another")
-    chosen = max(window_s, key=lambda rank: window_s[rank][0]) if dp_rank is None else dp_rank
-    _, recorded, lane = window_s[chosen]
+    recorded, lane = max(lanes, key=lambda at: at[0].window_s[at[1]])
     factors = factors_of(recorded)
     drawn = [
         _picture("recorded", recorded, lane),
-        *(_picture(one.text, rescheduled(recorded, factors, one), lane) for one in asked),
+        *(_picture(one.text, plans(recorded, factors, one)[0].pipeline(recorded.dp_rank), lane) for one in asked),
     ]
     return [_with_the_longest(one, MOST_BARS // len(drawn)) for one in drawn]
 
@@ -112,7 +109,7 @@ def _picture(name: str, drawn: RecordedPipeline, lane: int) -> Picture:
     return Picture(
         name=name,
         stages=order.stages,
-        window_s=float(drawn.end[:, lane].max()) - begin,
+        window_s=float(drawn.window_s[lane]),
         peak_microbatches=float(order.peak_microbatches.max()),
         bars=[*_computes(drawn, lane, begin), *_gaps(drawn, lane, begin)],
     )

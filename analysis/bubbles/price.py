@@ -17,85 +17,82 @@ from tracekit.analysis.bubbles.asked import AskedSchedule
 from tracekit.analysis.bubbles.causes import Factors, inverse
 from tracekit.analysis.bubbles.order import BACKWARD, WEIGHT, Order
 from tracekit.analysis.bubbles.recorded import RecordedPipeline
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.base.errors import LayoutError
 
 #: The share of the weight gradients in a whole backward, least and most, if it is not known.
 WEIGHT_SHARES = (1 / 3, 1 / 2)
+V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
 
 
-class Price(Struct, frozen=True, eq=False):
-    """Seconds, sums over lanes: `low_s` and `high_s` of the window. `order`: that of the new schedule. `assumes`: what
-    the price rests on, in words.
+class Plan(Struct, frozen=True, eq=False):
+    """A schedule with what its ops take: `durations`, [rows, lanes], `transfers` and launch `delays`, as in
+    `Order.windows`. `share`: of the weight gradients in the whole backward, if assumed.
     """
-
-    low_s: float
-    high_s: float
-    order: Order
-    assumes: list[str]
-
-
-def price(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> Price:
-    """The window under that schedule. Raises LayoutError if it cannot run in this pipeline."""
-    shares = _shares(recorded, asked)
-    planned = [_planned(recorded, factors, asked, share) for share in shares]
-    windows = [float(one.order.windows(one.durations, one.order.cell, *one.between).sum()) for one in planned]
-    order = planned[0].order
-    assumes = ["transfers as usual on their link"]
-    if order.virtual_stages != recorded.order.virtual_stages:
-        assumes.append("layers spread evenly within a stage")
-    if None not in shares:
-        assumes.append(f"W takes {' to '.join(f'{share:.0%}' for share in shares)} of the whole backward")
-    return Price(min(windows), max(windows), order, assumes)
-
-
-def rescheduled(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> RecordedPipeline:
-    """The pipeline as it would run under that schedule; if the share of the weight gradients is unknown, the least.
-
-    Raises LayoutError if it cannot run in this pipeline.
-    """
-    planned = _planned(recorded, factors, asked, _shares(recorded, asked)[0])
-    order, computes = planned.order, len(planned.order.kind)
-    found = order.timeline(planned.durations, order.cell, *planned.between)
-    arrived = np.full((computes, recorded.lanes), -np.inf)
-    arrived[order.received] = found.end[computes:]
-    return RecordedPipeline(
-        order=order,
-        dp_rank=recorded.dp_rank,
-        start=found.start[:computes],
-        end=found.end[:computes],
-        arrived=arrived,
-        gathered=np.full_like(arrived, -np.inf),
-        transfer=found.end[computes:] - found.start[computes:],
-    )
-
-
-class _Planned(Struct, frozen=True, eq=False):
-    """The order of a schedule and what it takes: `durations`, [rows, lanes], and `between`, transfers and delays."""
 
     order: Order
     durations: Floats
-    between: tuple[Floats, Floats]
+    transfers: Floats
+    delays: Floats
+    share: float | None
+
+    @property
+    def window_s(self) -> float:
+        """From the first start to the last end of any compute, seconds, the sum over lanes."""
+        return float(self.order.windows(self.durations, self.order.cell, self.transfers, self.delays).sum())
+
+    def pipeline(self, dp_rank: Int32s) -> RecordedPipeline:
+        """What would be recorded. `dp_rank`: of the lanes."""
+        order, computes = self.order, len(self.order.kind)
+        found = order.timeline(self.durations, order.cell, self.transfers, self.delays)
+        arrived = np.full((computes, len(dp_rank)), -np.inf)
+        arrived[order.received] = found.end[computes:]
+        return RecordedPipeline(
+            order=order,
+            dp_rank=dp_rank,
+            start=found.start[:computes],
+            end=found.end[:computes],
+            arrived=arrived,
+            gathered=np.full_like(arrived, -np.inf),
+            transfer=found.end[computes:] - found.start[computes:],
+        )
 
 
-def _shares(recorded: RecordedPipeline, asked: AskedSchedule) -> Sequence[float | None]:
-    """The shares of the weight gradients in the whole backward to assume; None: as recorded."""
+def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> list[Plan]:
+    """That schedule; if the share of its weight gradients is unknown, with the least and the most of `WEIGHT_SHARES`.
+
+    Raises LayoutError if it cannot run in this pipeline.
+    """
+    if recorded.order.v_shaped:
+        raise LayoutError(V_SHAPED)
+    shares: Sequence[float | None] = WEIGHT_SHARES if asked.weight is None else (asked.weight,)
     if not asked.splits_backward or (recorded.kinds > WEIGHT and asked.weight is None):
-        return (None,)
-    return WEIGHT_SHARES if asked.weight is None else (asked.weight,)
-
-
-def _planned(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule, share: float | None) -> _Planned:
+        shares = (None,)  # as recorded
     order = asked.order(recorded.order.stages, recorded.order.microbatches)
-    durations, delays = _redistributed(recorded, factors, order.virtual_stages)
+    work, delay = _redistributed(recorded, factors, order.virtual_stages)
+    if shares != (None,) or not asked.splits_backward:
+        work, delay = _backward_whole(work, delay)
     transfers = recorded.usual_transfer[order.kind[order.received], order.stage[order.needs[order.received]]]
-    if share is not None or not asked.splits_backward:
-        durations, delays = _backward_whole(durations, delays)
+    return [_plan(order, work, delay, transfers, share) for share in shares]
+
+
+def assumptions(recorded: RecordedPipeline, planned: Sequence[Plan]) -> list[str]:
+    """What the price rests on, in words."""
+    assumes = ["transfers as usual on their link"]
+    if planned[0].order.virtual_stages != recorded.order.virtual_stages:
+        assumes.append("layers spread evenly within a stage")
+    if shares := [f"{one.share:.0%}" for one in planned if one.share is not None]:
+        assumes.append(f"W takes {' to '.join(shares)} of the whole backward")
+    return assumes
+
+
+def _plan(order: Order, work: Floats, delay: Floats, transfers: Floats, share: float | None) -> Plan:
     if share is not None:
-        whole = durations[BACKWARD]
-        durations = np.stack([durations[0], whole * (1 - share), whole * share])
-        delays = np.stack([*delays, delays[BACKWARD]])
-    launch = delays.reshape(-1, recorded.lanes)[order.cell]
-    return _Planned(order, durations.reshape(-1, recorded.lanes), (transfers, launch))
+        whole = work[BACKWARD]
+        work = np.stack([work[0], whole * (1 - share), whole * share])
+        delay = np.stack([*delay, delay[BACKWARD]])
+    lanes = work.shape[-1]
+    return Plan(order, work.reshape(-1, lanes), transfers, delay.reshape(-1, lanes)[order.cell], share)
 
 
 def _backward_whole(work: Floats, delay: Floats) -> tuple[Floats, Floats]:

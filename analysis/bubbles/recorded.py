@@ -15,7 +15,7 @@ from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.op_grid import paired_rows
 from tracekit.analysis.graph.rules.megatron import BACKWARD as BACKWARDS
 from tracekit.analysis.graph.rules.megatron import FORWARD as FORWARDS
-from tracekit.analysis.graph.rules.megatron import merged_order
+from tracekit.analysis.graph.rules.megatron import in_order_of_computes, merged_order
 from tracekit.analysis.graph.rules.posting import RECVS, SENDS
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
@@ -44,6 +44,12 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
     def lanes(self) -> int:
         """The number of lanes."""
         return len(self.dp_rank)
+
+    @cached_property
+    def window_s(self) -> Floats:
+        """From the first start to the last end of any compute, seconds, [lanes]."""
+        window: Floats = self.end.max(axis=0) - self.start.min(axis=0)
+        return window
 
     @cached_property
     def kinds(self) -> int:
@@ -96,7 +102,7 @@ def recorded_pipelines(replay: JobReplay) -> tuple[list[RecordedPipeline], list[
     found: dict[bytes, RecordedPipeline] = {}
     left_out: list[Lane] = []
     for number, block in enumerate(replay.graph.blocks):
-        one = _pipeline(block, replay.durations.cost[number], replay.graph.layout.pp, replay.graph.layout.vpp)
+        one = _pipeline(block, replay.durations.cost[number], replay.graph.virtual)
         if one is None:
             left_out += zip(replay.graph.steps[block.step].tolist(), block.dp_rank.tolist(), strict=True)
             continue
@@ -106,12 +112,16 @@ def recorded_pipelines(replay: JobReplay) -> tuple[list[RecordedPipeline], list[
     return list(found.values()), left_out
 
 
-def _pipeline(block: Block, cost: Floats, stages: int, chunks: int) -> RecordedPipeline | None:
-    """The pipeline of a block; None if its lanes lack computes or transfers. `cost`: of its ops, [rows, lanes]."""
-    template = block.template
+def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline | None:
+    """The pipeline of a block; None if its lanes lack computes or transfers. `cost`: of its ops, [rows, lanes].
+    `virtual_of`: the `virtual_stages` of the job.
+    """
+    template, (chunks, stages) = block.template, virtual_of.shape
     kind_of = np.full(len(KINDS), -1)
     kind_of[[kind.code for kind in KINDS_OF_COMPUTE]] = range(len(KINDS_OF_COMPUTE))
     kind, begin = kind_of[template.kind], block.start[:, 0]
+    # A compute that takes no time precedes another one that begins at the same moment.
+    begin = np.where(block.duration[:, 0] > 0, begin, np.nextafter(begin, -np.inf))
     rows = np.concatenate(
         [
             merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == each)) for each in range(3)])
@@ -126,10 +136,10 @@ def _pipeline(block: Block, cost: Floats, stages: int, chunks: int) -> RecordedP
         return None
     if counts[2, 0, 0] not in (0, microbatches):
         return None
-    virtual = chunk.astype(np.int64) * stages + stage
+    virtual = virtual_of[chunk, stage]
     microbatch = _microbatches(block, rows, (kind * chunks + chunk) * stages + stage, microbatches)
     order = Order(stage, kind, virtual, microbatch, stages, stages * chunks, microbatches)
-    recv = _receives(block, order)
+    recv = _receives(block, order, virtual_of)
     if recv is None:
         return None
     start, end = block.start[rows], block.start[rows] + block.duration[rows]
@@ -152,7 +162,7 @@ def _microbatches(block: Block, rows: Ints, group: Ints, microbatches: int) -> I
     return found
 
 
-def _receives(block: Block, order: Order) -> Ints | None:
+def _receives(block: Block, order: Order, virtual_of: Ints) -> Ints | None:
     """The row of the receive of each of `order.received`, [transfers]; None if they do not match."""
     template = block.template
     real = np.sort(paired_rows(template)[1])
@@ -161,8 +171,11 @@ def _receives(block: Block, order: Order) -> Ints | None:
     received = np.empty(len(order.received), np.int64)
     for kind, recv in ((FORWARD, FORWARDS.recv), (BACKWARD, BACKWARDS.recv)):
         rows, these = real[template.kind[real] == recv.code], order.kind[order.received] == kind
-        if not np.array_equal(template.pp_rank[rows], order.stage[order.received[these]]):
+        stage, virtual = order.stage[order.received[these]], order.virtual[order.received[these]]
+        if not np.array_equal(template.pp_rank[rows], stage):
             return None
+        if order.v_shaped:
+            rows = in_order_of_computes(rows, virtual_of[np.maximum(template.chunk[rows], 0), stage], virtual)
         received[these] = rows
     return received
 

@@ -105,7 +105,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     summary of the trace, with its ranks and hosts. `rank_begin_s`: usual begin of a step on each worker, seconds after
     the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together. `lanes`:
     those of the whole trace, without inferred rules. `inferred_transfers`: no transfer was recorded; each was inferred
-    from the computes at its ends.
+    from the computes at its ends. `virtual`: the `virtual_stages` of the job.
     """
 
     layout: Layout
@@ -113,6 +113,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     blocks: tuple[Block, ...]
     rendezvous_count: int
     dropped_lanes: tuple[tuple[int, int], ...]
+    virtual: Ints
     gaps: tuple[Gap, ...] = ()
     reconstructed: bool = False
     posting: PostingRule = PUBLISHED
@@ -173,6 +174,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
             posting=posting,
             trace=trace.outline(),
             inferred_transfers=lanes.inferred_transfers,
+            virtual=lanes.virtual,
         )
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.analysis.graph.rules.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, Direction
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
@@ -20,16 +21,16 @@ _STAGE = ("step", "dp_rank", "pp_rank")
 _START, _END = pl.col("start"), pl.col("start") + pl.col("duration")
 
 
-def with_inferred_transfers(trace: Trace) -> Trace:
-    """Add the receives. Computes without a microbatch get one, in order of start.
+def with_inferred_transfers(trace: Trace, virtual: Ints) -> Trace:
+    """Add the receives. Computes without a microbatch get one, in order of start. `virtual`: the `virtual_stages`.
 
     Raises GraphError for a microbatch that repeats, and for a compute that ends before what it needs has begun.
     """
-    virtual = pl.col("chunk").fill_null(0).cast(pl.Int64) * trace.layout.pp + pl.col("pp_rank")
+    place = pl.col("chunk").fill_null(0).cast(pl.Int64) * trace.layout.pp + pl.col("pp_rank")
     stream = trace.ops.filter(pl.col("kind").is_in([str(kind) for kind in COMPUTE_STREAM])).sort(*_STAGE, "start")
     computes = stream.with_columns(
         free=_END.cum_max().shift(1).over(_STAGE),  # from when on the stage has nothing else to do
-        virtual=virtual,
+        virtual=place.replace_strict(range(virtual.size), virtual.reshape(-1), return_dtype=pl.Int64),
         nth=pl.int_range(pl.len(), dtype=pl.Int32).over(*_STAGE, "kind", "chunk", order_by="seq"),
     ).filter(pl.col("kind").is_in([str(FORWARD.compute), str(BACKWARD.compute)]))
     if computes["microbatch"].null_count():
@@ -49,18 +50,24 @@ def _received(computes: pl.DataFrame, direction: Direction, name: str) -> pl.Dat
         row = again.row(0, named=True)
         raise GraphError(f"{_where(name, row)} repeats microbatch {row['microbatch']}, so that its order is unknown")
     producers = consumers.select(
-        "step", "dp_rank", pl.col("virtual") + direction.stride, "microbatch", began="start", sent=_END
+        "step",
+        "dp_rank",
+        pl.col("virtual") + direction.stride,
+        "microbatch",
+        sender="pp_rank",
+        began="start",
+        sent=_END,
     )
-    found = consumers.join(producers, on=same, maintain_order="left")
+    found = consumers.join(producers, on=same, maintain_order="left").filter(pl.col("sender") != pl.col("pp_rank"))
     if (early := found.filter(pl.col("began").gt(_START) & pl.col("began").ge(_END))).height:
         raise GraphError(
             f"{_where(name, early.row(0, named=True))} ends before the compute that it needs begins: the clocks of the"
-            " ranks differ too much, or the schedule is V-shaped, which is not supported"
+            " ranks differ too much"
         )
     # A link carries one transfer after the other: the one before had ended when its compute began.
-    linked = pl.max_horizontal("sent", _START.shift(1).over(_STAGE))
+    linked = pl.max_horizontal("sent", _START.shift(1).over(*_STAGE, "sender"))
     took, waited = (_START - linked).clip(0), (pl.col("sent") >= pl.col("free")).fill_null(value=True)
-    usual = pl.when(waited).then(took).median().over("pp_rank").fill_null(0.0)
+    usual = pl.when(waited).then(took).median().over("pp_rank", "sender").fill_null(0.0)
     receives = found.with_columns(
         kind=pl.lit(str(direction.recv)),
         seq=pl.int_range(pl.len()).over(_STAGE),

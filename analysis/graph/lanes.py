@@ -21,8 +21,9 @@ from tracekit.analysis.graph.occasional import OccasionalOps, optional_kinds, va
 from tracekit.analysis.graph.placed import PlacedLanes, by_structure, by_value, row_hash
 from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD, build_structure
 from tracekit.analysis.graph.structure import LaneOps, Structure
+from tracekit.analysis.graph.virtual_stages import is_v_shaped, virtual_stages
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
@@ -47,24 +48,26 @@ class Lanes(Struct, frozen=True, eq=False):
     missing.
 
     `missing`: ops that are missing from a lane although its peers recorded them. `inferred_transfers`: no transfer was
-    recorded, so they were inferred from the computes.
+    recorded, so they were inferred from the computes. `virtual`: the `virtual_stages` of the job.
     """
 
     steps: Int32s
     groups: tuple[LaneGroup, ...]
     dropped_lanes: tuple[tuple[int, int], ...]
     missing: MissingOps
+    virtual: Ints
     inferred_transfers: bool = False
 
 
 def place_lanes(trace: Trace) -> Lanes:
     """Place every op of `trace`. Raises GraphError if a lane's ops contradict each other, or no lane is complete."""
     layout = trace.layout
+    virtual = virtual_stages(layout, v_shaped=is_v_shaped(trace))
     ops = _Ops(trace)
     counts = ops.counts()
     inferred = layout.pp > 1 and not counts.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
-        ops = _Ops(with_inferred_transfers(trace), inferred=True)
+        ops = _Ops(with_inferred_transfers(trace, virtual), inferred=True)
         counts = ops.counts()
     if not layout.has_dp_collectives:
         dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
@@ -72,8 +75,8 @@ def place_lanes(trace: Trace) -> Lanes:
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
     placed = _united(ops, counts, lanes) or _alike(ops, counts, lanes)
-    groups = [_group(part, ops) for part in placed]
-    return Lanes(ops.steps, tuple(groups), dropped_lanes, missing, inferred)
+    groups = [_group(part, ops, virtual) for part in placed]
+    return Lanes(ops.steps, tuple(groups), dropped_lanes, missing, virtual, inferred)
 
 
 def _united(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes] | None:
@@ -256,7 +259,7 @@ def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
     return positions
 
 
-def _group(placed: PlacedLanes, ops: _Ops) -> LaneGroup:
+def _group(placed: PlacedLanes, ops: _Ops, virtual: Ints) -> LaneGroup:
     """The lanes of one structure. Raises GraphError if their ops contradict each other."""
     cell = np.repeat(np.arange(len(placed.counts)), placed.counts)
     trace, start = ops.trace, np.ascontiguousarray(placed.start[:, 0])
@@ -270,7 +273,7 @@ def _group(placed: PlacedLanes, ops: _Ops) -> LaneGroup:
             end=start + placed.duration[:, 0],
             stream_order=start if placed.stream_order is None else placed.stream_order,
             stages=trace.layout.pp,
-            chunks=trace.layout.vpp,
+            virtual=virtual,
             where=f"{short(trace.name)}: step {ops.steps[placed.step[0]]}, dp_rank {placed.dp_rank[0]}",
             microbatch=placed.microbatch[:, 0] if ops.inferred else None,
         )

@@ -84,7 +84,10 @@ class OpGrid(Struct, frozen=True, eq=False):
 
 
 class TransferGrid(Struct, frozen=True, eq=False):
-    """Transfers between stages: slot 2 x link + direction; link s joins stages s and s + 1 (the last wraps to 0)."""
+    """Transfers between stages: slot 2 x link + direction; link s joins stages s and s + 1 (the last wraps to 0).
+
+    Direction 0 is from s to s + 1: forwards and, in a V-shaped pipeline, the backwards of odd chunks.
+    """
 
     sends: OpGrid
     recvs: OpGrid
@@ -132,9 +135,10 @@ def _pairs(block: Block, stages: int) -> Iterator[tuple[int, Ints, Ints]]:
     """(slot, rows of sends, rows of their recvs) of each slot in use."""
     template = block.template
     send, recv = paired_rows(template)
-    forward = template.kind[send] == OpKind.FORWARD_SEND.code
-    link = np.where(forward, template.pp_rank[send], template.pp_rank[recv]).astype(np.int64)
-    slots = 2 * link + ~forward
+    sender, receiver = template.pp_rank[send].astype(np.int64), template.pp_rank[recv]
+    # Between two stages, both directions lead to the next stage.
+    onwards = template.kind[send] == OpKind.FORWARD_SEND.code if stages == 2 else (sender + 1) % stages == receiver
+    slots = 2 * np.where(onwards, sender, receiver) + ~onwards
     for slot in range(2 * stages):
         here = slots == slot
         if here.any():

@@ -16,7 +16,8 @@ class LaneOps(Struct, frozen=True, eq=False):
     """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
 
     `stream_order`: orders the ops of a stream; their starts, or numbers in the same order. `microbatch`: of each op, if
-    receives were inferred from the computes and there are no sends; None if transfers were recorded.
+    receives were inferred from the computes and there are no sends; None if transfers were recorded. `virtual`: the
+    `virtual_stages` of the job.
     """
 
     pp_rank: npt.NDArray[np.int16]
@@ -27,7 +28,7 @@ class LaneOps(Struct, frozen=True, eq=False):
     end: Floats
     stream_order: Floats
     stages: int
-    chunks: int
+    virtual: Ints
     where: str
     microbatch: npt.NDArray[np.int32] | None = None
 

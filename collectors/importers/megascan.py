@@ -59,7 +59,13 @@ _TRANSFERS = {
     _SEND_BACKWARD: (_BACKWARD, True),
     _RECV_BACKWARD: (_BACKWARD, False),
 }
+_COMPUTES = tuple(name for name, kinds in _KINDS.items() if kinds in ((_FORWARD,), (_BACKWARD,)))
+_LABELS, _POSITION = ("microbatch", "model_chunk"), ("dp_rk", "pp_rk", "pp_rank", "tp_rk")
 _LAYER = "transformer-layer"
+#: Larger numbers and times (in any unit) are damage.
+_LARGEST, _LONGEST = 1_000_000, 1e18
+#: The largest number of stages that a message names.
+_MOST_NAMED = 3
 #: Times within an iteration may go back by so much: CUDA gives milliseconds as float32.
 _ROUNDING_NS = 10_000
 _SCHEMA = {
@@ -94,17 +100,29 @@ class RawImporter:
     description = "folder of MegaScan (benchmark-data-*-pipeline-*-tensor-*.json)"
 
     def sniff(self, path: Path) -> bool:
-        """A folder with the file of a rank."""
-        return path.is_dir() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
+        """A folder with the file of a rank, or such a file."""
+        return any(_FILE.fullmatch(file.name) for file in (path.iterdir() if path.is_dir() else (path,)))
 
     def read(self, path: Path, *, layout: Path | None = None, unit: Unit | None = None) -> Trace:
-        """The trace; positions are in the names of the files. Raises FormatError with the record that is damaged."""
+        """The trace; positions are in the names of the files.
+
+        Raises FormatError with the record that is damaged, or with the files that are missing.
+        """
         refuse_options(path, layout, unit, "a folder of MegaScan")
+        if not path.is_dir():
+            raise FormatError(f"{path}: one rank of MegaScan; give the folder that has the files of all ranks")
         found = {file: _FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
         places = {file: tuple(map(int, match.groups())) for file, match in found.items() if match is not None}
         if not places:
             raise FormatError(f"{path}: no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0.json")
-        dp, _, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
+        dp, pp, tp = (1 + max(numbers) for numbers in zip(*places.values(), strict=True))
+        missing = sorted(set(range(pp)) - {p for _, p, t in places.values() if t == 0})
+        if missing:
+            stages = ", ".join(map(str, missing[:_MOST_NAMED])) + (" ..." if len(missing) > _MOST_NAMED else "")
+            raise FormatError(
+                f"{path}: no file of pipeline stage {stages}, such as"
+                f" benchmark-data-0-pipeline-{missing[0]}-tensor-0.json; copy the files of all ranks"
+            )
         scopes = {}
         for file, (d, p, t) in places.items():
             rank = _Rank((p * dp + d) * tp + t, d, p, t)  # as Megatron numbers them
@@ -129,11 +147,10 @@ class AggregatedImporter:
         refuse_options(path, layout, unit, "a trace of MegaScan")
         events: defaultdict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
         for number, event in enumerate(_records(path)):
-            try:
-                if event["ph"] != "M":
-                    events[event["pid"], event["args"]["iteration"]].append((number, event))
-            except (KeyError, TypeError) as error:
-                raise _damaged(path, number, quoted(error)) from None
+            if event.get("ph") != "M":
+                args = event.get("args")
+                step = _count(path, number, args if isinstance(args, dict) else {}, "iteration")
+                events[_count(path, number, event, "pid"), step].append((number, event))
         scopes = {where: _scopes(path, of_rank, "ts", 1000) for where, of_rank in events.items()}
         ranks: dict[int, _Rank] = {}
         for pid in sorted({pid for pid, _ in scopes}):
@@ -155,6 +172,9 @@ def _records(path: Path) -> list[dict[str, Any]]:
         raise FormatError(f"{path}: not complete JSON ({error!s:.120}); copy it again") from None
     if not isinstance(records, list):
         raise FormatError(f"{path}: not a list of records of MegaScan")
+    for number, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise _damaged(path, number, f"{quoted(record)}, expected an object")
     return records
 
 
@@ -162,7 +182,7 @@ def _iterations(records: list[dict[str, Any]]) -> Iterator[_Records]:
     """The records of each complete iteration, with their numbers in the file."""
     current: list[tuple[int, dict[str, Any]]] | None = None
     for number, record in enumerate(records):
-        if isinstance(record, dict) and record.get("name") == "iteration":
+        if record.get("name") == "iteration":
             if record.get("ph") == "E" and current is not None:
                 yield current
             current = [] if record.get("ph") == "B" else None
@@ -176,19 +196,20 @@ def _scopes(path: Path, records: _Records, clock: str, unit_ns: int) -> list[_Sc
     begun: list[tuple[str, int]] = []
     latest, number = 0, 0
     for number, record in records:
-        try:
-            name, phase, now = str(record["name"]).replace("_", "-"), record["ph"], round(record[clock] * unit_ns)
-            attributes = {**record.get("args", record)}
-            end_ns = now + round(record["dur"] * unit_ns) if phase == "X" else now
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise _damaged(path, number, quoted(error)) from None
+        name, phase = str(record.get("name")).replace("_", "-"), record.get("ph")
+        now = _nanoseconds(path, number, record, clock, unit_ns)
+        attributes = args if isinstance(args := record.get("args"), dict) else record
+        for label in () if phase == "B" else (*_POSITION, *(_LABELS if name in _COMPUTES else ())):
+            if attributes.get(label) is not None:
+                _count(path, number, attributes, label)
         if latest and now < latest - _ROUNDING_NS:
             raise _damaged(path, number, f"{clock} goes back, as if the rank restarted")
         latest = now
         if phase == "B":
             begun.append((name, now))
         elif phase == "X":
-            found.append(_Scope(name, now, end_ns, attributes))
+            took = _nanoseconds(path, number, record, "dur", unit_ns)
+            found.append(_Scope(name, now, now + took, attributes))
         elif phase == "E":
             opened, start_ns = begun.pop() if begun else ("nothing", now)
             if opened != name:
@@ -197,6 +218,22 @@ def _scopes(path: Path, records: _Records, clock: str, unit_ns: int) -> list[_Sc
     if begun:
         raise _damaged(path, number, f"{begun[-1][0]} never ends")
     return found
+
+
+def _nanoseconds(path: Path, number: int, record: dict[str, Any], key: str, unit_ns: int) -> int:
+    """A time in a record. Raises FormatError if it is none."""
+    value = record.get(key)
+    if not isinstance(value, int | float) or not abs(value) < _LONGEST:
+        raise _damaged(path, number, f"{key} is {quoted(value)}, expected a time")
+    return round(value * unit_ns)
+
+
+def _count(path: Path, number: int, record: dict[str, Any], key: str) -> int:
+    """A number from 0 in a record. Raises FormatError if it is none."""
+    value = record.get(key)
+    if type(value) is not int or not 0 <= value < _LARGEST:
+        raise _damaged(path, number, f"{key} is {quoted(value)}, expected a number from 0 to {_LARGEST - 1:,}")
+    return value
 
 
 def _damaged(path: Path, number: int, why: str) -> FormatError:
@@ -218,8 +255,7 @@ def _trace(scopes: Mapping[tuple[_Rank, int], list[_Scope]], path: Path, form: s
     for (rank, step), found in scopes.items():
         for scope in found if rank.tp == 0 else ():
             start, took = (scope.start_ns - begins[step]) / 1e9, (scope.end_ns - scope.start_ns) / 1e9
-            compute = _KINDS.get(scope.name, ()) in ((_FORWARD,), (_BACKWARD,))
-            labels = [scope.attributes.get(key) if compute else None for key in ("microbatch", "model_chunk")]
+            labels = [scope.attributes.get(key) if scope.name in _COMPUTES else None for key in _LABELS]
             place = (step, rank.rank, rank.dp, rank.pp)
             rows += [(*place, str(kind), start, took, *labels) for kind in _KINDS.get(scope.name, ())]
             other[scope.name] += scope.name not in _KINDS
@@ -229,6 +265,8 @@ def _trace(scopes: Mapping[tuple[_Rank, int], list[_Scope]], path: Path, form: s
     ranks = {rank for rank, _ in scopes}
     dp, pp, tp = (1 + max(getattr(rank, axis) for rank in ranks) for axis in ("dp", "pp", "tp"))
     layout = Layout(dp=dp, pp=pp, tp=tp, vpp=1 + max(chunk or 0 for *_, chunk in rows))
+    if layout.pp == 1 < layout.vpp:
+        raise FormatError(f"{path}: {layout.vpp} model chunks on one pipeline stage; copy the files of all ranks")
     if not _transfers_belong(ops, layout):
         ops = ops.filter(~pl.col("kind").is_in([str(kind) for kind in _TRANSFERS]))
     order = ["step", "rank", "kind", "start"]

@@ -155,8 +155,8 @@ def _agreed_world_size(ranks: list[RankFacts]) -> int:
 def _check_loops(ranks: list[RankFacts]) -> None:
     """Raise LayoutError for a V-shaped pipeline, such as those of ZBV and DualPipeV.
 
-    In the graph, the last rank sends the output of its chunk to the first rank. In a V-shaped pipeline, both chunks at
-    the turn are on one rank.
+    A rank has two links in the same direction, whose transfers do not wait for each other as the merge assumes, and
+    DualPipeV's overlapping computes are not recorded.
     """
     for one in ranks:
         stages = sorted({int(pipeline["stage_index"]) for pipeline in one.pipelines if "stage_index" in pipeline})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tracekit.analysis.bubbles.picture import Picture
+from tracekit.analysis.bubbles.picture import WAITS_FOR, Picture
 from tracekit.base.text import seconds, three_digits
 from tracekit.report.bubbles import Bubbles, CauseOfIdle, PricedSchedule
 from tracekit.report.section import Table
@@ -35,6 +35,7 @@ def sentence(found: Bubbles) -> str:
         f"{seconds(row.lost_s)}{'' if number else ' of it'} because {_BECAUSE[row.cause]}"
         for number, row in enumerate(largest)
     ]
+    parts += [] if found.causes_unknown is None else [f"causes unknown: {found.causes_unknown}"]
     lanes = len(found.left_out)
     left_out = (
         f"; left out: {lanes:,} incomplete {'lanes' if lanes > 1 else 'lane'} (step and DP rank)" if lanes else ""
@@ -51,8 +52,8 @@ def tables(found: Bubbles) -> Iterator[Table]:
         by_place.setdefault(row.place, {})[row.reason] = row.idle_s
     if by_place:
         yield Table(
-            "Idle time of a stage: where, and what it waits for",
-            ("Idle", *reasons),
+            "Where a stage is idle, and what it waits for",
+            ("Idle, waiting for", *(WAITS_FOR[reason] for reason in reasons)),
             tuple(
                 (place, *(seconds(idle[reason]) if reason in idle else "-" for reason in reasons))
                 for place, idle in by_place.items()

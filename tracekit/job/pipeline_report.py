@@ -19,7 +19,7 @@ from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.job import bubbles_words, experts
 from tracekit.job import pipeline_words as words
-from tracekit.job.tables import JSON_TABLES, ReportTables
+from tracekit.job.tables import JSON_TABLES, ReportTables, bubble_frames
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
 from tracekit.report.report import StepTimes
@@ -161,6 +161,10 @@ class PipelineReport(ReportTables):
             yield from bubbles_words.tables(self.bubbles)
         if full and not self.experts_asked:
             yield from experts.loads(self)
+
+    def frames(self) -> dict[str, pl.DataFrame]:
+        """See `Report.frames`."""
+        return super().frames() | ({} if self.bubbles is None else bubble_frames(self.bubbles))
 
     def asked_tables(self) -> Iterator[Table]:
         """See `Report.asked_tables`."""

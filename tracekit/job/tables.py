@@ -18,6 +18,7 @@ import polars as pl
 from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
+from tracekit.report.bubbles import Bubbles, IdleOfStage, LostTo, PricedSchedule, StageBubbles
 from tracekit.report.report import COMMON_TABLES, Report
 from tracekit.trace.model import Worker
 
@@ -193,6 +194,25 @@ class ReportTables(Report):
         columns |= {name: np.tile(np.asarray(values), len(found.steps)) for name, values in names.items()}
         columns["slowdown"] = (times / found.ideal[:, None]).ravel()
         return pl.DataFrame(columns)
+
+
+def bubble_frames(found: Bubbles) -> dict[str, pl.DataFrame]:
+    """Where each stage is idle, why, and what schedules would cost; of each schedule the most microbatches held."""
+    from tracekit.report.plain_data import frame_of
+
+    rows = {stage.pp_rank: frame_of(stage.places, IdleOfStage) for stage in found.by_stage}
+    rows = rows or {0: frame_of([], IdleOfStage)}
+    held = [max(row.peak_microbatches) if row.peak_microbatches else None for row in found.schedules]
+    return {
+        "bubbles_stages": frame_of(found.by_stage, StageBubbles),
+        "bubbles_places": pl.concat(
+            frame.select(pl.lit(stage, pl.Int64).alias("pp_rank"), pl.all()) for stage, frame in rows.items()
+        ),
+        "bubbles_causes": frame_of(found.causes, LostTo),
+        "bubbles_schedules": frame_of(found.schedules, PricedSchedule).with_columns(
+            peak_microbatches=pl.Series(held, dtype=pl.Float64)
+        ),
+    }
 
 
 def _means(sets: Sequence[Floats]) -> Floats:

@@ -83,7 +83,7 @@ class Bubbles(Struct, frozen=True):
     """The idle time of the stages of a pipeline.
 
     `window_s`: from the first start to the last end of any compute. `share`: of the window. `causes`: largest first.
-    `unknown`: why there are no figures; null if there are.
+    `unknown`: why there are no figures, `causes_unknown`: why there are no causes; null if there are.
     """
 
     window_s: float | None
@@ -93,6 +93,7 @@ class Bubbles(Struct, frozen=True):
     places: list[Idle]
     by_stage: list[StageBubbles]
     causes: list[LostTo]
+    causes_unknown: str | None
     schedules: list[PricedSchedule]
     unknown: str | None
     left_out: list[LeftOut]

@@ -501,7 +501,8 @@ def shaped(shape: type[S], thing: Any, **more: Any) -> S:
 
 def _without_none(form: Any) -> Any:
     """The type of a value that is there."""
-    return get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
+    there = get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
+    return str if get_origin(there) is Literal else there
 
 
 def _in_form(form: Any, value: Any) -> Any:

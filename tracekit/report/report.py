@@ -261,6 +261,10 @@ class Report(ABC):
         frame: pl.DataFrame = getattr(self, name)
         return frame
 
+    def frames(self) -> dict[str, pl.DataFrame]:
+        """Every table by name, as `write_csv` writes them."""
+        return {name: self.table(name) for name in self.table_names}
+
     def pandas(self, name: str) -> pandas.DataFrame:
         """The table of that name as a pandas frame."""
         return self.table(name).to_pandas()
@@ -277,8 +281,7 @@ class Report(ABC):
         except OSError as error:
             raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
         with ExitStack() as files:  # all of them or, if one fails, none
-            for name in self.table_names:
-                table = self.table(name)
+            for name, table in self.frames().items():
                 kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
                 files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
 

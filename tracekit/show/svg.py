@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.analysis.bubbles.picture import WHATS, Picture
+from tracekit.analysis.bubbles.picture import LEGEND, WHATS, Picture
 from tracekit.base.text import seconds
 from tracekit.show.figures.worker_map import LEVELS
 from tracekit.show.words import worker_name
@@ -119,7 +119,9 @@ def pipeline(pictures: Sequence[Picture]) -> str:
         ]
         top += one.stages * _ROW
     there = {bar.what for one in pictures for bar in one.bars}
-    legend = "".join(f'<span><i class="what{at}"></i>{what}</span>' for at, what in enumerate(WHATS) if what in there)
+    legend = "".join(
+        f'<span><i class="what{at}"></i>{LEGEND[at]}</span>' for at, what in enumerate(WHATS) if what in there
+    )
     return (
         f'<svg class="pipeline" role="img" aria-label="Stages of the pipeline over time: computes, and bubbles by what'
         f' is waited for" viewBox="0 0 {_WIDE} {top}" width="{_WIDE}" height="{top}">{"".join(marks)}</svg>'

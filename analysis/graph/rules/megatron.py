@@ -51,15 +51,6 @@ class Direction(Struct, frozen=True):
     recv: OpKind
     stride: int
 
-    def edge_stage(self, stages: int, *, receiving: bool) -> int:
-        """The stage without a peer to receive from (or send to) in its edge chunk."""
-        at_front = receiving == (self.stride > 0)
-        return 0 if at_front else stages - 1
-
-    def edge_chunk(self, chunks: int, *, receiving: bool) -> int:
-        """The chunk at the model's end that has no peer to receive from (or send to) on the edge stage."""
-        return 0 if receiving == (self.stride > 0) else chunks - 1
-
 
 FORWARD = Direction(OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV, 1)
 BACKWARD = Direction(OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1)
@@ -76,10 +67,11 @@ def build_structure(ops: LaneOps) -> Structure:
         if ops.microbatch is not None:
             builder.add_inferred(direction, ops.microbatch)
             continue
-        sends, recvs = {}, {}
+        sends: dict[int, Ints] = {}
+        recvs: dict[int, Ints] = {}
         for stage in range(ops.stages):
-            recvs[stage] = builder.match_recvs(direction, stage)
-            sends[stage] = builder.match_sends(direction, stage)
+            recvs |= builder.match_recvs(direction, stage)
+            sends |= builder.match_sends(direction, stage)
         builder.pair(direction, sends, recvs)
     builder.join_stages()
     before = np.concatenate(builder.before) if builder.before else np.empty(0, np.int64)
@@ -102,6 +94,20 @@ def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
     # A running maximum keeps seq order if a recorded start goes back in time.
     keys = np.concatenate([np.maximum.accumulate(start[part]) if len(part) else start[part] for part in ranges])
     return rows[np.argsort(keys, kind="stable")]
+
+
+def in_order_of_computes(transfers: Ints, virtual: Ints, of_computes: Ints) -> Ints:
+    """The transfers of a V-shaped pipeline in the order of their computes; as they are if their chunks are unknown.
+
+    A link keeps the order of its computes, but a stage has two links. `virtual`: the virtual stage of each transfer,
+    `of_computes`: of each compute.
+    """
+    there, here = np.argsort(virtual, kind="stable"), np.argsort(of_computes, kind="stable")
+    if not np.array_equal(virtual[there], of_computes[here]):
+        return transfers
+    ordered = np.empty_like(transfers)
+    ordered[here] = transfers[there]
+    return ordered
 
 
 def is_held(send_start: Floats, reduction_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
@@ -132,6 +138,9 @@ class _Builder:
         cell = ops.pp_rank.astype(np.int64) * len(KINDS) + ops.kind
         self._bounds = np.searchsorted(cell, np.arange(ops.stages * len(KINDS) + 1))
         self._compute: dict[int, Ints] = {}
+        self._stage_of = np.argsort(ops.virtual.reshape(-1)) % ops.stages
+        #: Whether even and odd chunks of a stage go over different links.
+        self._v_shaped = bool((self._stage_of[ops.stages :] != self._stage_of[: -ops.stages]).any())
 
     def rows(self, stage: int, kind: OpKind) -> Ints:
         """Rows of that kind on that stage, in order of seq."""
@@ -156,7 +165,9 @@ class _Builder:
         for direction in (FORWARD, BACKWARD):
             for kind in (direction.send, direction.recv):
                 rows = self.rows(stage, kind)
-                self.edge(rows[:-1], rows[1:])
+                chunk = self.ops.chunk[rows]
+                for one in (rows[chunk % 2 == 0], rows[chunk % 2 == 1]) if self._v_shaped else (rows,):
+                    self.edge(one[:-1], one[1:])
         steps = compute[np.isin(self.ops.kind[compute], (FORWARD.compute.code, BACKWARD.compute.code))]
         backward = np.flatnonzero(self.ops.kind[steps] == BACKWARD.compute.code)
         if len(backward) and backward[0] >= 2:
@@ -202,12 +213,11 @@ class _Builder:
         chunk = self.ops.chunk[collective]
         return computes if chunk < 0 else computes[self.ops.chunk[computes] == chunk]
 
-    def match_recvs(self, direction: Direction, stage: int) -> Ints:
-        """Order recvs relative to the computes of their direction; returns those that pair with a send."""
-        ops, computes = self.ops, self.rows(stage, direction.compute)
-        rows = self.rows(stage, direction.recv)
-        inner = self._inner(direction, stage, receiving=True)
-        at_edge = stage == direction.edge_stage(ops.stages, receiving=True)
+    def match_recvs(self, direction: Direction, stage: int) -> dict[int, Ints]:
+        """Order recvs relative to the computes of their direction; returns those that pair with a send, by link."""
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.recv)
+        link = self._link(direction, stage, receiving=True)
+        inner, at_edge = link >= 0, stage == self._edge_stage(direction, receiving=True)
         for idle in self._idle(direction, stage, receiving=True):
             recvs = rows[: len(rows) - idle]
             if len(recvs) == len(computes):
@@ -218,17 +228,20 @@ class _Builder:
                 matched = computes[inner]
             else:
                 continue
+            if self._v_shaped:
+                recvs = in_order_of_computes(recvs, self._virtual(recvs), self._virtual(matched))
             self.edge(recvs, matched)
             previous = matched - 1
             posted = previous >= (computes[0] if len(computes) else 0)
             self.edge(previous[posted], recvs[posted])
-            return recvs[inner[matched - computes[0]]] if len(recvs) else recvs
+            return _by_link(recvs, link[matched - computes[:1]])
         raise self._unmatched(direction.recv, rows, direction.compute, computes, stage)
 
-    def match_sends(self, direction: Direction, stage: int) -> Ints:
-        """Order sends after the computes of their direction; returns those that pair with a recv."""
+    def match_sends(self, direction: Direction, stage: int) -> dict[int, Ints]:
+        """Order sends after the computes of their direction; returns those that pair with a recv, by link."""
         computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.send)
-        inner = self._inner(direction, stage, receiving=False)
+        link = self._link(direction, stage, receiving=False)
+        inner = link >= 0
         for idle in self._idle(direction, stage, receiving=False):
             sends = rows[idle:]
             if len(sends) == len(computes):
@@ -237,20 +250,22 @@ class _Builder:
                 matched = computes[inner]
             else:
                 continue
+            if self._v_shaped:
+                sends = in_order_of_computes(sends, self._virtual(sends), self._virtual(matched))
             self.edge(matched, sends)
-            return sends[inner[matched - computes[0]]] if len(sends) else sends
+            return _by_link(sends, link[matched - computes[:1]])
         raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
 
     def add_inferred(self, direction: Direction, microbatch: npt.NDArray[np.int32]) -> None:
         """Let each inferred receive wait for the compute whose result it brings, and a compute for its receive."""
         ops = self.ops
-        virtual = np.maximum(ops.chunk, 0).astype(np.int64) * ops.stages + ops.pp_rank
+        virtual = self._virtual(np.arange(len(ops.kind)))
         computes = np.flatnonzero(ops.kind == direction.compute.code)
         places = zip(virtual[computes].tolist(), microbatch[computes].tolist(), strict=True)
         row_of = dict(zip(places, computes.tolist(), strict=True))
         for stage in range(ops.stages):
             consumers, rows = self.rows(stage, direction.compute), self.rows(stage, direction.recv)
-            inner = consumers[self._inner(direction, stage, receiving=True)]
+            inner = consumers[self._link(direction, stage, receiving=True) >= 0]
             if len(rows) != len(inner):
                 raise self._unmatched(direction.recv, rows, direction.compute, consumers, stage)
             needed = zip((virtual[inner] - direction.stride).tolist(), microbatch[inner].tolist(), strict=True)
@@ -265,12 +280,12 @@ class _Builder:
         """
         ops, kind = self.ops, direction.recv if receiving else direction.send
         computes, rows = self.rows(stage, direction.compute), self.rows(stage, kind)
-        if ops.chunks == 1 or not len(computes):
+        if len(ops.virtual) == 1 or not len(computes):
             return [0]
-        edge = direction.edge_stage(ops.stages, receiving=receiving)
+        edge = self._edge_stage(direction, receiving=receiving)
         whole = [other for other in range(ops.stages) if other != edge] if stage == edge else [stage]
         extra = [len(self.rows(other, kind)) - len(self.rows(other, direction.compute)) for other in whole]
-        beyond = len(rows) - int(self._inner(direction, stage, receiving=receiving).sum())
+        beyond = len(rows) - int((self._link(direction, stage, receiving=receiving) >= 0).sum())
         likely = dict.fromkeys([min(extra, default=0), 0, beyond])
         return [idle for idle in likely if idle == 0 or (idle > 0 and not self._ran(computes, rows, idle, receiving))]
 
@@ -282,23 +297,32 @@ class _Builder:
             return bool(self.ops.start[rows[-idle]] < self.ops.start[computes[-2:][0]])
         return bool(self.ops.start[rows[idle - 1]] > self.ops.end[computes[0]])
 
-    def _inner(self, direction: Direction, stage: int, *, receiving: bool) -> npt.NDArray[np.bool_]:
-        """Mask of computes with a peer on another stage, [computes]: all except those at the model's end."""
-        computes = self.rows(stage, direction.compute)
-        if self.ops.stages == 1:
-            return np.zeros(len(computes), np.bool_)
-        if stage != direction.edge_stage(self.ops.stages, receiving=receiving):
-            return np.ones(len(computes), np.bool_)
-        chunk = np.maximum(self.ops.chunk[computes], 0)
-        inner: npt.NDArray[np.bool_] = chunk != direction.edge_chunk(self.ops.chunks, receiving=receiving)
-        return inner
+    def _virtual(self, rows: Ints) -> Ints:
+        """The virtual stage of each row; rows without a chunk count as those of chunk 0."""
+        virtual: Ints = self.ops.virtual[np.maximum(self.ops.chunk[rows], 0), self.ops.pp_rank[rows]]
+        return virtual
+
+    def _edge_stage(self, direction: Direction, *, receiving: bool) -> int:
+        """The stage at the end of the model, which has one chunk without a peer to receive from (or send to)."""
+        return int(self._stage_of[0 if receiving == (direction.stride > 0) else -1])
+
+    def _link(self, direction: Direction, stage: int, *, receiving: bool) -> Ints:
+        """The link that brings each compute its input (or takes its result), [computes]: a number for each sender and
+        receiver; -1: none, as at the ends of the model.
+        """
+        virtual = self._virtual(self.rows(stage, direction.compute))
+        peer = virtual + (-direction.stride if receiving else direction.stride)
+        inside = (peer >= 0) & (peer < len(self._stage_of))
+        other = self._stage_of[np.where(inside, peer, 0)]
+        sender, receiver = (other, stage) if receiving else (stage, other)
+        return np.where(inside & (other != stage), sender * self.ops.stages + receiver, -1)
 
     def pair(self, direction: Direction, sends: dict[int, Ints], recvs: dict[int, Ints]) -> None:
-        """Let the k-th send of a stage and the k-th recv of the next one transfer together."""
-        for stage, sent in sends.items():
-            peer = (stage + direction.stride) % self.ops.stages
-            received = recvs[peer]
+        """Let the k-th send and the k-th recv of a link transfer together."""
+        for link in sorted(sends.keys() | recvs.keys()):
+            sent, received = (rows.get(link, np.empty(0, np.int64)) for rows in (sends, recvs))
             if len(sent) != len(received):
+                stage, peer = divmod(link, self.ops.stages)
                 raise GraphError(
                     f"{self.ops.where}: stage {stage} has {len(sent)} {direction.send} ops for stage {peer}, which has"
                     f" {len(received)} {direction.recv} ops; every send needs its recv: record the step again or"
@@ -324,3 +348,7 @@ class _Builder:
             f"{self.ops.where}, stage {stage}: {len(rows)} {kind} ops for {len(computes)} {compute} ops; expected one"
             " for each (none at the model's ends): record the step again or leave it out with --ignore-steps"
         )
+
+
+def _by_link(rows: Ints, link: Ints) -> dict[int, Ints]:
+    return {number: rows[link == number] for number in np.unique(link).tolist() if number >= 0}

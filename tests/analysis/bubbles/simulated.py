@@ -54,12 +54,28 @@ def zb_h1(p: int, m: int) -> list[list[Compute]]:
 
 
 def v_shaped(p: int, m: int) -> list[list[Compute]]:
-    """All forwards, then all backwards, with the virtual stages s and 2 p - 1 - s on stage s."""
-    orders = []
-    for s in range(p):
-        both = (s, 2 * p - 1 - s)
-        order = [("F", v, k) for v in both for k in range(m)]
-        orders.append(order + [("B", v, k) for v in reversed(both) for k in range(m)])
+    """Zero bubble with the virtual stages s and 2 p - 1 - s on stage s: whoever is free computes what is ready in turns
+    of equal length, backwards first, and weight gradients if there is nothing else.
+    """
+    done: dict[Compute, int] = {}
+    orders: list[list[Compute]] = [[] for _ in range(p)]
+    turn = 0
+    while sum(map(len, orders)) < 6 * p * m:
+        for s, order in enumerate(orders):
+            for c in product("BFW", (2 * p - 1 - s, s), range(m)):
+                kind, v, k = c
+                needs = {
+                    "F": [("F", v - 1, k)] if v else [],
+                    "B": [("F", v, k), *([("B", v + 1, k)] if v < 2 * p - 1 else [])],
+                    "W": [("B", v, k)],
+                }[kind]
+                held = sum(x[0] == "F" for x in order) - sum(x[0] == "B" for x in order)
+                if c in done or any(done.get(x, turn) >= turn for x in needs) or (kind == "F" and held > 2 * p):
+                    continue
+                done[c] = turn
+                order.append(c)
+                break
+        turn += 1
     return orders
 
 
@@ -175,12 +191,13 @@ def trace(lanes: Mapping[tuple[int, int], Pipeline], *, chunks: int = 1) -> Trac
 
 
 def random_lanes(
-    seed: int, p: int, m: int, orders: list[list[Compute]], ranks: int = 3, steps: int = 2, wire: float = 0.003
+    seed: int, orders: list[list[Compute]], ranks: int = 3, steps: int = 2, wire: float = 0.003
 ) -> dict[tuple[int, int], Pipeline]:
     """Lanes with random stages, workers, microbatches and launch delays, and one time for all transfers."""
     draw = random.Random(seed)  # noqa: S311
-    stage = {(kind, s): draw.uniform(0.02, 0.05) for kind in "FBW" for s in range(p)}
-    worker = {(d, s): draw.choice([1.0, 1.0, 1.5]) for d in range(ranks) for s in range(p)}
+    virtual = sorted({c[1] for order in orders for c in order})
+    stage = {(kind, v): draw.uniform(0.02, 0.05) for kind in "FBW" for v in virtual}
+    worker = {(d, v): draw.choice([1.0, 1.0, 1.5]) for d in range(ranks) for v in virtual}
     lanes = {}
     for step, d in product(range(steps), range(ranks)):
         computes = [c for order in orders for c in order]

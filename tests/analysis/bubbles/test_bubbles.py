@@ -21,7 +21,8 @@ from tests.analysis.bubbles.simulated import (
 )
 from tracekit.analysis.bubbles.bubbles import find_bubbles
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.base.errors import GraphError, SelectionError
+from tracekit.analysis.whatif.interventions import step_times
+from tracekit.base.errors import SelectionError
 from tracekit.report.bubbles import Bubbles
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout
@@ -81,7 +82,7 @@ def test_the_peak_of_microbatches_is_that_of_the_schedule() -> None:
 @pytest.mark.parametrize(("seed", "name"), list(product(range(4), ORDERS)))
 def test_random_pipelines_are_taken_apart_as_by_brute_force(seed: int, name: str) -> None:
     p, m = ((2, 4), (3, 3), (4, 6), (3, 5))[seed]
-    lanes = random_lanes(seed, p, m, ORDERS[name](p, m))
+    lanes = random_lanes(seed, ORDERS[name](p, m))
     bubbles = found(trace(lanes))
     assert bubbles.unknown is None
     for key in ("window", "work"):
@@ -105,7 +106,7 @@ def test_random_pipelines_are_taken_apart_as_by_brute_force(seed: int, name: str
 @pytest.mark.parametrize(("seed", "recorded", "asked"), list(product(range(3), ORDERS, ORDERS)))
 def test_prices_are_the_windows_of_the_simulated_schedules(seed: int, recorded: str, asked: str) -> None:
     p, m = ((2, 4), (4, 4), (3, 5))[seed]
-    lanes = random_lanes(seed, p, m, ORDERS[recorded](p, m))
+    lanes = random_lanes(seed, ORDERS[recorded](p, m))
     share = 0.3 if asked == "zb-h1" and recorded != "zb-h1" else None
     row = found(trace(lanes), asked if share is None else f"{asked},weight={share}").schedules[0]
     windows = []
@@ -209,11 +210,47 @@ def test_steps_of_different_schedules_are_averaged() -> None:
     assert bubbles.schedules[0].window_s == pytest.approx(11 * 3)
 
 
-def test_v_shaped_schedules_are_refused_in_one_line() -> None:
-    """The dependency rules do not know them, so neither places nor anything else can be shown."""
-    lane = uniform(v_shaped(3, 3), 1.0, 2.0)
-    with pytest.raises(GraphError, match="3 forward-send ops for 6 forward-compute ops"):
-        found(trace({(0, 0): lane}, chunks=2), "1f1b")
+#: A V of two stages and one microbatch, forwards of 1 s, backwards of 2 s, transfers of 0.25 s. Stage 0 computes from
+#: 0, 3.5, 4.5 and 11 s on, stage 1 from 1.25, 2.25, 6.75 and 8.75 s on, until 13 and 10.75 s.
+V = [
+    [("F", 0, 0), ("F", 3, 0), ("B", 3, 0), ("B", 0, 0)],
+    [("F", 1, 0), ("F", 2, 0), ("B", 2, 0), ("B", 1, 0)],
+]
+
+
+def test_places_of_a_v_shaped_schedule_are_those_worked_out_by_hand() -> None:
+    lane = Pipeline(V, {c: 1.0 if c[0] == "F" else 2.0 for order in V for c in order}, lambda _: 0.25).run()
+    bubbles = found(trace({(0, 0): lane}, chunks=2), "1f1b", "interleaved:chunks=2")
+    assert (bubbles.window_s, bubbles.work_s, bubbles.idle_s, bubbles.unknown) == (13.0, 6.0, 7.0, None)
+    places = [{(row.place, row.reason, row.waits_for): row.idle_s for row in one.places} for one in bubbles.by_stage]
+    assert places == [
+        {("between", "peer", 1): 2.25 + 4.25, ("between", "transfer", 1): 0.5},
+        {
+            ("warm-up", "peer", 0): 1.0,
+            ("warm-up", "transfer", 0): 0.25,
+            ("between", "peer", 0): 3.25,
+            ("between", "transfer", 0): 0.25,
+            ("drain", "peer", 0): 2.25,
+        },
+    ]
+    assert bubbles.causes == []
+    assert "V-shaped" in str(bubbles.causes_unknown)
+    assert [row.refused for row in bubbles.schedules] == [bubbles.causes_unknown] * 2
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 3), (4, 8)])
+def test_random_v_shaped_pipelines_are_replayed_and_their_places_are_those_of_brute_force(p: int, m: int) -> None:
+    lanes = random_lanes(p, v_shaped(p, m))
+    ops = trace(lanes, chunks=2).ops
+    for off_s in (0.0, 5.0):
+        clocks = ops.with_columns(start=pl.col("start") + off_s * pl.col("pp_rank"))
+        replay = JobReplay.from_trace(Trace.from_frame(clocks, Layout(dp=3, pp=p, vpp=2), name="sim"))
+        assert step_times(replay, ()) == pytest.approx(replay.recorded_step_times(), rel=1e-12)
+        bubbles = find_bubbles(replay)
+        cells = [lane.places() for lane in lanes.values()]
+        expected = {key: sum(one.get(key, 0.0) for one in cells) / len(cells) for one in cells for key in one}
+        assert {(row.place, row.reason): row.idle_s for row in bubbles.places} == pytest.approx(expected, abs=1e-9)
+        assert sum(row.idle_s for row in bubbles.places) == pytest.approx(bubbles.idle_s, abs=1e-12)
 
 
 def test_computes_that_overlap_have_no_idle_time() -> None:
@@ -223,6 +260,13 @@ def test_computes_that_overlap_have_no_idle_time() -> None:
     assert bubbles.unknown is not None
     assert "overlap" in bubbles.unknown
     assert (bubbles.window_s, bubbles.places, bubbles.causes) == (None, [], [])
+
+
+def test_weight_gradients_that_take_no_time_overlap_nothing() -> None:
+    bubbles = found(trace({(0, 0): uniform(zb_h1(4, 8), 1.0, 2.0, 0.0)}), "1f1b")
+    assert bubbles.idle_s == pytest.approx(3 * 3)
+    assert [stage.peak_microbatches for stage in bubbles.by_stage] == [4, 4, 4, 4]
+    assert bubbles.schedules[0].window_s == pytest.approx(11 * 3)
 
 
 def test_a_step_that_was_cut_is_left_out() -> None:

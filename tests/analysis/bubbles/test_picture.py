@@ -43,7 +43,7 @@ def test_a_step_is_drawn_as_worked_out_by_hand() -> None:
         ("backward", 8.0, 10.0, None),
     ]
     assert [bar.words for bar in picture.bars if bar.what == "host"] == [
-        "stage 1 is ready, but launches late: 500.0 ms"
+        "stage 1 waits for its host, which launches late: 500.0 ms"
     ]
     assert "stage 0 waits for stage 1: 2.25 s" in {bar.words for bar in picture.bars}
     assert "stage 1: backward of microbatch 1: 2.00 s" in {bar.words for bar in picture.bars}
@@ -51,7 +51,7 @@ def test_a_step_is_drawn_as_worked_out_by_hand() -> None:
 
 @pytest.mark.parametrize("schedules", [(), ("gpipe", "interleaved:chunks=2", "zb-h1,weight=0.4")])
 def test_bars_fill_the_window_of_every_stage_without_overlap(schedules: tuple[str, ...]) -> None:
-    lanes = random_lanes(2, 4, 8, gpipe(4, 8))
+    lanes = random_lanes(2, gpipe(4, 8))
     for picture in draw_step(JobReplay.from_trace(trace(lanes)), 1, 2, schedules):
         for stage in range(4):
             bars = rows(picture, stage)
@@ -62,7 +62,7 @@ def test_bars_fill_the_window_of_every_stage_without_overlap(schedules: tuple[st
 
 def test_a_picture_shows_what_the_report_says() -> None:
     """One lane: idle time by reason, and the window and the microbatches held under another schedule."""
-    lanes = random_lanes(3, 3, 6, one_f_one_b(3, 6), ranks=1, steps=1)
+    lanes = random_lanes(3, one_f_one_b(3, 6), ranks=1, steps=1)
     replay = JobReplay.from_trace(trace(lanes))
     found = find_bubbles(replay, ("gpipe",))
     recorded, other = draw_step(replay, 0, schedules=("gpipe",))
@@ -75,7 +75,7 @@ def test_a_picture_shows_what_the_report_says() -> None:
 
 
 def test_by_default_the_dp_rank_with_the_longest_pipeline_is_drawn() -> None:
-    lanes = random_lanes(1, 3, 3, one_f_one_b(3, 3))
+    lanes = random_lanes(1, one_f_one_b(3, 3))
     longest = max(range(3), key=lambda d: lanes[1, d].window)
     (picture,) = draw_step(JobReplay.from_trace(trace(lanes)), 1)
     assert picture.window_s == pytest.approx(lanes[1, longest].window)

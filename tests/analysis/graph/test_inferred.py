@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 
 from tests.analysis.bubbles.simulated import gpipe, one_f_one_b, random_lanes, trace, v_shaped, zb_h1
-from tests.analysis.bubbles.test_bubbles import uniform
 from tracekit.analysis.bubbles.bubbles import find_bubbles
 from tracekit.analysis.graph.inferred import with_inferred_transfers
+from tracekit.analysis.graph.virtual_stages import virtual_stages
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import GraphError
@@ -47,7 +47,9 @@ def computes_only(recorded: Trace) -> Trace:
 
 
 def receives(recorded: Trace) -> list[tuple[int, str, int, float, float]]:
-    ops = with_inferred_transfers(recorded).ops.filter(pl.col("kind").cast(pl.String).str.ends_with("recv"))
+    ops = with_inferred_transfers(recorded, virtual_stages(recorded.layout)).ops.filter(
+        pl.col("kind").cast(pl.String).str.ends_with("recv")
+    )
     return sorted(ops.select("pp_rank", pl.col("kind").cast(pl.String), "seq", "start", "duration").rows())
 
 
@@ -98,11 +100,11 @@ def test_microbatches_that_were_not_recorded_are_counted_in_order() -> None:
         assert receives(job(unknown, chunk)) == receives(job(LANE))
 
 
-@pytest.mark.parametrize(("seed", "orders"), list(product(range(3), (gpipe, one_f_one_b, zb_h1))))
+@pytest.mark.parametrize(("seed", "orders"), list(product(range(3), (gpipe, one_f_one_b, zb_h1, v_shaped))))
 def test_a_recording_without_transfers_waits_for_the_same_stages(seed: int, orders) -> None:
     """What its bubbles wait for on other stages is exact; the transfer and the launch delay behind it become one."""
     p, m = ((2, 4), (4, 6), (3, 5))[seed]
-    whole = trace(random_lanes(seed, p, m, orders(p, m)))
+    whole = trace(random_lanes(seed, orders(p, m)), chunks=2 if orders is v_shaped else 1)
     replay = JobReplay.from_trace(computes_only(whole))
     assert step_times(replay, ()) == pytest.approx(replay.recorded_step_times(), rel=1e-12)
     known, found = find_bubbles(JobReplay.from_trace(whole)), find_bubbles(replay)
@@ -127,7 +129,8 @@ def test_the_order_of_microbatches_may_differ_between_stages_and_steps() -> None
     recorded = Trace.from_frame(pl.concat(both), Layout(pp=2), name="two")
     replay = JobReplay.from_trace(recorded)
     assert step_times(replay, ()).tolist() == replay.recorded_step_times().tolist() == [10.0, 11.0]
-    sent = with_inferred_transfers(recorded).ops.filter(pl.col("kind") == "forward-recv").sort("step", "seq")
+    sent = with_inferred_transfers(recorded, virtual_stages(recorded.layout)).ops
+    sent = sent.filter(pl.col("kind") == "forward-recv").sort("step", "seq")
     assert sent.select("step", "microbatch", "start", "duration").rows() == [
         (0, 0, 1.0, 0.5),
         (0, 1, 2.0, 0.5),
@@ -142,6 +145,8 @@ def test_what_contradicts_itself_is_one_error_that_names_the_place() -> None:
         JobReplay.from_trace(job(repeated))
     with pytest.raises(GraphError, match="1 forward-recv ops for 2 forward-compute ops"):
         JobReplay.from_trace(job(LANE[:1] + LANE[2:]))
-    v = trace({(0, 0): uniform(v_shaped(3, 3), 1.0, 2.0)}, chunks=2)
-    with pytest.raises(GraphError, match=r"ends before the compute that it needs begins: .* V-shaped"):
-        JobReplay.from_trace(computes_only(v))
+    early = tuple(
+        (*op[:3], 0.0, 0.5) if op[:2] == (1, "forward-compute") else (*op[:3], op[3] + 1, op[4] + 1) for op in LANE
+    )
+    with pytest.raises(GraphError, match="forward-compute 0 ends before the compute that it needs begins: the clocks"):
+        JobReplay.from_trace(job(early))

@@ -206,7 +206,19 @@ def damaged(path: Path, change: Any) -> Path:
         ),
         (lambda content: [*content[:2], *content[3:]], "record 7: damaged: forward never ends"),
         (lambda content: [*content[:1], {"name": "forward"}, *content[1:]], "record 1: damaged"),
-        (lambda content: [*content[:1], 7, *content[1:]], "record 1: damaged"),
+        (lambda content: [*content[:1], 7, *content[1:]], "record 1: damaged: 7, expected an object"),
+        (
+            lambda content: [*content[:12], {**content[12], "rel_ts": float("nan")}, *content[13:]],
+            "pipeline-1-tensor-0.json, record 12: damaged: rel_ts is nan, expected a time",
+        ),
+        (
+            lambda content: [*content[:12], {**content[12], "microbatch": 10**12}, *content[13:]],
+            "record 12: damaged: microbatch is 1000000000000, expected a number from 0 to 999,999",
+        ),
+        (
+            lambda content: [*content[:12], {**content[12], "model_chunk": "one"}, *content[13:]],
+            "record 12: damaged: model_chunk is 'one', expected a number",
+        ),
     ],
 )
 def test_a_damaged_file_is_one_error_that_names_the_record(change: Any, message: str, tmp_path: Path) -> None:
@@ -214,12 +226,18 @@ def test_a_damaged_file_is_one_error_that_names_the_record(change: Any, message:
         read_any(damaged(tmp_path / "run", change))
 
 
-def test_a_stage_without_a_file_is_one_line(tmp_path: Path) -> None:
+def test_ranks_without_a_file_are_one_line(tmp_path: Path) -> None:
     path = folder(tmp_path / "run")
-    (path / "benchmark-data-0-pipeline-1-tensor-0.json").rename(path / "benchmark-data-0-pipeline-2-tensor-0.json")
+    first, second = sorted(path.iterdir())
+    alone = "pipeline-0-tensor-0.json: one rank of MegaScan; give the folder that has the files of all ranks"
+    assert alone in run("whatif", first).err.splitlines()[-1]
+    third = second.rename(path / "benchmark-data-0-pipeline-2-tensor-0.json")
+    gap = "no file of pipeline stage 1, such as benchmark-data-0-pipeline-1-tensor-0.json; copy the files of all ranks"
+    assert gap in run("whatif", path).err.splitlines()[-1]
+    third.unlink()
     ran = run("whatif", path)
+    assert "run: 2 model chunks on one pipeline stage; copy the files of all ranks" in ran.err.splitlines()[-1]
     assert ran.code == 2
-    assert "the layout says pp 3, but no op of pp_rank 1 is in the trace" in ran.err.splitlines()[-1]
 
 
 def test_microbatches_that_repeat_are_one_line(tmp_path: Path) -> None:

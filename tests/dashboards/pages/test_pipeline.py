@@ -24,7 +24,7 @@ READ_BARS = """() => window.tracekitChart.marks(document.querySelector("#pipelin
 
 @pytest.fixture(scope="module")
 def job() -> PipelineJob:
-    return PipelineJob(trace(random_lanes(1, 3, 6, one_f_one_b(3, 6), ranks=2, steps=3)))
+    return PipelineJob(trace(random_lanes(1, one_f_one_b(3, 6), ranks=2, steps=3)))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from tracekit.analysis.bubbles.picture import WHATS, Picture
+from tracekit.analysis.bubbles.picture import LEGEND, WHATS, Picture
 from tracekit.show.figures.base import axis, figure
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def pipeline_step(pictures: Sequence[Picture], theme: Theme) -> go.Figure:
     for first, one in zip(firsts, pictures, strict=True):
         names.insert(first, one.name)  # a row of its own, without bars
     drawn = figure(theme, height=_HEAD_PX + _ROW_PX * len(names), x="milliseconds since the first compute", legend=True)
-    for what, colour in zip(WHATS, colours(theme), strict=True):
+    for what, name, colour in zip(WHATS, LEGEND, colours(theme), strict=True):
         bars = [(first + 1 + bar.stage, bar) for first, one in zip(firsts, pictures, strict=True)
                 for bar in one.bars if bar.what == what]  # fmt: skip
         if bars:
@@ -36,7 +36,7 @@ def pipeline_step(pictures: Sequence[Picture], theme: Theme) -> go.Figure:
                 text=[bar.words for _, bar in bars],
                 textposition="none",
                 hovertemplate="%{text}<extra></extra>",
-                name=what,
+                name=name,
             )
     drawn.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
     drawn.update_yaxes(axis(names, len(names), down=True, showgrid=False))

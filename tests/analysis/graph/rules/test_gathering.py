@@ -36,7 +36,7 @@ def recorded(
         end=end,
         stream_order=start,
         stages=1,
-        chunks=chunks,
+        virtual=np.arange(chunks).reshape(-1, 1),
         where="test",
     )
     return RecordedLanes(

@@ -45,7 +45,7 @@ class Lane:
                     end=np.array(end),
                     stream_order=np.array(start),
                     stages=self.stages,
-                    chunks=self.chunks,
+                    virtual=np.arange(self.chunks * self.stages).reshape(self.chunks, self.stages),
                     where="step 7, dp_rank 0",
                 )
             )
