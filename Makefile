@@ -20,7 +20,7 @@ $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev,torch]'
 	touch $@
 
 demo: $(VENV)/.demo
@@ -52,11 +52,15 @@ test-fleet: $(VENV)/.fleet
 	$(BIN)/pytest -m fleet
 
 $(VENV)/.fleet: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dashboard,dev,torch,ray,fleet-tests]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev,torch,ray,fleet-tests]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[docs]'
 	touch $@
 
 # The documentation as a site; the tests build it, too.
-docs: $(VENV)/.dev
+docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
 

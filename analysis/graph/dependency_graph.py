@@ -35,7 +35,7 @@ from tracekit.analysis.graph.rules.posting import (
 )
 from tracekit.analysis.graph.template import Template, build_templates, rendezvous_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
-from tracekit.base.errors import GraphError
+from tracekit.base.errors import GraphError, extra
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, Layout, OpKind, Worker
 
@@ -272,7 +272,8 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         and `group`: nodes of equal group transfer together. An edge leads from an op to an op that waits for its end.
         Raises KeyError for a step that is not in the graph.
         """
-        import networkx
+        with extra("networkx", "a graph for networkx"):
+            import networkx
 
         wanted = int(self.steps[0]) if step is None else step
         if wanted not in self.steps:

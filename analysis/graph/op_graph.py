@@ -20,7 +20,7 @@ import polars as pl
 from tracekit.analysis.graph.labels import UNLABELLED, Label
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
-from tracekit.base.errors import GraphError, TraceError
+from tracekit.base.errors import GraphError, TraceError, extra
 from tracekit.base.text import listed, quoted
 from tracekit.trace.magnitudes import LONGEST_S
 from tracekit.trace.model import ProcessGroup
@@ -128,7 +128,8 @@ class OpGraph:
 
     def to_networkx(self) -> networkx.DiGraph[int]:
         """The graph in networkx, for exploration: a node per op with all labels, edges with `why`."""
-        import networkx
+        with extra("networkx", "a graph for networkx"):
+            import networkx
 
         graph: networkx.DiGraph[int] = networkx.DiGraph()
         for op in range(len(self.start)):

@@ -54,12 +54,11 @@ def parquet_with(key: str) -> Callable[[BinaryIO], bool]:
     """Recognises Parquet files by a key in their metadata."""
 
     def recognises(file: BinaryIO) -> bool:
-        import pyarrow as pa
-        import pyarrow.parquet as pq  # reads only the footer, and raises an error where polars panics
+        import polars as pl  # reads only the footer
 
         try:
-            return key.encode() in (pq.read_metadata(file).metadata or {})
-        except (pa.ArrowException, OSError, ValueError, MemoryError):  # whatever error a damaged file causes
+            return key in pl.read_parquet_metadata(file)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, MemoryError):  # a damaged file
             return False
 
     return recognises

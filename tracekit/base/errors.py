@@ -12,7 +12,8 @@
     │   └── NotStoredError  the store can be read, and lacks the job or its results
     ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
     ├── SelectionError    a selection or scenario names something that does not exist
-    └── OutputError       a result cannot be written
+    ├── OutputError       a result cannot be written
+    └── MissingExtraError  an optional part of tracekit is not installed
 
 The command line catches `TracekitError` once and exits with 2. A message carries the offending value,
 what was expected and the next step. Every message is cut here, whatever a foreign file put into it.
@@ -21,6 +22,8 @@ what was expected and the next step. Every message is cut here, whatever a forei
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tracekit.base.text import LONGEST_QUOTE, cut
@@ -101,3 +104,17 @@ class SelectionError(TracekitError):
 
 class OutputError(TracekitError):
     """A result cannot be written to the requested place."""
+
+
+class MissingExtraError(TracekitError):
+    """An optional part of tracekit is not installed."""
+
+
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """Code that needs modules of an extra. Raises MissingExtraError, which says what needs them, if one is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = f"{what} needs {error.name or name}, which is not installed"
+        raise MissingExtraError(f"{missing}: pip install 'tracekit-analysis[{name}]'") from None

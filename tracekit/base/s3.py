@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracekit.base.errors import extra
 from tracekit.base.text import encodable
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def s3_filesystem() -> FileSystem:
 
 @lru_cache(maxsize=1)
 def _filesystem(endpoint: str | None, region: str | None) -> FileSystem:
-    from pyarrow import fs
+    with extra("s3", "S3"):
+        from pyarrow import fs
 
     settings: dict[str, Any] = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS)}
     if endpoint:
@@ -64,14 +66,14 @@ def _filesystem(endpoint: str | None, region: str | None) -> FileSystem:
 
 def objects_below(url: str) -> list[FileInfo]:
     """The object at that address, or all objects below it. Raises OSError."""
+    system, place = s3_filesystem(), url.removeprefix(S3).strip("/")
     from pyarrow import fs
 
-    system, place = s3_filesystem(), url.removeprefix(S3).strip("/")
     found = system.get_file_info(place)
-    if found.type is fs.FileType.File:
+    if found.is_file:
         return [found]
     below = system.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
-    return [info for info in below if info.type is fs.FileType.File]
+    return [info for info in below if info.is_file]
 
 
 def fetch(url: str, path: Path) -> None:
@@ -82,10 +84,7 @@ def fetch(url: str, path: Path) -> None:
 
 def has_bucket(name: str) -> bool:
     """Whether a bucket exists. Raises OSError."""
-    from pyarrow import fs
-
-    found = s3_filesystem().get_file_info(name)
-    return bool(found.type is not fs.FileType.NotFound)
+    return bool(s3_filesystem().get_file_info(name).type.name != "NotFound")
 
 
 def tag(url: str) -> str:

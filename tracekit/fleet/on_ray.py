@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import SelectionError, extra
 from tracekit.base.text import short
 from tracekit.fleet.exclusions import Rule
 from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
@@ -89,9 +89,7 @@ def _work(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ray() -> Any:
-    try:
+    with extra("ray", "--ray"):
         import ray
         import ray.exceptions
-    except ImportError:
-        raise SelectionError("--ray needs Ray; install it with pip install 'tracekit-analysis[ray]'") from None
     return ray

@@ -24,7 +24,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust, waste
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.atomic_write import Kind, replacing, starting_with
-from tracekit.base.errors import OutputError, SelectionError
+from tracekit.base.errors import OutputError, SelectionError, extra
 from tracekit.base.safe_csv import safe_csv
 from tracekit.base.text import counted, short
 from tracekit.report.answer import Answer
@@ -266,8 +266,9 @@ class Report(ABC):
         return {name: self.table(name) for name in self.table_names}
 
     def pandas(self, name: str) -> pandas.DataFrame:
-        """The table of that name as a pandas frame."""
-        return self.table(name).to_pandas()
+        """The table of that name as a pandas frame. Raises MissingExtraError if pandas is not installed."""
+        with extra("pandas", "a frame of pandas"):
+            return self.table(name).to_pandas()
 
     def write_csv(self, directory: str | os.PathLike[str]) -> None:
         """Write every table as a CSV file into `directory`, which is created if needed.

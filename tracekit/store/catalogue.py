@@ -26,6 +26,7 @@ from tracekit.base.stderr import say
 from tracekit.base.text import listed, short
 from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.connection import OF_WINDOWS, check_version, insert
+from tracekit.store.frames import frame
 from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
@@ -130,8 +131,7 @@ class Catalogue:
         return self._job_list(name, number).row(0, named=True)
 
     def _job_list(self, name: str | None = None, number: int | None = None) -> pl.DataFrame:
-        query = self.connection.sql(_JOB_LIST, params={"name": name, "number": number})
-        return pl.DataFrame(query.to_arrow_table())
+        return frame(self.connection.sql(_JOB_LIST, params={"name": name, "number": number}))
 
     def jobs(self) -> tuple[StoredJob, ...]:
         """All jobs, the one with the newest window first."""

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
 from tracekit.store.connection import insert, naive
+from tracekit.store.frames import frame
 from tracekit.store.incidents import Incident
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
@@ -132,8 +133,8 @@ class LiveTables:
         if around is not None:
             asked = {"name": name, "around": around, "half": most // 2, "most": most}
             last = self.connection.execute(_LAST_AROUND, asked).fetchall()[0][0]
-        rows = self.connection.sql(_HISTORY, params={"name": name, "most": most, "last": last}).to_arrow_table()
-        return pl.DataFrame(rows).reverse()
+        rows = self.connection.sql(_HISTORY, params={"name": name, "most": most, "last": last})
+        return frame(rows).reverse()
 
     def incidents(
         self,
@@ -179,7 +180,7 @@ class LiveTables:
 
     def live_jobs(self) -> pl.DataFrame:
         """One row per job for metrics: its newest window, and totals over all."""
-        return pl.DataFrame(self.connection.sql(_LIVE_JOBS).to_arrow_table())
+        return frame(self.connection.sql(_LIVE_JOBS))
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
         """The hosts with `text` in their name, at most `most`, the most frequent culprits first.
@@ -200,7 +201,7 @@ class LiveTables:
 
     def _alarming(self, query: str, text: str, last: int, most: int) -> pl.DataFrame:
         asked = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}
-        return pl.DataFrame(self.connection.sql(query, params=asked).to_arrow_table())
+        return frame(self.connection.sql(query, params=asked))
 
     # ---- writing
 

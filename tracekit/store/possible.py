@@ -19,6 +19,7 @@ from polars import col
 
 from tracekit.base.text import short
 from tracekit.report.answer import Account
+from tracekit.store.frames import frame
 from tracekit.trace.model import LARGEST_SIZE
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def without_impossible(connection: duckdb.DuckDBPyConnection) -> tuple[str, ...]
 
 def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Impossible]:
     """The impossible rows of one of `TABLES`."""
-    rows = pl.DataFrame(connection.sql(f"SELECT rowid AS key, * FROM {table}").to_arrow_table())  # noqa: S608
+    rows = frame(connection.sql(f"SELECT rowid AS key, * FROM {table}"))  # noqa: S608
     names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
     conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
     held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]

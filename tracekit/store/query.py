@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -17,6 +18,7 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.s3 import s3_url
 from tracekit.store.folder import JOBS, Folder
+from tracekit.store.frames import frame
 from tracekit.store.store import Store
 from tracekit.store.window import Part
 
@@ -76,7 +78,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             further = {"hosts": _add_hosts, "ops": partial(_add_ops, jobs=jobs)}
             while True:
                 try:
-                    return pl.DataFrame(connection.sql(sql).to_arrow_table())
+                    return frame(connection.sql(sql))
                 except duckdb.CatalogException as error:
                     missing = _MISSING.search(str(error))
                     add = further.pop(missing[1].lower(), None) if missing else None
@@ -93,7 +95,9 @@ def _add_tables(connection: duckdb.DuckDBPyConnection, store: Store, names: Sequ
     """Add tables of the catalogue without its impossible rows, as `stored_NAME`."""
     with store.reading() as catalogue:
         for name in names:
-            connection.register(f"stored_{name}", catalogue.connection.sql(f"FROM {name}").to_arrow_table())
+            rows = frame(catalogue.connection.sql(f"FROM {name}"))
+            # Without its other methods, which DuckDB would answer with pyarrow.
+            connection.register(f"stored_{name}", SimpleNamespace(__arrow_c_stream__=rows.__arrow_c_stream__))
 
 
 def _add_hosts(connection: duckdb.DuckDBPyConnection, store: Store) -> None:

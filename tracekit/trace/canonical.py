@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
-from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError
+from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, extra
 from tracekit.base.text import encodable, quoted
 from tracekit.trace.magnitudes import check_magnitudes
 from tracekit.trace.model import Layout, TraceKind, Unit, Worker, numbered_hosts, unit_of_time
@@ -301,7 +301,8 @@ class Trace:
 def _of_pandas(frame: pandas.DataFrame, source: Source) -> pl.DataFrame:
     """The columns of a frame of pandas. Raises TraceError if it is none."""
     try:
-        ops = pl.from_pandas(frame)
+        with extra("pandas", "a frame of pandas"):
+            ops = pl.from_pandas(frame)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise TraceError(f"{source}: not a frame of polars or pandas ({error})") from None
     if not isinstance(ops, pl.DataFrame):
