@@ -66,10 +66,9 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     `step`: [steps], all workers together; `steps`: the slow steps, one member; `slow_step`: 1 in all other steps.
     `workload`: [microbatches, steps, dp_ranks]; `microbatch`: the same without slow DP ranks and steps, mean 1 per job.
 
-    `pause_s`: seconds beyond what the factors explain, 0 for no pause, [kinds, stages, chunks, microbatches, steps,
-    dp_ranks]; `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: correlation
-    of forwards and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of
-    those backwards, relative; both 0 in a job with one kind.
+    `op_scatter`: standard deviation of ops around the factors, relative. `length_correlation`: correlation of forwards
+    and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
+    relative; both 0 in a job with one kind.
     """
 
     base_s: Floats
@@ -86,7 +85,6 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     slow_step: Floats
     workload: Floats
     microbatch: Floats
-    pause_s: Floats
     op_scatter: float
     length_correlation: float
     length_spread: float
@@ -133,7 +131,7 @@ def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> Co
     elastic = elasticity(relative, slowness, work)
     if (elastic != 1).any():
         work = workload(relative[BACKWARD], slowness[BACKWARD], elastic[BACKWARD])
-    correlation, spread = _length_signature(relative, np.zeros(1))
+    correlation, spread = _length_signature(relative, np.zeros(1, np.bool_))
     uneven = uneven_lengths(correlation, spread) and not all(remembers(work))
     model = _Model(base, elastic, position, work, uneven)
     alike = relative / safe(model.of_workload)
@@ -141,6 +139,7 @@ def profile_computes(table: ComputeTable, optimizer: Floats | None = None) -> Co
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
         model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
     beyond = median(alike, (2, 3))
+    del relative, alike
     return _factors(grid, model, beyond, np.ones(beyond.shape[1:]) if optimizer is None else optimizer)
 
 
@@ -208,9 +207,9 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
     quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
     # Without a pipeline, a slow worker is already part of the workload, except for the kind that is not slow.
     known = np.where(slow_worker > 1, beyond if stages == 1 else slow_worker, np.nan_to_num(quiet, nan=1.0))
-    pause, scatter = _pauses(grid, model, known)
+    paused, scatter = _pauses(grid, model, known)
     usual_s = model.base[:, :, :, None] * model.position[:, None, None]
-    correlation, spread = _length_signature(grid / safe(usual_s)[..., None, None], pause)
+    correlation, spread = _length_signature(grid / safe(usual_s)[..., None, None], paused)
     return ComputeProfile(
         base_s=model.base * (1 + model.elasticity * (float(median(work, (0, 1, 2))) - 1)),
         elasticity=model.elasticity,
@@ -226,7 +225,6 @@ def _factors(grid: Floats, model: _Model, beyond: Floats, optimizer: Floats) -> 
         slow_step=slow_step,
         workload=work,
         microbatch=microbatch / safe(np.nanmean(microbatch)),
-        pause_s=pause,
         op_scatter=scatter,
         length_correlation=correlation,
         length_spread=spread,
@@ -340,9 +338,8 @@ def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
     return typical, error / safe(typical)
 
 
-def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]:
-    """Seconds by which single computes exceed all factors, 0 below the threshold; the scatter of ops around the
-    factors.
+def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Bools, float]:
+    """Mask of the computes that exceed all factors by a pause; the scatter of ops around the factors.
 
     `worker`: factor beyond the workload, [kinds, stages, steps, dp_ranks].
     """
@@ -354,17 +351,16 @@ def _pauses(grid: Floats, model: _Model, worker: Floats) -> tuple[Floats, float]
     samples = [sampled(of_kind) for of_kind in ratio]
     centre = np.array([float(median(sample, (0,))) for sample in samples])[:, None, None, None, None, None]
     sigma = max(map(spread_of_logs, samples))
-    threshold = max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma)
-    pause = np.where(ratio / safe(centre) > 1 + threshold, grid - expected * centre, 0.0)
-    return pause, sigma
+    ratio /= safe(centre)
+    return ratio > 1 + max(SMALLEST_PAUSE, PAUSE_SPREADS * sigma), sigma
 
 
-def _length_signature(relative: Floats, pause: Floats) -> tuple[float, float]:
+def _length_signature(relative: Floats, paused: Bools) -> tuple[float, float]:
     """Correlation of forwards and backwards within a DP rank and step, averaged over stages; spread of backwards."""
     if len(relative) < 2:
         return 0.0, 0.0
     logs = np.log(np.maximum(relative, 1e-12))
-    logs = np.where(pause > 0, np.nan, logs)
+    np.copyto(logs, np.nan, where=paused)
     over_stages: Any = nan_mean(logs, (1, 2))
     within = 0 if over_stages.shape[1] > 1 else 1
     deviation = over_stages - np.expand_dims(nan_mean(over_stages, (within + 1,)), within + 1)

@@ -89,8 +89,9 @@ def _transfers(traffic: Traffic) -> _Sent:
     usual_s = np.fmax(usual_s, np.maximum(traffic.usual_of(link_s), traffic.spread_s)[:, None])
     # A duration that the same transfer has in most steps is due to the schedule, not to chance. So is what it shares
     # its card with, except in a congested step, where that lasts longer.
-    usual_s = np.fmax(usual_s[:, None], median(seconds, (2,))[:, :, None])
-    usual_s = usual_s + np.where((level > 1)[:, None, :, None], 0.0, traffic.shared_s)
+    alone_s = np.fmax(usual_s[:, None], median(seconds, (2,))[:, :, None])
+    usual_s = alone_s + traffic.shared_s
+    np.copyto(usual_s, alone_s, where=(level > 1)[:, None, :, None])
     streams = np.ones(link_s.shape)
     for host in (sender, receiver):
         _, at, count = np.unique(np.where(passes, host, -1), return_inverse=True, return_counts=True)
@@ -192,7 +193,8 @@ class _Sent(Struct, frozen=True, eq=False, dict=True):
     def long(self) -> Floats:
         """Least multiple of an op's usual time that neither scatter nor sharing explains."""
         known = self.over[np.isfinite(self.over) & (self.over > 0)]
-        spread = MAD_TO_SIGMA * float(np.median(np.abs(np.log(known)))) if known.size else 0.0
+        np.abs(np.log(known, out=known), out=known)
+        spread = MAD_TO_SIGMA * float(np.median(known, overwrite_input=True)) if known.size else 0.0
         return np.clip(np.maximum(self.streams, np.exp(SPREADS * spread)), SMALLEST_LONG, LARGEST_LONG)
 
     @cached_property

@@ -161,7 +161,12 @@ def to_usual(seconds: Floats, usual: Floats | float, where: Bools, level: Floats
 
     `level`: the usual time while the problem lasts. What hangs longer than that keeps its excess.
     """
-    hangs = seconds > HICCUP_FACTOR * level
+    long = where & (seconds > usual)
+    if not long.any():
+        return np.broadcast_to(1.0, long.shape)
+    seconds, usual, level = (np.broadcast_to(each, long.shape)[long] for each in (seconds, usual, level))
     with np.errstate(invalid="ignore", divide="ignore"):
-        factor = np.where(where & (seconds > usual), usual / np.where(hangs, level, seconds), 1.0)
-    return np.where(np.isfinite(factor), factor, 1.0)
+        factor = usual / np.where(seconds > HICCUP_FACTOR * level, level, seconds)
+    factors = np.ones(long.shape)
+    factors[long] = np.where(np.isfinite(factor), factor, 1.0)
+    return factors

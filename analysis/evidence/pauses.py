@@ -125,7 +125,7 @@ def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
     if some.stopped.any() or (some.seconds > 0).any():
         return _pauses_in(grid)
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
-    return Pauses(np.zeros_like(grid), none, np.zeros(0), grid, False, some.backward_share)
+    return Pauses(np.broadcast_to(0.0, grid.shape), none, np.zeros(0), grid, False, some.backward_share)
 
 
 def _pauses_in(grid: Floats) -> Pauses:

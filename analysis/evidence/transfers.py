@@ -33,6 +33,7 @@ from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.evidence import Evidence
+    from tracekit.analysis.graph.op_grid import OpGrid
 
 #: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a card.
 SMALLEST_LINK_FACTOR = 3.0
@@ -144,16 +145,16 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         shared = np.zeros(self.seconds.shape)
         if not self.seconds.size or evidence.collectives.empty:
             return shared
-        end, ring_end = self._ends_s
+        ring_end = _ends(evidence, evidence.collectives)
         ring_begin = ring_end - self.rings[..., None]
 
         def run(slot: int) -> None:
-            seconds = self.seconds[slot]
-            begin = end[slot] - seconds
+            seconds, end = self.seconds[slot], self._end_s(slot)
+            begin = end - seconds
             for stage in (slot // 2, (slot // 2 + 1) % stages):
                 with_one = np.zeros(seconds.shape)
                 for one_begin, one_end, counts in zip(ring_begin[stage], ring_end[stage], share[stage], strict=True):
-                    both = np.minimum(end[slot], one_end)
+                    both = np.minimum(end, one_end)
                     both -= np.maximum(begin, one_begin)
                     np.fmax(both, 0.0, out=both)
                     with_one += both * counts[:, None]
@@ -163,11 +164,10 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         parallel.each(run, range(len(shared)), numbers=shared.size)
         return shared
 
-    @cached_property
-    def _ends_s(self) -> tuple[Floats, Floats]:
-        """Ends of transfers and collectives, seconds after the step began, [slots or stages, ops, steps, dp_ranks]."""
-        every = [block.start + block.duration for block in self.evidence.replay.graph.blocks]  # [rows, lanes]
-        return self.evidence.transfers.recvs.gather(every), self.evidence.collectives.gather(every)
+    def _end_s(self, slot: int) -> Floats:
+        """Ends of the transfers of a slot, seconds after the step began, [ops, steps, dp_ranks]."""
+        end: Floats = _ends(self.evidence, self.evidence.transfers.recvs.only(slot))[0]
+        return end
 
     @cached_property
     def slow(self) -> Bools:
@@ -285,7 +285,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
         slot, at = link
         seconds = self.seconds[slot][:, steps, at]
-        ends_s, _ = self._ends_s
+        ends_s = {of: self._end_s(of) for of in {slot, *np.argwhere(others)[:, 0].tolist()}}
         begin, free = ends_s[slot][:, steps, at] - seconds, np.isfinite(seconds)
         for of, dp_index in np.argwhere(others):
             long = self.seconds[of][:, steps, dp_index]
@@ -345,6 +345,12 @@ def _transfers(evidence: Evidence, recorded: Sequence[Floats]) -> Floats:
     cost = evidence.transfers.gather(evidence.replay.durations.cost)
     waited = seconds > WAITED_FACTOR * np.abs(cost) + WAITED_S
     return np.where(waited, np.maximum(cost, 0.0), seconds)
+
+
+def _ends(evidence: Evidence, grid: OpGrid) -> Floats:
+    """Ends of the ops of a grid, seconds after the step began."""
+    blocks = evidence.replay.graph.blocks
+    return grid.gather([block.start for block in blocks]) + grid.gather([block.duration for block in blocks])
 
 
 def _shortest(seconds: Floats, axis: int) -> Floats:

@@ -202,13 +202,6 @@ class _Ops:
 
             parallel.each(run, parallel.slices(len(self.step), len(self.step)))  # every op has a cell of its own
 
-        start, duration = np.empty(total), np.empty(total)
-        place((self.start, self.duration), (start, duration))
-        host: tuple[Floats, Floats] | None = None
-        if self.host_times is not None:
-            host = np.empty(total), np.empty(total)
-            place(self.host_times, host)
-
         def labels(name: str) -> list[Int32s]:
             """An integer column per group: [rows, 1] if its lanes agree, else [rows, lanes]."""
             values = self.label(name)
@@ -235,6 +228,12 @@ class _Ops:
             return times[cells_of[number]].reshape(int(rows_in_group[number]), int(lanes_in_group[number]))
 
         chunks, microbatches = labels("chunk"), labels("microbatch")
+        start, duration = np.empty(total), np.empty(total)
+        place((self.start, self.duration), (start, duration))
+        host: tuple[Floats, Floats] | None = None
+        if self.host_times is not None:
+            host = np.empty(total), np.empty(total)
+            place(self.host_times, host)
         return [
             PlacedLanes(
                 counts=group_counts[number],

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.template import Template
@@ -70,6 +71,11 @@ class OpGrid(Struct, frozen=True, eq=False):
         parallel.each(run, self.places, numbers=grid.size)
         return grid
 
+    def only(self, slot: int) -> OpGrid:
+        """The grid of one slot, [1, ops, steps, dp_ranks]."""
+        mine = (replace(place, slot=0) for place in self.places if place.slot == slot)
+        return OpGrid((1, *self.shape[1:]), tuple(mine))
+
     def parts(self, values: Floats) -> Iterator[Part]:
         """`values`, which broadcast to the grid's shape, as parts of the blocks."""
         wide = np.broadcast_to(values, self.shape)
@@ -99,7 +105,8 @@ class TransferGrid(Struct, frozen=True, eq=False):
 
     def gather(self, costs: Sequence[Floats]) -> Floats:
         """Seconds per transfer: the shorter time of its two sides, so that no clock can lengthen it."""
-        return np.fmin(self.sends.gather(costs), self.recvs.gather(costs))
+        seconds = self.sends.gather(costs)
+        return np.fmin(seconds, self.recvs.gather(costs), out=seconds)
 
     def parts(self, values: Floats) -> Iterator[Part]:
         """`values`, which broadcast to the grid's shape, for both sides of each transfer."""

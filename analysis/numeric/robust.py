@@ -98,7 +98,9 @@ def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
     """Values in ascending order over `axes` (made the last axis), nan at the end; the number of values not nan, [...,
     1].
     """
-    ordered = np.array(_flat(values, axes), order="C")
+    ordered = np.ascontiguousarray(_flat(values, axes))
+    if np.may_share_memory(ordered, values):
+        ordered = ordered.copy()
     count = np.isfinite(ordered).sum(axis=-1, keepdims=True)
     if ordered.size < parallel.WORTH_THREADS:
         ordered.sort(axis=-1)

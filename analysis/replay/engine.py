@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
@@ -51,44 +52,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
-        """Build the graph of `trace`, correct its clocks and measure its durations.
-
-        The published method does not correct clocks. Raises GraphError if the ops contradict each other; steps whose
-        recording was cut are left out.
-        """
-        posting = PUBLISHED if method is Method.PUBLISHED else None
-        cut: tuple[int, ...] = ()
-        try:
-            graph = DependencyGraph.from_trace(trace, posting=posting)
-        except GraphError:
-            cut = _cut_steps(trace)
-            if not 0 < len(cut) < len(trace.steps):
-                raise
-            trace = trace.without_steps(cut)
-            graph = DependencyGraph.from_trace(trace, posting=posting)
-        if method is Method.PUBLISHED:
-            return cls(graph, measure_durations(graph, method), Clocks.right(graph), left_out_steps=cut)
-        left_out = _incomplete_steps(graph)
-        if left_out:
-            trace = trace.without_steps(left_out)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
-        dropped = graph.dropped_lanes
-        left_out = tuple(sorted((*cut, *left_out)))
-        clocks = measure_clocks(graph, trace.step_starts)
-        if trace.one_host and (clocks.moves or clocks.doubts or not clocks.any_off):
-            # A shared clock does not move relative to itself: such doubts come from ranks that wake up unevenly.
-            clocks = Clocks.right(graph, clocks.linked)
-        if clocks.any_off:
-            trace = with_clocks_set(trace, graph, clocks)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=dropped)
-        graph = with_early_beginnings(graph)
-        replay = cls(graph, measure_durations(graph), clocks, left_out_steps=left_out)
-        if not graph.gaps:
-            return replay
-        # A missing member ends when its peers did, by the corrected clocks.
-        graph = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
-        graph = with_early_beginnings(graph)
-        return cls(graph, measure_durations(graph), clocks, as_recorded=replay, left_out_steps=left_out)
+        """The replay of a trace, see `JobGraph.from_trace`."""
+        return JobGraph.from_trace(trace, method).replay
 
     @property
     def has_few_lanes(self) -> bool:
@@ -146,6 +111,69 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             replace(self.durations, cost=tuple(costs), launch_delay=tuple(delays), ideal=tuple(ideal)),
             self.clocks,
         )
+
+
+class JobGraph(Struct, frozen=True, eq=False, dict=True):
+    """The graph of a pipeline job with corrected clocks: what its replay needs of the trace, in half the memory.
+
+    `as_recorded`: the graph without reconstructed members of collectives, None if nothing was reconstructed.
+    `left_out_steps`: as in `JobReplay`.
+    """
+
+    graph: DependencyGraph
+    clocks: Clocks
+    method: Method
+    left_out_steps: tuple[int, ...]
+    as_recorded: DependencyGraph | None = None
+
+    @classmethod
+    def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobGraph:
+        """Build the graph of `trace` and correct its clocks.
+
+        The published method does not correct clocks. Raises GraphError if the ops contradict each other; steps whose
+        recording was cut are left out.
+        """
+        posting = PUBLISHED if method is Method.PUBLISHED else None
+        cut: tuple[int, ...] = ()
+        try:
+            graph = DependencyGraph.from_trace(trace, posting=posting)
+        except GraphError:
+            cut = _cut_steps(trace)
+            if not 0 < len(cut) < len(trace.steps):
+                raise
+            trace = trace.without_steps(cut)
+            graph = DependencyGraph.from_trace(trace, posting=posting)
+        if method is Method.PUBLISHED:
+            return cls(graph, Clocks.right(graph), method, cut)
+        left_out = _incomplete_steps(graph)
+        if left_out:
+            trace = trace.without_steps(left_out)
+            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
+        dropped = graph.dropped_lanes
+        left_out = tuple(sorted((*cut, *left_out)))
+        clocks = measure_clocks(graph, trace.step_starts)
+        if trace.one_host and (clocks.moves or clocks.doubts or not clocks.any_off):
+            # A shared clock does not move relative to itself: such doubts come from ranks that wake up unevenly.
+            clocks = Clocks.right(graph, clocks.linked)
+        if clocks.any_off:
+            trace = with_clocks_set(trace, graph, clocks)
+            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=dropped)
+        graph = with_early_beginnings(graph)
+        if not graph.gaps:
+            return cls(graph, clocks, method, left_out)
+        # A missing member ends when its peers did, by the corrected clocks.
+        whole = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
+        return cls(with_early_beginnings(whole), clocks, method, left_out, as_recorded=graph)
+
+    @cached_property
+    def replay(self) -> JobReplay:
+        """The job with the cost of each op."""
+        recorded = None if self.as_recorded is None else self._measured(self.as_recorded)
+        return replace(self._measured(self.graph), as_recorded=recorded)
+
+    def _measured(self, graph: DependencyGraph) -> JobReplay:
+        durations = measure_durations(graph, self.method)
+        return JobReplay(graph, durations, self.clocks, left_out_steps=self.left_out_steps)
 
 
 def _cut_steps(trace: Trace) -> tuple[int, ...]:

@@ -126,12 +126,13 @@ class _Costs:
         if self.matrix is None:
             recorded = self.recorded[:, None]
             self.matrix = self.cost if recorded.all() else np.where(recorded, self.cost, self.constant[:, None])
+        if self.matrix is self.cost or self.matrix is self.ideal:
+            self.matrix = self.matrix.copy()
         if mask.shape[0] == 1 < mask.shape[1]:  # change whole lanes; all others stay as they are
             lanes = np.flatnonzero(mask[0])
-            self.matrix = self.matrix.copy()
             self.matrix[:, lanes] = self._changed(edit, lanes)
         else:
-            self.matrix = np.where(mask, self._changed(edit, slice(None)), self.matrix)
+            np.copyto(self.matrix, self._changed(edit, slice(None)), where=mask)
 
     def _changed(self, edit: Edit, lanes: npt.NDArray[np.int64] | slice) -> Floats:
         match edit.action:

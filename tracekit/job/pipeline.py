@@ -20,7 +20,7 @@ from tracekit.trace.canonical import Trace
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.evidence import Evidence
-    from tracekit.analysis.replay.engine import JobReplay
+    from tracekit.analysis.replay.engine import JobGraph, JobReplay
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.question import ByLabel, Question
@@ -49,9 +49,13 @@ class PipelineJob(Job):
     @cached_property
     def replay(self) -> JobReplay:
         """The job's dependency graph and durations. Raises GraphError if its ops contradict each other."""
-        from tracekit.analysis.replay.engine import JobReplay
+        return self._graph.replay
 
-        return JobReplay.from_trace(self.trace, Method(self.method))
+    @cached_property
+    def _graph(self) -> JobGraph:
+        from tracekit.analysis.replay.engine import JobGraph
+
+        return JobGraph.from_trace(self.trace, Method(self.method))
 
     @cached_property
     def attribution(self) -> Attribution:
@@ -78,14 +82,13 @@ class PipelineJob(Job):
 
     def lean(self) -> ReplayedJob:
         """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""
-        from tracekit.job.replayed import ReplayedJob, published_view
+        from tracekit.job.replayed import ReplayedJob, published_graph
 
         return ReplayedJob(
             trace=self.trace.outline(),
             ops=self.trace.ops.height,
-            replay=self.replay,
-            method=Method(self.method),
-            published=published_view(self.trace, self.replay, Method(self.method)),
+            graph=self._graph,
+            published=published_graph(self.trace, self._graph),
         )
 
     def attribute_by(self, *labels: str) -> ByLabel:

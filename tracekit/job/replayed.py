@@ -1,7 +1,7 @@
 """A job whose graph is built: everything that a report needs from it.
 
-In: a job's replay, and an outline of its trace. Out: a `PipelineReport`. The ops of a trace take as much memory as
-their replay, and nothing reads them again once the replay exists.
+In: a job's graph, and an outline of its trace. Out: a `PipelineReport`. The ops of a trace take as much memory as
+their replay, and nothing reads them again once the graph exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.exchanges import evidence_of, exchange_trace
 from tracekit.analysis.fixes.layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
-from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.engine import JobGraph, JobReplay
 from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.whatif.scenario import IDEAL
@@ -36,14 +36,19 @@ Progress = Callable[[str], None]
 class ReplayedJob(Struct, frozen=True):
     """What a report needs of a job.
 
-    `trace`: an outline (`Trace.outline`); `ops`: the number of ops in the whole trace. `published`: see `Report`.
+    `trace`: an outline (`Trace.outline`); `ops`: the number of ops in the whole trace. `published`: see
+    `published_graph`.
     """
 
     trace: Trace
     ops: int
-    replay: JobReplay
-    method: Method
-    published: PublishedView | None
+    graph: JobGraph
+    published: JobGraph | None
+
+    @property
+    def replay(self) -> JobReplay:
+        """The job with the cost of each op."""
+        return self.graph.replay
 
     def whatif(
         self,
@@ -57,7 +62,7 @@ class ReplayedJob(Struct, frozen=True):
     ) -> PipelineReport:
         """The whole report. As `Job.whatif`; `attribution`: returns the attribution, which may be known already."""
         check_layers(self.trace, layers)
-        graph = self.replay.graph
+        graph, method = self.graph.graph, self.graph.method
         gpus = self.trace.layout.world_size
         questions: list[Question] = []
         kept: list[Question] = []
@@ -85,12 +90,12 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=self.method),
-            method=self.method,
-            clocks=_clock_report(self.replay, self.method),
+            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=method),
+            method=method,
+            clocks=_clock_report(self.replay, method),
             posting=graph.posting,
             replay=self.replay,
-            published=self.published,
+            published=_published_view(self.graph, self.published),
             exchanges=exchanges,
             experts=unasked(None if exchanges is None else evidence_of(exchanges)),
             questions_asked=tuple(questions),
@@ -117,15 +122,22 @@ def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
     return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
 
 
-def published_view(trace: Trace, replay: JobReplay, method: Method) -> PublishedView | None:
-    """The result of the published method, None if it cannot differ. `trace`: with all ops."""
-    if method is Method.PUBLISHED:
+def published_graph(trace: Trace, job: JobGraph) -> JobGraph | None:
+    """The graph by the published method, None if it follows from that of the job. `trace`: with all ops."""
+    same_rules = job.graph.posting.rule is Posting.SAME_DIRECTION
+    other = job.clocks.any_off or job.graph.reconstructed or (job.left_out_steps and not same_rules)
+    return JobGraph.from_trace(trace, Method.PUBLISHED) if other and job.method is Method.TRACEKIT else None
+
+
+def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | None:
+    """The result of the published method, None if it cannot differ. `other`: see `published_graph`."""
+    if job.method is Method.PUBLISHED:
         return None
-    graph = replay.graph
+    graph = job.graph
     occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.kinds))
     same_rules = graph.posting.rule is Posting.SAME_DIRECTION
     reasons = []
-    if replay.clocks.any_off:
+    if job.clocks.any_off:
         reasons.append("it takes the clocks as they are")
     if graph.reconstructed:
         reasons.append("it leaves out members of collectives that were not recorded")
@@ -137,12 +149,12 @@ def published_view(trace: Trace, replay: JobReplay, method: Method) -> Published
         )
     if not reasons:
         return None
-    if replay.clocks.any_off or graph.reconstructed or (replay.left_out_steps and not same_rules):
-        published = JobReplay.from_trace(trace, Method.PUBLISHED)
+    if other is not None:
+        published = other.replay
     elif same_rules:  # the same graph and costs, different ideals
-        published = replay.with_ideals(Method.PUBLISHED)
+        published = job.replay.with_ideals(Method.PUBLISHED)
     else:
-        published = replay.with_published_rules()
+        published = job.replay.with_published_rules()
     if not published.mean_step_time(IDEAL):  # no slowdown; the attribution reports it
         return None
     return PublishedView(slowdown_of(published), tuple(reasons))

@@ -65,8 +65,10 @@ def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
 
 
 def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Index of each of `step` in the ascending step numbers `steps`, int32."""
+    """Index of each of `step` in the ascending step numbers `steps`, int32; `step` itself if it counts from 0."""
     first, last = int(steps[0]), int(steps[-1])
+    if first == 0 and last == len(steps) - 1:
+        return np.ascontiguousarray(step, np.int32)
     if last - first > 4 * len(step) + 1_000_000:
         return np.searchsorted(steps, step).astype(np.int32)
     table = np.zeros(last - first + 1, np.int32)
@@ -86,7 +88,7 @@ def _cells(*columns: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.int32
         return None
     cell = step_positions(columns[0], values[0])
     for column, known in zip(columns[1:], values[1:], strict=True):
-        cell *= np.int32(len(known))
+        cell = cell * np.int32(len(known))
         cell += step_positions(column, known)
     return cell, tuple(map(len, values))
 

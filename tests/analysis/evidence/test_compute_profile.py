@@ -22,6 +22,7 @@ from tracekit.analysis.evidence.compute_profile import (
     profile_computes,
 )
 from tracekit.analysis.evidence.compute_table import ComputeTable
+from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
@@ -141,7 +142,7 @@ class TestFactors:
 
     def test_pauses_are_measured_in_forwards_and_nowhere_else(self):
         causes = (PythonGc(pause_s=0.2, rate=0.2), SequenceLengthImbalance(quadratic_share=0.7))
-        pause = profile_of(*causes).pause_s
+        pause = Computes(replay_of(*causes)).pauses.seconds
         assert not pause[BACKWARD].any()
         found = pause[FORWARD][pause[FORWARD] > 0]
         assert len(found) > 10
@@ -192,11 +193,12 @@ class TestWorkersSlowInOneKind:
         stage, dp_index = (0, 0) if at == "first" else (layout.pp - 1, layout.dp - 1)
         replay = job_of(layout, steps=12, noise=0.01)
         slow = disturbed(replay, one_worker(replay, [kind], stage, dp_index, 1.6))
-        profile = profile_computes(ComputeTable.of(slow))
+        computes = Computes(slow)
         expected = np.ones((2, layout.pp, layout.dp))
         expected[kind, stage, dp_index] = 1.6
-        assert workers_of(profile) == pytest.approx(expected, rel=0.02)
-        assert not (profile.pause_s > 0).any(), "slow ops are no pauses"
+        assert workers_of(computes.profile) == pytest.approx(expected, rel=0.02)
+        assert not computes.pauses.of_processes
+        assert not computes.pauses.spare_backwards
 
     @pytest.mark.parametrize("layout", SHAPES, ids=str)
     def test_all_stages_of_a_dp_rank_slow_in_backwards_make_nobody_elses_forwards_slow(self, layout):

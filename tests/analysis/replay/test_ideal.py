@@ -13,7 +13,6 @@ from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.job.pipeline import PipelineJob
-from tracekit.job.replayed import published_view
 from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -125,10 +124,10 @@ def test_ideals_of_another_method_are_those_of_a_replay_made_with_it(method):
 
 def test_the_published_method_reuses_the_placed_ops_and_finds_what_it_finds_alone(monkeypatch):
     trace = read_parquet(SAMPLES / "collected.parquet")
-    replay = JobReplay.from_trace(trace)
-    assert replay.graph.posting.rule is not Posting.SAME_DIRECTION
+    job = PipelineJob(trace).lean()
+    assert job.replay.graph.posting.rule is not Posting.SAME_DIRECTION
     alone = slowdown(trace, Method.PUBLISHED)
     monkeypatch.delattr(dependency_graph, "place_lanes")
-    view = published_view(trace, replay, Method.TRACEKIT)
+    view = job.whatif().published
     assert view is not None
     assert view.slowdown == alone
