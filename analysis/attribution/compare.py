@@ -233,9 +233,9 @@ def verdict(before: Side, after: Side) -> Verdict:
         what = f"{what} {size} {word}, about {now}"
     else:
         what = f"{what} {now} instead of {then}, {size} {word}"
-    how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
-    single = "recording" if max(before.steps_each, after.steps_each) > 1 else before.whole
-    certainty = f"one side has a single {single}, which has no uncertainty" if change.low is None else how
+    how = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
+    several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
+    certainty = f"too few {several} show how much they differ by chance" if change.low is None else how
     return Verdict(outcome, what, certainty, _notes(before, after), not same_layout)
 
 

@@ -46,6 +46,14 @@ def parse_steps(text: str, option: str) -> list[int]:
     return steps
 
 
+def parse_share(text: str, option: str) -> float:
+    """`3%` or `0.03`, the value of `option`, as 0.03. Raises SelectionError for anything else."""
+    match = re.fullmatch(r"\s*([0-9]{0,6}\.?[0-9]{1,9})\s*(%?)\s*", text)
+    if not match:
+        raise SelectionError(f"{option} {text!r:.200}; expected a share such as 3% or 0.03")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
 class Condition:
     """A condition such as `slowdown>1.1` or `bad-worker>5%`, for --fail-on.
 
