@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from benchmarks.gate import KINDS, simulated
 from tests.cases import case
 from tests.handmade import HEALTHY_LANE as LANE
 from tests.handmade import LAYOUT, command, frame, healthy_frame, run, slow_trace
+from tracekit.analysis.attribution.gate import unclear_slowdown
 from tracekit.base.exit_codes import ExitCode
 from tracekit.job.gate import gate
 from tracekit.job.graph import GraphJob
@@ -185,6 +187,23 @@ def test_what_cannot_be_compared_or_understood_is_one_line(tmp_path: Path, runs:
             ran = run("gate", *words)
             assert (ran.code, ran.out) == (ExitCode.BAD_INPUT, "")
             assert message in ran.message
+
+
+def test_a_condition_on_s_knows_the_same_noise(tmp_path: Path) -> None:
+    """S of 20 steps of 1.1 +- 0.05 s, ideal 1 s, is their mean: around 1.1, and far from 1.2."""
+    steps = np.random.default_rng(0).normal(1.1, 0.05, 20)
+    assert unclear_slowdown(steps, np.ones(20), 1.2) is None
+    unclear = unclear_slowdown(steps, np.ones(20), 1.101)
+    assert unclear is not None
+    assert unclear.startswith(f"S is {steps.mean():.3f} ± 0.")
+    assert unclear_slowdown(steps[:4], np.ones(4), 1.101) is None  # nobody knows the noise of so few
+    simulated(0, steps=12, noise=0.1, memory=0.0).write_parquet(tmp_path / "noisy.parquet")
+    slowdown = json.loads(run("whatif", tmp_path / "noisy.parquet", "--json").out)["slowdown"]
+    ran = run("whatif", tmp_path / "noisy.parquet", "--fail-on", f"slowdown>{slowdown:.4f}")
+    assert (ran.code, "--fail-on slowdown: cannot tell: S is " in ran.err) == (ExitCode.NO_ANSWER, True)
+    assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", f"waste>{1 - 1 / slowdown:.4f}").code == ran.code
+    assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", "slowdown>9").code == ExitCode.DONE
+    assert run("whatif", tmp_path / "noisy.parquet", "--fail-on", "slowdown<9").code == ExitCode.CONDITION
 
 
 def test_the_page_shows_what_the_command_prints() -> None:

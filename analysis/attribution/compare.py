@@ -88,10 +88,15 @@ class Side:
         return f"{shown or 'one worker'} on {gpus}"
 
     def slowdown_by_step(self) -> Floats:
-        """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
-        slowdown = self.slowdown
-        of_steps: Floats = slowdown + (self.original_s - slowdown * self.ideal_s) / self.ideal_s.mean()
-        return of_steps
+        """Contribution of each step to S, [steps]."""
+        return slowdown_by_step(self.original_s, self.ideal_s)
+
+
+def slowdown_by_step(original_s: Floats, ideal_s: Floats) -> Floats:
+    """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
+    slowdown, ideal = original_s.mean() / ideal_s.mean(), ideal_s.mean()
+    of_steps: Floats = slowdown + (original_s - slowdown * ideal_s) / ideal
+    return of_steps
 
 
 class Outcome(StrEnum):

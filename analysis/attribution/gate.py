@@ -15,8 +15,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from tracekit.analysis.attribution.compare import slowdown_by_step
 from tracekit.analysis.attribution.spent import Part, Spent
-from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifferences, differences_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, listed, ranks_text, seconds, three_digits
@@ -133,72 +134,62 @@ def percent(share: float) -> str:
     return f"{three_digits(100 * share)}%"
 
 
-class Side(Struct, frozen=True, eq=False):
-    """One of the two runs; `kept`: the steps to compare, [steps]."""
-
-    spent: Spent
-    kept: Bools
-
-    @classmethod
-    def of(cls, spent: Spent, ignored: Collection[int]) -> Side:
-        """A run without some of its steps. Raises SelectionError if none is left."""
-        kept = ~np.isin(spent.steps, [*ignored])
-        if not kept.any():
-            raise SelectionError(f"no step is left; there are {ranks_text(spent.steps.tolist(), name='step')}")
-        return cls(spent, kept)
-
-    @property
-    def count(self) -> int:
-        """The number of steps."""
-        return int(self.kept.sum())
-
-    def seconds(self, part: Part | None) -> Floats:
-        """What each step takes, or a part of it on the mean rank, [steps]."""
-        none = np.zeros(len(self.kept))
-        return (self.spent.step_s if part is None else self.spent.parts.get(part, none))[self.kept]
-
-    def by_rank(self, part: Part) -> Floats:
-        """The same on each rank, [steps, ranks]."""
-        none = np.zeros((len(self.kept), len(self.spent.ranks)))
-        return (self.spent.by_rank(part) if part in self.spent.parts else none)[self.kept]
-
-
-def judge(baseline: Side, run: Side, limit: float, parts: Collection[str] = ()) -> tuple[Judged, ...]:
+def judge(baseline: Spent, run: Spent, limit: float, parts: Collection[str] = ()) -> tuple[Judged, ...]:
     """The verdict on the step and on its parts, in the order of the baseline.
 
     `limit`: the largest increase that passes, as a share. `parts`: what to judge, "step" or names of kinds, phases and
     kernels; by default the step and all parts of at least 1 % of it. Raises SelectionError for a part that neither run
     has.
     """
-    sides, known = (baseline, run), list(dict.fromkeys((*baseline.spent.parts, *run.spent.parts)))
-    if unknown := {*parts} - {STEP, *(part.name for part in known)}:
-        raise SelectionError(
-            f"no part is called {listed(sorted(unknown))}; there are {listed([STEP, *(part.name for part in known)])}"
-        )
-    step_s = [float(side.seconds(None).mean()) for side in sides]
+    sides, known = (baseline, run), list(dict.fromkeys((*baseline.parts, *run.parts)))
+    names = [STEP, *dict.fromkeys(part.name for part in known)]
+    if unknown := {*parts} - {*names}:
+        raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}")
+    step_s = [float(side.step_s.mean()) for side in sides]
 
     def counts(part: Part) -> bool:
-        shares = [side.seconds(part).mean() / whole for side, whole in zip(sides, step_s, strict=True)]
+        shares = [_seconds(side, part).mean() / whole for side, whole in zip(sides, step_s, strict=True)]
         return part.name in parts if parts else max(shares) >= SMALLEST_SHARE
 
     wanted = [None] * (not parts or STEP in parts) + [part for part in known if counts(part)]
-    before, after = (np.stack([side.seconds(part) for part in wanted], axis=1) for side in sides)
+    before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
     found = differences_of_means(before, after, CONFIDENCE)
-    rows = []
-    for at, part in enumerate(wanted):
-        allowed_s = limit * max(float(found.before[at]), SMALLEST_WHOLE * step_s[0])
-        row = _judged(found, at, STEP if part is None else str(part), allowed_s)
-        if row.outcome is Outcome.REGRESSION and part is not None:
-            row = replace(row, where=_where(sides, [part]))
-        rows.append(row)
-    if rows[0].name == STEP and [row.outcome for row in rows].count(Outcome.REGRESSION) == 1:
-        kinds = [part for part in known if part.of == "kind" and counts(part)]
-        rows[0] = replace(rows[0], where=_where(sides, kinds) if rows[0].outcome is Outcome.REGRESSION else "")
+    rows = [
+        _judged(found, at, part, limit * max(float(found.before[at]), SMALLEST_WHOLE * step_s[0]))
+        for at, part in enumerate(wanted)
+    ]
+    slower = [at for at, row in enumerate(rows) if row.outcome is Outcome.REGRESSION]
+    for at in slower:
+        kinds = [part for part in wanted if part is not None and part.of == "kind"] if slower == [0] else []
+        part = wanted[at]
+        rows[at] = replace(rows[at], where=_where(sides, kinds if part is None else [part]))
     return tuple(rows)
 
 
-def _judged(found: MeanDifferences, at: int, name: str, allowed_s: float) -> Judged:
+def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str | None:
+    """Why the noise of the steps does not allow to tell S from a bound; None if it does, or if there are too few steps
+    to know their noise.
+    """
+    if len(original_s) < FEWEST_STEPS or not ideal_s.mean() > 0:
+        return None
+    by_step = slowdown_by_step(original_s, ideal_s)[:, None]
+    found = differences_of_means(np.zeros_like(by_step), by_step, CONFIDENCE)
+    apart, margin = abs(float(found.after[0]) - bound), float(found.margin[0])
+    if not apart < margin < np.inf:
+        return None
+    more = found.more_steps(0, apart)
+    steps = "far more steps" if more is None else counted(more, "more step")
+    return f"S is {found.after[0]:.3f} ± {margin:.3f}: record {steps}"
+
+
+def _seconds(side: Spent, part: Part | None) -> Floats:
+    """What each step takes, or a part of it on the mean rank, seconds, [steps]."""
+    return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
+
+
+def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float) -> Judged:
     """The verdict on one figure: its interval is above the limit, below it, or on both sides."""
+    name = STEP if part is None else str(part)
     change_s, margin_s = float(found.difference[at]), float(found.margin[at])
     outcome, more = Outcome.CANNOT_TELL, None
     if min(found.steps) >= FEWEST_STEPS and abs(change_s - allowed_s) >= margin_s:
@@ -209,10 +200,10 @@ def _judged(found: MeanDifferences, at: int, name: str, allowed_s: float) -> Jud
     return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more)
 
 
-def _where(sides: tuple[Side, Side], parts: list[Part]) -> str:
+def _where(sides: tuple[Spent, Spent], parts: list[Part]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most."""
-    ranks = sides[0].spent.ranks
-    if not parts or len(ranks) != len(sides[1].spent.ranks):
+    ranks = sides[0].ranks
+    if not parts or len(ranks) != len(sides[1].ranks):
         return ""
     before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
     found = differences_of_means(before, after, CONFIDENCE)

@@ -6,15 +6,17 @@ one kind, phase or kernel; its time is that of its ops without waiting for other
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, label_values
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import ranks_text
 
 #: The labels that divide a step into parts, and what people call them.
 _LABELS = {"kind": "kind", "phase": "phase", "name": "kernel"}
@@ -33,18 +35,27 @@ class Part(Struct, frozen=True):
 
 
 class Spent(Struct, frozen=True, eq=False, dict=True):
-    """What the steps of a job take."""
+    """What the steps of a job take, but for those that are `ignored`."""
 
     replay: GraphReplay
+    ignored: Collection[int] = ()
 
     @property
     def _step_label(self) -> str:
         return _MARKED if _MARKED in self.replay.graph.label_names else "step"
 
     @cached_property
-    def steps(self) -> Ints:
-        """The step numbers, ascending; of a recording of GPUs, those that it marks."""
-        return np.array(label_values(self.replay.graph, self._step_label), np.int64)
+    def _steps(self) -> list[int]:
+        """All step numbers, ascending; of a recording of GPUs, those that it marks."""
+        return [int(step) for step in label_values(self.replay.graph, self._step_label)]
+
+    @cached_property
+    def _kept(self) -> Bools:
+        """Mask of the steps to compare, [steps]."""
+        kept = ~np.isin(self._steps, [*self.ignored])
+        if not kept.any():
+            raise SelectionError(f"no step is left; there are {ranks_text(self._steps, name='step')}")
+        return kept
 
     @cached_property
     def ranks(self) -> Ints:
@@ -53,16 +64,19 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def step_s(self) -> Floats:
-        """How long each step took, seconds, [steps]. A marked step lasts from the end of the one before to its own."""
+        """How long each step took, seconds, [steps]. A marked step lasts from the end of the one before to its own.
+
+        Raises SelectionError if all steps are ignored.
+        """
         if self._step_label != _MARKED:
-            return self.replay.recorded_step_times()
-        begin, ends = np.inf, np.full(len(self.steps), -np.inf)
+            return self.replay.recorded_step_times()[self._kept]
+        begin, ends = np.inf, np.full(len(self._steps), -np.inf)
         for block, steps, _ in self._blocks("rank"):
             step = np.broadcast_to(steps, block.start.shape)
-            inside = step < len(self.steps)
+            inside = step < len(ends)
             np.maximum.at(ends, step[inside], (block.start + block.duration)[inside])
             begin = min(begin, float(block.start[inside].min(initial=np.inf)))
-        return np.diff(np.maximum.accumulate(ends), prepend=begin)
+        return np.diff(np.maximum.accumulate(ends), prepend=begin)[self._kept]
 
     @cached_property
     def parts(self) -> dict[Part, Floats]:
@@ -70,12 +84,14 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
         found: dict[Part, Floats] = {}
         for label, word in _LABELS.items():
             if label in self.replay.graph.label_names:
-                values, seconds = label_values(self.replay.graph, label), self._seconds(label)
+                values, seconds = label_values(self.replay.graph, label), self._seconds(label) / len(self.ranks)
                 found |= {Part(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
-        return {part: seconds / len(self.ranks) for part, seconds in found.items()}
+        return found
 
     def by_rank(self, part: Part) -> Floats:
         """The own time of the ops of a part on each rank, seconds, [steps, ranks]."""
+        if part not in self.parts:
+            return np.zeros((len(self.step_s), len(self.ranks)))
         label = next(label for label, word in _LABELS.items() if word == part.of)
         return self._seconds("rank", (label, part.name))
 
@@ -83,7 +99,7 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
         """The own time of the ops of each value of a label, of those where a label has that value if `only` is given;
         seconds, [steps, values].
         """
-        shape = len(self.steps) + 1, len(label_values(self.replay.graph, label)) + 1
+        shape = len(self._steps) + 1, len(label_values(self.replay.graph, label)) + 1
         seconds = np.zeros(shape)
         for number, (block, step, value) in enumerate(self._blocks(label)):
             cost = self.replay.durations.cost[number]
@@ -91,7 +107,7 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
                 cost = np.where(self.replay.graph.label(number, only[0]).where([only[1]]), cost, 0.0)
             where = np.broadcast_to(step * shape[1] + value, block.start.shape)
             seconds += np.bincount(where.ravel(), cost.ravel(), seconds.size).reshape(shape)
-        return seconds[:-1, :-1]
+        return seconds[:-1, :-1][self._kept]
 
     def _blocks(self, label: str) -> Iterator[tuple[LabelledBlock, Ints, Ints]]:
         """Each block with the index of the step, and of the value of a label, of its ops; one beyond the last for ops

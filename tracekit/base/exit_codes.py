@@ -17,6 +17,8 @@ class ExitCode(IntEnum):
     #: collecting fails
     CONDITION = 3
     HANG = 4  #: `hang` found a hang
-    NO_ANSWER = 5  #: `culprits` names no node (nobody is to blame, no trust or no evidence); `gate` cannot tell
+    #: `culprits` names no node: no rank is to blame, no trust, or no hardware evidence; noise hides what `gate` or
+    #: `--fail-on` asks
+    NO_ANSWER = 5
     UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown
     INTERRUPTED = 130  #: Ctrl-C

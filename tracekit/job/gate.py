@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from tracekit.analysis.attribution.compare import SAME_WORK
-from tracekit.analysis.attribution.gate import Gate, Side, judge
+from tracekit.analysis.attribution.gate import Gate, judge
 from tracekit.analysis.attribution.spent import Spent
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.base.errors import SelectionError
@@ -31,12 +31,12 @@ def gate(run: Job, baseline: Job, limit: float, *, parts: Collection[str] = (), 
     """
     if differing := "; ".join(_differences(_identity(baseline), _identity(run))):
         raise SelectionError(f"the baseline is of another job: {differing}; record a baseline of this one")
-    sides = Side.of(Spent(baseline.replay), ignored), Side.of(Spent(run.replay), ignored)
-    ops = [sum(block.start.size for block in side.spent.replay.graph.blocks) / len(side.kept) for side in sides]
+    sides = Spent(baseline.replay, ignored), Spent(run.replay, ignored)
+    steps = len(sides[0].step_s), len(sides[1].step_s)
+    ops = [sum(block.start.size for block in side.replay.graph.blocks) / len(side.replay.graph.steps) for side in sides]
     notes = []
     if abs(ops[1] / ops[0] - 1) > SAME_WORK:
         notes.append(f"a step has {ops[0]:,.0f} ops in the baseline and {ops[1]:,.0f} in the run")
-    steps = sides[0].count, sides[1].count
     return Gate(
         short(baseline.trace.name), short(run.trace.name), limit, steps, judge(*sides, limit, parts), tuple(notes)
     )
