@@ -32,7 +32,7 @@ def test_a_script_gets_a_node_without_hardware_evidence_only_where_it_asks_for_s
     """A slow compute alone can be user code, input, or a neighbour on the cores."""
     job = named(tmp_path, {9: "gpu-017"}, throttled=False)
     ran = run("culprits", job, "--format", "slurm")
-    assert (ran.out, ran.code) == ("", ExitCode.NO_CULPRIT)
+    assert (ran.out, ran.code) == ("", ExitCode.NO_ANSWER)
     assert "the recording shows no hardware at fault on gpu-017. Check first; --suspects prints them" in ran.message
     asked = run("culprits", job, "--format", "slurm", "--suspects")
     assert (asked.out, asked.err, asked.code) == ("gpu-017\n", "", ExitCode.DONE)
@@ -69,7 +69,7 @@ def test_a_culprit_whose_node_is_unknown_has_an_exit_code_of_its_own(tmp_path: P
 
 def test_a_healthy_job_names_nobody() -> None:
     ran = run("culprits", SAMPLES / "healthy.parquet", "--format", "slurm")
-    assert (ran.out, ran.code) == ("", ExitCode.NO_CULPRIT)
+    assert (ran.out, ran.code) == ("", ExitCode.NO_ANSWER)
     assert "no rank is to blame" in ran.message
 
 
@@ -84,14 +84,14 @@ def test_a_report_that_cannot_be_trusted_hands_no_node_to_a_script(tmp_path: Pat
     Trace.from_frame(ops, trace.layout, name="late", metadata=trace.metadata).write_parquet(path)
     ran = run("culprits", path, "--format", "slurm")
     assert not json.loads(run("whatif", path, "--json").out)["trust"]["trustworthy"]
-    assert (ran.out, ran.code) == ("", ExitCode.NO_CULPRIT)
+    assert (ran.out, ran.code) == ("", ExitCode.NO_ANSWER)
 
 
 def test_only_parts_that_speak_of_a_machine() -> None:
     job = SAMPLES / "slow_worker.parquet"
     asked = ("culprits", job, "--format", "slurm", "--suspects")
     assert run(*asked, "--part", "compute", "--part", "network").out == "host-0001\n"
-    assert run(*asked, "--part", "data-loading").code == ExitCode.NO_CULPRIT
+    assert run(*asked, "--part", "data-loading").code == ExitCode.NO_ANSWER
     ran = run("culprits", job, "--part", "gpu")
     assert ran.code == ExitCode.BAD_INPUT
     assert "--part 'gpu'; expected one of compute" in ran.message

@@ -56,6 +56,12 @@ WRITING = {
     "whatif --csv": Writing("by_kind.csv", lambda path: ["whatif", "slow.parquet", "--csv", path.parent]),
     "whatif --markdown": Writing("out.md", lambda path: ["whatif", "slow.parquet", "--markdown", path]),
     "whatif --html": Writing("out.html", lambda path: ["whatif", "slow.parquet", "--html", path]),
+    "gate --junit": Writing(
+        "out.xml", lambda path: ["gate", "slow.parquet", "--baseline", "slow.parquet", "--junit", path]
+    ),
+    "gate --markdown": Writing(
+        "verdict.md", lambda path: ["gate", "slow.parquet", "--baseline", "slow.parquet", "--markdown", path]
+    ),
     "fleet run --timings": Writing(
         "out.csv",
         lambda path: ["fleet", "run", "slow.parquet", "--out", "study", "--processes", "1", "--timings", path],
@@ -112,6 +118,8 @@ OWN: dict[str, Callable[[Path], object]] = {
     "out.parquet": lambda path: slow_trace().write_parquet(path),
     "out.json.gz": lambda path: slow_job().export(path),
     "out.md": lambda path: run("whatif", "slow.parquet", "--markdown", path),
+    "out.xml": lambda path: run("gate", "slow.parquet", "--baseline", "slow.parquet", "--junit", path),
+    "verdict.md": lambda path: run("gate", "slow.parquet", "--baseline", "slow.parquet", "--markdown", path),
     "out.html": lambda path: run("whatif", "slow.parquet", "--html", path),
     "report.txt": lambda path: run("hang", "dumps", "--out", path.parent),
     "tracekit.rules.yml": lambda path: run("alerts", path.parent),

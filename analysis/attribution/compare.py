@@ -88,10 +88,15 @@ class Side:
         return f"{shown or 'one worker'} on {gpus}"
 
     def slowdown_by_step(self) -> Floats:
-        """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
-        slowdown = self.slowdown
-        of_steps: Floats = slowdown + (self.original_s - slowdown * self.ideal_s) / self.ideal_s.mean()
-        return of_steps
+        """Contribution of each step to S, [steps]."""
+        return slowdown_by_step(self.original_s, self.ideal_s)
+
+
+def slowdown_by_step(original_s: Floats, ideal_s: Floats) -> Floats:
+    """Contribution of each step to S, [steps]: their mean is S, their scatter that of a ratio of means."""
+    slowdown, ideal = original_s.mean() / ideal_s.mean(), ideal_s.mean()
+    of_steps: Floats = slowdown + (original_s - slowdown * ideal_s) / ideal
+    return of_steps
 
 
 class Outcome(StrEnum):
@@ -233,9 +238,9 @@ def verdict(before: Side, after: Side) -> Verdict:
         what = f"{what} {size} {word}, about {now}"
     else:
         what = f"{what} {now} instead of {then}, {size} {word}"
-    how = f"{spread}, Welch's t over {len(before.steps)} and {len(after.steps)} steps"
-    single = "recording" if max(before.steps_each, after.steps_each) > 1 else before.whole
-    certainty = f"one side has a single {single}, which has no uncertainty" if change.low is None else how
+    how = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
+    several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
+    certainty = f"too few {several} show how much they differ by chance" if change.low is None else how
     return Verdict(outcome, what, certainty, _notes(before, after), not same_layout)
 
 

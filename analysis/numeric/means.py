@@ -1,24 +1,33 @@
-"""Means over steps, and how certain their difference is.
+"""Means over steps, and how certain their difference is: the noise of a run, for everything that compares runs.
 
-In: series over the steps. Out: `MeanDifference`s with Welch's t-interval, corrected for autocorrelation of the steps.
+In: series over the steps, one or several at once. Out: their differences with intervals that hold for all of them
+together, from a bootstrap over blocks of steps. Steps resemble their neighbours, so single steps cannot be drawn.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
 
 #: Confidence level of the intervals.
 CONFIDENCE = 0.95
-#: Cap on the correlation of neighbouring steps; above it the interval would mean nothing.
-LONGEST_MEMORY = 0.95
+#: The number of resamples; of 99 %, 20 are beyond.
+_SAMPLES = 2000
+#: Ask for fewer more steps than this.
+_MOST_STEPS = 100_000
+#: Draw at most so many numbers at a time.
+_NUMBERS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """A mean before and after, and the 95 % interval of the difference; no interval if a side has one step."""
+    """A mean before and after, and the 95 % interval of the difference; no interval if there are too few steps."""
 
     before: float
     after: float
@@ -41,32 +50,156 @@ class MeanDifference:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
 
-def difference_of_means(before: Floats, after: Floats) -> MeanDifference:
-    """The difference of two means with Welch's t-interval; steps that resemble their neighbours count for less."""
-    from scipy.special import stdtrit
+@dataclass(frozen=True, slots=True, eq=False)
+class MeanDifferences:
+    """Differences of several means, [figures] each.
 
-    means = float(before.mean()), float(after.mean())
-    if min(len(before), len(after)) < 2:
-        return MeanDifference(*means, None, None)
-    sizes = [independent_steps(side) for side in (before, after)]
-    errors = [float(side.var(ddof=1)) / size for side, size in zip((before, after), sizes, strict=True)]
-    total = sum(errors)
-    if total == 0:
-        return MeanDifference(*means, means[1] - means[0], means[1] - means[0])
-    freedom = total**2 / sum(error**2 / (size - 1) for error, size in zip(errors, sizes, strict=True))
-    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(total)
-    difference = means[1] - means[0]
-    return MeanDifference(*means, difference - reach, difference + reach)
-
-
-def independent_steps(series: Floats) -> float:
-    """The effective number of independent steps: n (1 - r) / (1 + r), at least 2, where r is the correlation of
-    neighbouring steps.
+    `errors`: standard errors of both means, [2, figures]. `reach`: half the width of an interval, in standard errors of
+    the difference; infinite if there are too few steps to tell. All intervals together hold at `confidence`. `steps`,
+    `blocks`: their numbers on both sides.
     """
-    deviation = series - series.mean()
-    variance = float((deviation**2).sum())
-    if len(series) < 3 or variance == 0:
-        return float(len(series))
-    memory = float((deviation[1:] * deviation[:-1]).sum()) / variance
-    memory = min(max(memory, 0.0), LONGEST_MEMORY)
-    return max(2.0, len(series) * (1 - memory) / (1 + memory))
+
+    before: Floats
+    after: Floats
+    errors: Floats
+    reach: float
+    confidence: float
+    steps: tuple[int, int]
+    blocks: tuple[int, int]
+
+    @property
+    def difference(self) -> Floats:
+        """After minus before."""
+        return self.after - self.before
+
+    @property
+    def margin(self) -> Floats:
+        """Half the width of each interval; 0 for a figure that does not vary."""
+        error: Floats = np.hypot(*self.errors)
+        error[error > 0] *= self.reach
+        return error
+
+    def more_steps(self, at: int, margin: float) -> int | None:
+        """How many more steps of both sides would narrow the interval of figure `at` to +- `margin`, None if too many.
+
+        Their errors shrink with the root of the steps, the reach as that of Student's t for as many blocks.
+        """
+        from scipy.special import stdtrit
+
+        chance = (1 - self.confidence) / (2 * self.errors.shape[1])
+
+        def reach(grown: Floats) -> float:
+            return float(stdtrit(max(float(np.array(self.blocks) @ grown) - 2, 1.0), 1 - chance))
+
+        longer = max(self.reach / reach(np.ones(2)), 1.0) if math.isfinite(self.reach) else 1.0
+
+        def is_enough(more: int) -> bool:
+            grown = 1 + more / np.array(self.steps)
+            error = math.sqrt(float((self.errors[:, at] ** 2 / grown).sum()))
+            return error * reach(grown) * longer <= margin
+
+        found = bisect.bisect_left(range(_MOST_STEPS), True, key=is_enough)
+        return found if found < _MOST_STEPS else None
+
+
+def difference_of_means(before: Floats, after: Floats) -> MeanDifference:
+    """The difference of two means over steps, [steps] each, with its interval."""
+    found = differences_of_means(before[:, None], after[:, None], CONFIDENCE)
+    means, margin = (float(found.before[0]), float(found.after[0])), float(found.margin[0])
+    if min(len(before), len(after)) < 2 or math.isinf(margin):
+        return MeanDifference(*means, None, None)
+    difference = means[1] - means[0]
+    return MeanDifference(*means, difference - margin, difference + margin)
+
+
+def differences_of_means(before: Floats, after: Floats, confidence: float) -> MeanDifferences:
+    """The differences of means over steps, with intervals that hold together.
+
+    `before`, `after`: [steps, figures] each. Circular blocks of neighbouring steps are drawn with replacement (Politis
+    and Romano, 1992), the same for all figures, so that figures that vary together stay together. The intervals are
+    studentised, since the standard errors of few blocks are uncertain themselves, and reach as far as the largest
+    deviation of any figure does in `confidence` of the samples. Both halves of the samples use the same two streams of
+    random numbers, the other way round: swapping the sides mirrors the result.
+    """
+    sides, reach = (_Blocks(before), _Blocks(after)), math.inf
+    numbers = sides[0].number, sides[1].number
+    if min(numbers) > 1:
+        largest = np.concatenate([_largest(sides, seeds) for seeds in ((0, 1), (1, 0))])
+        reach = float(np.quantile(largest, confidence, method="higher"))
+    errors, steps = np.array([side.error for side in sides]), (len(before), len(after))
+    return MeanDifferences(sides[0].mean, sides[1].mean, errors, reach, confidence, steps, numbers)
+
+
+class _Blocks:
+    """The steps of a side, [steps, figures], as overlapping blocks that wrap round.
+
+    `mean`, `error`: the mean and its standard error, [figures]. `number`: of blocks that a sample consists of.
+    """
+
+    def __init__(self, series: Floats) -> None:
+        steps, length = len(series), block_length(series)
+        self.mean = np.where((series == series[0]).all(axis=0), series[0], series.mean(axis=0))  # not a rounded one
+        deviation = series - self.mean
+        sums = np.cumsum(np.concatenate([np.zeros_like(deviation[:1]), deviation, deviation[: length - 1]]), axis=0)
+        self.of_block = (sums[length:] - sums[:-length]) / length
+        self.number = -(-steps // length)
+        # The mean of all blocks is known exactly, so steps / length of them have one degree of freedom less.
+        freedom = steps / length - 1
+        self.error = np.sqrt((self.of_block**2).mean(axis=0) / freedom) if freedom else np.full_like(self.mean, np.inf)
+
+    def drawn(self, seed: int) -> Floats:
+        """How often each block is in each of half the samples, [samples, blocks]."""
+        blocks = len(self.of_block)
+        drawn = np.random.default_rng(seed).integers(0, blocks, (_SAMPLES // 2, self.number))
+        drawn += blocks * np.arange(len(drawn))[:, None]
+        return np.bincount(drawn.ravel(), minlength=len(drawn) * blocks).reshape(-1, blocks).astype(float)
+
+    def sampled(self, drawn: Floats, figures: slice) -> tuple[Floats, Floats]:
+        """Deviation of the mean and its squared standard error in each sample, [samples, figures]."""
+        blocks = self.of_block[:, figures]
+        mean = drawn @ blocks / self.number
+        variance = np.maximum(drawn @ blocks**2 / self.number - mean**2, 0.0)
+        return mean, variance / (self.number - 1)
+
+
+def _largest(sides: Sequence[_Blocks], seeds: tuple[int, int]) -> Floats:
+    """The largest deviation of any figure in each sample, in standard errors of the sample, [samples]."""
+    drawn = [side.drawn(seed) for side, seed in zip(sides, seeds, strict=True)]
+    largest, together = np.zeros(len(drawn[0])), max(1, _NUMBERS_AT_ONCE // len(drawn[0]))
+    for first in range(0, len(sides[0].mean), together):
+        figures = slice(first, first + together)
+        (mean, error), (other, also) = (side.sampled(times, figures) for side, times in zip(sides, drawn, strict=True))
+        apart, scale = np.abs(other - mean), np.sqrt(error + also)
+        # A sample of equal blocks has no scatter: its deviation is beyond any reach.
+        deviation = np.divide(apart, scale, out=np.where(apart > 0, np.inf, 0.0), where=scale > 0)
+        np.maximum(largest, deviation.max(axis=1), out=largest)
+    return largest
+
+
+def block_length(series: Floats) -> int:
+    """The number of neighbouring steps to draw together, for [steps, figures]: the most that a figure asks for.
+
+    The rule of Politis and White (2004), corrected by Patton, Politis and White (2009), for circular blocks: the length
+    with the least error of the variance, from the autocovariances up to twice the lag from which on none is beyond
+    chance.
+    """
+    return max(map(_block_length, series.T), default=1)
+
+
+def _block_length(series: Floats) -> int:
+    steps, deviation = len(series), series - series.mean()
+    if steps < 4 or (series == series[0]).all():
+        return 1
+    in_a_row = max(5, math.ceil(math.sqrt(math.log10(steps))))
+    most = min(math.ceil(math.sqrt(steps)) + in_a_row, steps - 1)
+    covariance = np.array([deviation[: steps - lag] @ deviation[lag:] for lag in range(most + 1)]) / steps
+    beyond = np.abs(covariance[1:]) >= 2 * math.sqrt(math.log10(steps) / steps) * covariance[0]
+    quiet = next((lag for lag in range(most) if not beyond[lag : lag + in_a_row].any()), most)
+    lags = np.arange(1, min(2 * max(quiet, 1), most) + 1)
+    window = np.minimum(1.0, 2 * (1 - lags / lags[-1]))
+    spectrum = covariance[0] + 2 * (window * covariance[lags]).sum()
+    curvature = 2 * (window * lags * covariance[lags]).sum()
+    if spectrum == 0:
+        return 1
+    best = math.ceil((1.5 * (curvature / spectrum) ** 2 * steps) ** (1 / 3))
+    return int(min(max(best, 1), math.ceil(min(3 * math.sqrt(steps), steps / 3))))

@@ -62,8 +62,7 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
         scrolled(_figures(before, after), "Figures before and after"),
         html.Div(extra, className="below"),
         note(
-            "Intervals: 95 %, Welch's t over the steps as a sample; where a step resembles the one before it, as many"
-            " fewer steps are counted."
+            "Intervals: 95 %, bootstrap over blocks of steps; where steps resemble their neighbours, blocks are longer."
         ),
     )
 

@@ -13,8 +13,12 @@ class ExitCode(IntEnum):
 
     DONE = 0  #: the command did what it was asked
     BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
-    CONDITION = 3  #: a `--fail-on` condition holds, `store check` found damage, `doctor` a reason why collecting fails
+    #: `gate` found a regression, a `--fail-on` condition holds, `store check` found damage, `doctor` a reason why
+    #: collecting fails
+    CONDITION = 3
     HANG = 4  #: `hang` found a hang
-    NO_CULPRIT = 5  #: `culprits` names no node: no rank is to blame, no trust, or no hardware evidence
+    #: `culprits` names no node: no rank is to blame, no trust, or no hardware evidence; noise hides what `gate` or
+    #: `--fail-on` asks
+    NO_ANSWER = 5
     UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown
     INTERRUPTED = 130  #: Ctrl-C

@@ -10,6 +10,8 @@ import re
 from typing import TYPE_CHECKING
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import say
 
 if TYPE_CHECKING:
     from tracekit.report.report import Report
@@ -46,6 +48,14 @@ def parse_steps(text: str, option: str) -> list[int]:
     return steps
 
 
+def parse_share(text: str, option: str) -> float:
+    """`3%` or `0.03`, the value of `option`, as 0.03. Raises SelectionError for anything else."""
+    match = re.fullmatch(r"\s*([0-9]{0,6}\.?[0-9]{1,9})\s*(%?)\s*", text)
+    if not match:
+        raise SelectionError(f"{option} {text!r:.200}; expected a share such as 3% or 0.03")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
 class Condition:
     """A condition such as `slowdown>1.1` or `bad-worker>5%`, for --fail-on.
 
@@ -62,11 +72,23 @@ class Condition:
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)
 
-    def holds(self, found: Report) -> bool:
-        """Whether the figure satisfies the condition; that of a cause is its share of the step.
+    def judge(self, found: Report) -> ExitCode:
+        """CONDITION if the figure satisfies the condition, DONE if not, and NO_ANSWER, with a reason on stderr, if the
+        noise of the steps does not allow to tell. The figure of a cause is its share of the step.
 
         Raises SelectionError if the condition is about a cause whose detector failed.
         """
+        if self.figure in ("slowdown", "waste"):
+            from tracekit.analysis.attribution.gate import unclear_slowdown
+
+            bound = self.bound if self.figure == "slowdown" else 1 / max(1 - self.bound, 1e-9)
+            times = found.step_times()
+            if words := unclear_slowdown(times.original, times.ideal, bound):
+                say(f"tracekit: --fail-on {self.figure}: cannot tell: {words}")
+                return ExitCode.NO_ANSWER
+        return ExitCode.CONDITION if self._holds(found) else ExitCode.DONE
+
+    def _holds(self, found: Report) -> bool:
         if self.figure in found.diagnosis.failed:
             raise SelectionError(f"--fail-on {self.figure}: cannot be judged, because its detector failed")
         figures = {

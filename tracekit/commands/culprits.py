@@ -158,7 +158,7 @@ def _doubt(found: _Found, form: str, nodes: Sequence[str]) -> str | None:
 
 def _code(found: _Found, form: str, nodes: Sequence[str]) -> ExitCode:
     if not found.culprits or not found.trusted:
-        return ExitCode.NO_CULPRIT
+        return ExitCode.NO_ANSWER
     if found.without_node:
         return ExitCode.UNKNOWN_NODE
-    return ExitCode.DONE if nodes or form == "text" else ExitCode.NO_CULPRIT
+    return ExitCode.DONE if nodes or form == "text" else ExitCode.NO_ANSWER

@@ -189,7 +189,7 @@ def whatif_command(
 
         print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
-    return ExitCode.CONDITION if condition is not None and condition.holds(report) else ExitCode.DONE
+    return ExitCode.DONE if condition is None else condition.judge(report)
 
 
 class _Rebalance:

@@ -24,6 +24,7 @@ from tracekit.base.text import printable, short
 if TYPE_CHECKING:
     import pandas
 
+    from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.finding import Finding
     from tracekit.report.findings import Findings, Unanalysed
@@ -63,6 +64,11 @@ class Job(ABC):
     @abstractmethod
     def source(self) -> str:
         """What the job was read from, in words: "a pipeline trace"."""
+
+    @property
+    @abstractmethod
+    def replay(self) -> GraphReplay:
+        """The job ready to be replayed under any scenario. Raises TraceError if it cannot be."""
 
     @abstractmethod
     def whatif(

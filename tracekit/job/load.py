@@ -45,7 +45,7 @@ def load(
     TraceError, LayoutError or StoreError, each naming file, place and next step; SelectionError for options of other
     traces; ValueError for an unknown method.
     """
-    if len(paths) == 1 and _is_store(Path(os.fsdecode(paths[0]))):
+    if len(paths) == 1 and is_store(Path(os.fsdecode(paths[0]))):
         return load_from_store(store=paths[0], method=method)
     return load_trace(*paths, layout=layout, importer=importer, unit=unit, method=method, kernel_classes=kernel_classes)
 
@@ -85,7 +85,7 @@ def load_trace(
     return PipelineJob(_read(file, layout, importer, known), Method(method))
 
 
-def _is_store(path: Path) -> bool:
+def is_store(path: Path) -> bool:
     """True if there is a store at a path, or at an address in S3."""
     from tracekit.store import Store
 

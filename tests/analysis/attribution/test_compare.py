@@ -24,7 +24,7 @@ def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
     assert found.sentence.startswith(
         "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95 % interval of the"
     )
-    assert "Welch's t over 4 and 4 steps" in found.sentence
+    assert "bootstrap over 4 and 4 steps" in found.sentence
     assert found.notes == ()
 
 
@@ -48,8 +48,8 @@ def test_what_reads_the_same_on_both_sides_is_not_told_as_a_change() -> None:
 
 
 def test_other_layouts_are_compared_by_s_and_that_is_said() -> None:
-    before = side([3.0, 3.1, 2.9], ideal=[2, 2, 2])
-    after = side([2.4, 2.42, 2.38], ideal=[2, 2, 2], layout={**LAYOUT.to_dict(), "dp": 4, "world_size": 8})
+    before = side([3.0, 3.1, 2.9, 3.0, 3.0], ideal=[2] * 5)
+    after = side([2.4, 2.42, 2.38, 2.4, 2.4], ideal=[2] * 5, layout={**LAYOUT.to_dict(), "dp": 4, "world_size": 8})
     found = verdict(before, after)
     assert found.sentence.startswith(
         "The layouts differ, so step times do not compare. By S: Yes, it helped: S is 1.200"

@@ -1,6 +1,9 @@
-"""Means over the steps and how sure their difference is, by hand."""
+"""Means over the steps and how sure their difference is, by hand and by counting every sample."""
 
 from __future__ import annotations
+
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,48 +11,102 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.numeric.means import difference_of_means, independent_steps
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.means import block_length, difference_of_means, differences_of_means
+
+#: Deviations -1, -1, -1, 1, 1, 1.
+WAVE = np.array([[1.0], [1], [1], [3], [3], [3]])
 
 
-def test_the_interval_of_a_difference_is_welchs() -> None:
-    """Variances of 1 over 3 steps each: standard error sqrt(2/3), (2/3)^2 / ((1/9 + 1/9) / 2) = 4 degrees of freedom,
-    whose t is 2.776445 in the tables.
+def test_blocks_are_as_long_as_the_memory_of_the_steps() -> None:
+    """WAVE has autocovariances 1 and 1/2, and none of them is beyond 2 sqrt(log10(6) / 6) = 0.72: lags up to 2 count,
+    with weights 1 and 0. So the spectrum is 1 + 2 x 1/2 = 2, its curvature 2 x 1 x 1/2 = 1, and the length
+    (1.5 (1/2)^2 6)^(1/3) = 1.31, rounded up. Of 1, 1, 3, 3, the same gives (1.5 (0.5 / 1.5)^2 4)^(1/3) = 0.87.
     """
-    change = difference_of_means(np.array([1.0, 2, 3]), np.array([3.0, 4, 5]))
-    reach = 2.776445 * (2 / 3) ** 0.5
-    assert (change.before, change.after, change.difference) == (2, 4, 2)
-    assert change.low == pytest.approx(2 - reach, rel=1e-5)
-    assert change.high == pytest.approx(2 + reach, rel=1e-5)
-    assert change.share == 1.0
-    assert not change.clear  # 2 +- 2.3
+    assert block_length(WAVE) == 2
+    assert block_length(WAVE[1:5]) == 1
+    assert block_length(np.concatenate([WAVE[1:5], WAVE[1:5]], axis=1)) == 1
+    assert block_length(np.full((50, 1), 7.0)) == 1
+    drawn = np.random.default_rng(0).normal(size=(400, 1))
+    assert block_length(drawn) < block_length(np.cumsum(drawn, axis=0)) <= 60
+
+
+def test_the_error_of_a_mean_counts_blocks_and_not_steps() -> None:
+    """Circular blocks of 2 of WAVE deviate by -1, -1, 0, 1, 1, 0: a variance of 4/6 over 6 / 2 - 1 degrees of freedom.
+    Three single steps have the usual error, s / sqrt(3).
+    """
+    found = differences_of_means(WAVE, np.array([[1.0], [2], [3]]), 0.95)
+    assert found.errors[:, 0] == pytest.approx([math.sqrt(4 / 6 / 2), 1 / math.sqrt(3)])
+    assert (found.before[0], found.after[0], found.steps, found.blocks) == (2, 2, (6, 3), (3, 3))
+
+
+def test_the_reach_is_that_of_all_samples_that_there_are() -> None:
+    """Each side of three steps has 27 samples: of their 729 pairs, 5 % deviate by more."""
+    before, after = np.array([1.0, 2, 4]), np.array([3.0, 4, 5])
+    deviations = []
+    for one, other in itertools.product(itertools.product(range(3), repeat=3), repeat=2):
+        left, right = before[list(one)], after[list(other)]
+        apart = abs((right.mean() - after.mean()) - (left.mean() - before.mean()))
+        error = math.sqrt(left.var(ddof=1) / 3 + right.var(ddof=1) / 3)
+        deviations.append(apart / error if error > 0 else (math.inf if apart > 1e-9 else 0.0))
+    reach = differences_of_means(before[:, None], after[:, None], 0.95).reach
+    assert np.mean(np.array(deviations) > reach) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(np.array(deviations) > reach * 0.8) > 0.05
 
 
 def test_steps_that_do_not_vary_leave_no_doubt() -> None:
     change = difference_of_means(np.full(4, 2.0), np.full(3, 1.5))
     assert (change.low, change.high) == (-0.5, -0.5)
     assert change.clear
-    assert not difference_of_means(np.full(4, 2.0), np.full(4, 2.0)).clear
+    assert not difference_of_means(np.full(4, 0.1), np.full(7, 0.1)).clear
 
 
-def test_one_step_has_no_interval() -> None:
-    change = difference_of_means(np.array([1.0]), np.array([1.0, 2.0]))
-    assert change.low is None
-    assert not change.clear
+def test_one_step_has_no_interval_and_two_have_none_that_is_finite() -> None:
+    for steps in ([1.0], [1.0, 2.0]):
+        change = difference_of_means(np.array(steps), np.array([1.0, 2.0]))
+        assert (change.low, change.high, change.clear) == (None, None, False)
 
 
-def test_steps_that_resemble_their_neighbours_count_for_less() -> None:
-    # deviations -1, -1, 1, 1: the correlation with the next is (1 - 1 + 1) / 4 = 1/4; 4 x 0.75 / 1.25 = 2.4
-    assert independent_steps(np.array([1.0, 1, 3, 3])) == pytest.approx(2.4)
-    assert independent_steps(np.array([1.0, 3, 1, 3])) == 4  # turning back each time is no reason to count more
-    assert independent_steps(np.array([7.0, 7, 7])) == 3
-    assert independent_steps(np.repeat([1.0, 2.0], 50)) < 10
+def test_so_many_more_steps_narrow_the_interval() -> None:
+    """To a third: nine times the steps, less what the intervals of few blocks are wider. The size of the noise is
+    itself known to within a fifth or so only.
+    """
+    for seed in range(8):
+        drawn = np.random.default_rng(seed).normal(10, 1, (2, 400, 1))
+        found = differences_of_means(drawn[0, :20], drawn[1, :20], 0.99)
+        wanted = float(found.margin[0]) / 3
+        more = found.more_steps(0, wanted)
+        assert more is not None
+        assert more < 8 * 20
+        then = differences_of_means(drawn[0, : 20 + more], drawn[1, : 20 + more], 0.99)
+        assert then.margin[0] == pytest.approx(wanted, rel=0.35)
+    assert found.more_steps(0, 0.0) is None
+    assert found.more_steps(0, 2 * float(found.margin[0])) == 0
+
+
+SERIES = st.lists(st.floats(0.5, 2), min_size=2, max_size=30)
 
 
 @examples(25)
-@given(st.lists(st.floats(0.5, 2), min_size=2, max_size=30), st.lists(st.floats(0.5, 2), min_size=2, max_size=30))
-def test_swapping_the_sides_turns_the_interval_round(before: list[float], after: list[float]) -> None:
-    there, back = (difference_of_means(np.array(one), np.array(two)) for one, two in ((before, after), (after, before)))
-    assert there.low is not None
-    assert back.high is not None
-    assert there.low == pytest.approx(-back.high)
-    assert there.low <= there.difference + 1e-12
+@given(SERIES, SERIES)
+def test_swapping_the_sides_turns_the_interval_round_and_units_do_not_matter(
+    before: list[float], after: list[float]
+) -> None:
+    one, two = np.array(before)[:, None], np.array(after)[:, None]
+    there, back = differences_of_means(one, two, 0.95), differences_of_means(two, one, 0.95)
+    assert there.difference == pytest.approx(-back.difference)
+    assert there.reach == back.reach
+    in_ms = differences_of_means(1024 * one, 1024 * two, 0.95)
+    assert in_ms.margin == pytest.approx(1024 * there.margin)
+
+
+def test_intervals_of_several_figures_hold_together() -> None:
+    """20 figures of identical sides: of 100 pairs, 5 have a figure beyond its interval by chance; alone, it is 64."""
+    together = alone = 0
+    for seed in range(100):
+        sides: Floats = np.random.default_rng(seed).normal(size=(2, 40, 20))
+        found = differences_of_means(*sides, 0.95)
+        together += bool((np.abs(found.difference) > found.margin).any())
+        alone += bool((np.abs(found.difference) > 1.96 * np.hypot(*found.errors)).any())
+    assert together <= 12
+    assert alone >= 45

@@ -1,0 +1,216 @@
+"""Has a run become slower than a baseline, by more than a limit and beyond the noise of both?
+
+In: what the steps of both take. Out: a `Gate`: the verdict on the step and on each of its parts, and the ranks that
+became slower. Some part is always the noisiest, so the intervals of all of them hold together: identical runs fail with
+a probability of at most 1 %, whatever the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from tracekit.analysis.attribution.compare import slowdown_by_step
+from tracekit.analysis.attribution.spent import Part, Spent
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.means import MeanDifferences, differences_of_means
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import counted, listed, ranks_text, seconds, three_digits
+
+#: Version of the JSON object; it increases whenever readers of the last version could break.
+GATE_VERSION = 1
+#: Confidence of all intervals together.
+CONFIDENCE = 0.99
+#: With fewer steps, not even their order tells two runs apart: 4 + 4 steps have 70 orders, 5 + 5 have 252.
+FEWEST_STEPS = 5
+#: Judge parts of at least this share of the step, in either run.
+SMALLEST_SHARE = 0.01
+#: A part may grow by the limit, or by the limit of this share of the step if it is smaller than that.
+SMALLEST_WHOLE = 0.1
+#: The name of the whole step among the parts.
+STEP = "step"
+#: The number of regressions in the sentence about them.
+_MOST_NAMED = 3
+
+
+class Outcome(StrEnum):
+    """What the noise allows to say."""
+
+    PASSED = "pass"
+    REGRESSION = "regression"
+    CANNOT_TELL = "cannot tell"
+
+
+class Judged(Struct, frozen=True):
+    """The verdict on the step, or on a part of it on the mean rank; seconds a step.
+
+    `margin_s`: how far two identical runs may differ, None if there are too few steps to say. `allowed_s`: the largest
+    increase that passes. `more_steps`: how many more steps of both runs would tell, None if it can be told, or if it
+    would take too many. `where`: which ranks became slower beyond chance, in words, if this is a regression.
+    """
+
+    name: str
+    outcome: Outcome
+    before_s: float
+    after_s: float
+    margin_s: float | None
+    allowed_s: float
+    more_steps: int | None = None
+    where: str = ""
+
+    @property
+    def change(self) -> str:
+        """The change and its margin, in words: as shares of the baseline, if it has this part."""
+        change_s, margin_s = self.after_s - self.before_s, self.margin_s
+        if not self.before_s:
+            return f"{seconds(change_s)} more" + (f" ± {seconds(margin_s)}" if margin_s else "")
+        return f"{change_s / self.before_s:+.1%}" + ("" if margin_s is None else f" ± {margin_s / self.before_s:.1%}")
+
+    @property
+    def sentence(self) -> str:
+        """What it takes now, and where it became slower."""
+        subject = "a step" if self.name == STEP else self.name
+        what = f"{subject} takes {seconds(self.after_s)} instead of {seconds(self.before_s)} ({self.change})"
+        return f"{what}, {self.where}" if self.where else what
+
+
+class Gate(Struct, frozen=True):
+    """The verdict on a run. `steps`: their number in baseline and run. `rows`: the step, then its parts."""
+
+    baseline: str
+    run: str
+    limit: float
+    steps: tuple[int, int]
+    rows: tuple[Judged, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """Regression if anything is one, else "cannot tell" if that holds for anything."""
+        found = {row.outcome for row in self.rows}
+        return next(each for each in (Outcome.REGRESSION, Outcome.CANNOT_TELL, Outcome.PASSED) if each in found)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words, without a full stop."""
+        rows = [row for row in self.rows if row.outcome is self.outcome]
+        if self.outcome is Outcome.PASSED:
+            return f"{rows[0].sentence}; nothing grew by more than {percent(self.limit)}"
+        if self.outcome is Outcome.REGRESSION:
+            more = f"; and {counted(len(rows) - _MOST_NAMED, 'more part')}" if len(rows) > _MOST_NAMED else ""
+            return "; ".join(row.sentence for row in rows[:_MOST_NAMED]) + more
+        if min(self.steps) < FEWEST_STEPS:
+            return f"{self.steps[1]} steps, {self.steps[0]} in the baseline: record at least {FEWEST_STEPS} of both"
+        row = max(rows, key=lambda row: (row.more_steps is None, row.more_steps))
+        steps = "far more steps" if row.more_steps is None else counted(row.more_steps, "more step")
+        differ = "more than so few steps show" if row.margin_s is None else f"up to {seconds(row.margin_s)}"
+        if row.margin_s is not None and row.before_s:
+            differ = f"up to {row.margin_s / row.before_s:.1%}"
+        return f"the {row.name} of identical runs differs by {differ}: record {steps} of both"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        rows = [asdict(row) | {"outcome": str(row.outcome)} for row in self.rows]
+        return {
+            "gate_version": GATE_VERSION,
+            "outcome": str(self.outcome),
+            "sentence": self.sentence,
+            "baseline": {"name": self.baseline, "steps": self.steps[0]},
+            "run": {"name": self.run, "steps": self.steps[1]},
+            "limit": self.limit,
+            "confidence": CONFIDENCE,
+            "rows": rows,
+            "notes": list(self.notes),
+        }
+
+
+def percent(share: float) -> str:
+    """A limit as people type it."""
+    return f"{three_digits(100 * share)}%"
+
+
+def judge(baseline: Spent, run: Spent, limit: float, parts: Collection[str] = ()) -> tuple[Judged, ...]:
+    """The verdict on the step and on its parts, in the order of the baseline.
+
+    `limit`: the largest increase that passes, as a share. `parts`: what to judge, "step" or names of kinds, phases and
+    kernels; by default the step and all parts of at least 1 % of it. Raises SelectionError for a part that neither run
+    has.
+    """
+    sides, known = (baseline, run), list(dict.fromkeys((*baseline.parts, *run.parts)))
+    names = [STEP, *dict.fromkeys(part.name for part in known)]
+    if unknown := {*parts} - {*names}:
+        raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}")
+    step_s = [float(side.step_s.mean()) for side in sides]
+
+    def counts(part: Part) -> bool:
+        shares = [_seconds(side, part).mean() / whole for side, whole in zip(sides, step_s, strict=True)]
+        return part.name in parts if parts else max(shares) >= SMALLEST_SHARE
+
+    wanted = [None] * (not parts or STEP in parts) + [part for part in known if counts(part)]
+    before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
+    found = differences_of_means(before, after, CONFIDENCE)
+    rows = [
+        _judged(found, at, part, limit * max(float(found.before[at]), SMALLEST_WHOLE * step_s[0]))
+        for at, part in enumerate(wanted)
+    ]
+    slower = [at for at, row in enumerate(rows) if row.outcome is Outcome.REGRESSION]
+    for at in slower:
+        kinds = [part for part in wanted if part is not None and part.of == "kind"] if slower == [0] else []
+        part = wanted[at]
+        rows[at] = replace(rows[at], where=_where(sides, kinds if part is None else [part]))
+    return tuple(rows)
+
+
+def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str | None:
+    """Why the noise of the steps does not allow to tell S from a bound; None if it does, or if there are too few steps
+    to know their noise.
+    """
+    if len(original_s) < FEWEST_STEPS or not ideal_s.mean() > 0:
+        return None
+    by_step = slowdown_by_step(original_s, ideal_s)[:, None]
+    found = differences_of_means(np.zeros_like(by_step), by_step, CONFIDENCE)
+    apart, margin = abs(float(found.after[0]) - bound), float(found.margin[0])
+    if not apart < margin < np.inf:
+        return None
+    more = found.more_steps(0, apart)
+    steps = "far more steps" if more is None else counted(more, "more step")
+    return f"S is {found.after[0]:.3f} ± {margin:.3f}: record {steps}"
+
+
+def _seconds(side: Spent, part: Part | None) -> Floats:
+    """What each step takes, or a part of it on the mean rank, seconds, [steps]."""
+    return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
+
+
+def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float) -> Judged:
+    """The verdict on one figure: its interval is above the limit, below it, or on both sides."""
+    name = STEP if part is None else str(part)
+    change_s, margin_s = float(found.difference[at]), float(found.margin[at])
+    outcome, more = Outcome.CANNOT_TELL, None
+    if min(found.steps) >= FEWEST_STEPS and abs(change_s - allowed_s) >= margin_s:
+        outcome = Outcome.PASSED if change_s <= allowed_s else Outcome.REGRESSION
+    else:  # an interval that ends at the limit, or half as wide as that of runs that are equal but for their noise
+        more = found.more_steps(at, max(abs(change_s - allowed_s), allowed_s / 2))
+    margin = margin_s if np.isfinite(margin_s) else None
+    return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more)
+
+
+def _where(sides: tuple[Spent, Spent], parts: list[Part]) -> str:
+    """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most."""
+    ranks = sides[0].ranks
+    if not parts or len(ranks) != len(sides[1].ranks):
+        return ""
+    before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
+    found = differences_of_means(before, after, CONFIDENCE)
+    slower = (found.difference > found.margin).reshape(len(parts), -1)
+    grown = np.where(slower, found.difference.reshape(slower.shape), 0.0).sum(axis=1)
+    most = int(grown.argmax())
+    if not grown[most] > 0:
+        return ""
+    on = f"on all {len(ranks)} ranks" if slower[most].all() else f"on {ranks_text(ranks[slower[most]].tolist())}"
+    return on if len(parts) == 1 else f"mostly {parts[most]} {on}"

@@ -1,0 +1,125 @@
+"""What each step of a job takes, and what ranks spend on each part of it.
+
+In: a replay of any job. Out: `Spent`: times of steps, and the seconds of each part in each step. A part is the ops of
+one kind, phase or kernel; its time is that of its ops without waiting for other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cached_property
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.graph.labels import UNLABELLED, LabelledBlock, label_values
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import ranks_text
+
+#: The labels that divide a step into parts, and what people call them.
+_LABELS = {"kind": "kind", "phase": "phase", "name": "kernel"}
+#: The steps within a recording of GPUs, which is one step of its graph.
+_MARKED = "profiler_step"
+
+
+class Part(Struct, frozen=True):
+    """The ops with one value of a label: the `name` of a kind, a phase or a kernel (`of`)."""
+
+    of: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.name if self.of == "kind" else f"{self.of} {self.name}"
+
+
+class Spent(Struct, frozen=True, eq=False, dict=True):
+    """What the steps of a job take, but for those that are `ignored`."""
+
+    replay: GraphReplay
+    ignored: Collection[int] = ()
+
+    @property
+    def _step_label(self) -> str:
+        return _MARKED if _MARKED in self.replay.graph.label_names else "step"
+
+    @cached_property
+    def _steps(self) -> list[int]:
+        """All step numbers, ascending; of a recording of GPUs, those that it marks."""
+        return [int(step) for step in label_values(self.replay.graph, self._step_label)]
+
+    @cached_property
+    def _kept(self) -> Bools:
+        """Mask of the steps to compare, [steps]."""
+        kept = ~np.isin(self._steps, [*self.ignored])
+        if not kept.any():
+            raise SelectionError(f"no step is left; there are {ranks_text(self._steps, name='step')}")
+        return kept
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """The recorded ranks, ascending."""
+        return np.array(label_values(self.replay.graph, "rank"), np.int64)
+
+    @cached_property
+    def step_s(self) -> Floats:
+        """How long each step took, seconds, [steps]. A marked step lasts from the end of the one before to its own.
+
+        Raises SelectionError if all steps are ignored.
+        """
+        if self._step_label != _MARKED:
+            return self.replay.recorded_step_times()[self._kept]
+        begin, ends = np.inf, np.full(len(self._steps), -np.inf)
+        for block, steps, _ in self._blocks("rank"):
+            step = np.broadcast_to(steps, block.start.shape)
+            inside = step < len(ends)
+            np.maximum.at(ends, step[inside], (block.start + block.duration)[inside])
+            begin = min(begin, float(block.start[inside].min(initial=np.inf)))
+        return np.diff(np.maximum.accumulate(ends), prepend=begin)[self._kept]
+
+    @cached_property
+    def parts(self) -> dict[Part, Floats]:
+        """The own time of the ops of each part on the mean rank, seconds, [steps] each."""
+        found: dict[Part, Floats] = {}
+        for label, word in _LABELS.items():
+            if label in self.replay.graph.label_names:
+                values, seconds = label_values(self.replay.graph, label), self._seconds(label) / len(self.ranks)
+                found |= {Part(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
+        return found
+
+    def by_rank(self, part: Part) -> Floats:
+        """The own time of the ops of a part on each rank, seconds, [steps, ranks]."""
+        if part not in self.parts:
+            return np.zeros((len(self.step_s), len(self.ranks)))
+        label = next(label for label, word in _LABELS.items() if word == part.of)
+        return self._seconds("rank", (label, part.name))
+
+    def _seconds(self, label: str, only: tuple[str, str] | None = None) -> Floats:
+        """The own time of the ops of each value of a label, of those where a label has that value if `only` is given;
+        seconds, [steps, values].
+        """
+        shape = len(self._steps) + 1, len(label_values(self.replay.graph, label)) + 1
+        seconds = np.zeros(shape)
+        for number, (block, step, value) in enumerate(self._blocks(label)):
+            cost = self.replay.durations.cost[number]
+            if only is not None:
+                cost = np.where(self.replay.graph.label(number, only[0]).where([only[1]]), cost, 0.0)
+            where = np.broadcast_to(step * shape[1] + value, block.start.shape)
+            seconds += np.bincount(where.ravel(), cost.ravel(), seconds.size).reshape(shape)
+        return seconds[:-1, :-1][self._kept]
+
+    def _blocks(self, label: str) -> Iterator[tuple[LabelledBlock, Ints, Ints]]:
+        """Each block with the index of the step, and of the value of a label, of its ops; one beyond the last for ops
+        without.
+        """
+        for number, block in enumerate(self.replay.graph.blocks):
+            yield block, self._index(number, self._step_label), self._index(number, label)
+
+    def _index(self, number: int, name: str) -> Ints:
+        values = label_values(self.replay.graph, name)
+        place = {value: at for at, value in enumerate(values)}
+        label = self.replay.graph.label(number, name)
+        codes, inverse = np.unique(label.codes, return_inverse=True)
+        places = [place[label.value(code)] if code != UNLABELLED else len(values) for code in codes.tolist()]
+        return np.array(places, np.int64)[inverse].reshape(label.codes.shape)

@@ -1,0 +1,90 @@
+"""`tracekit gate`: fail if a run is slower than a baseline, beyond the noise of both.
+
+In: a run and a baseline, each a trace or a job in a store. Out: the verdict in the terminal, as JSON or in files, and
+as an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from tracekit.base.exit_codes import ExitCode
+from tracekit.base.stderr import progress
+from tracekit.base.text import short
+from tracekit.commands.arguments import parse_share, parse_steps
+from tracekit.commands.options import OUT, Source, console, job_source
+from tracekit.commands.options import PATH as TRACE
+
+
+@click.command("gate")
+@click.argument("traces", metavar="[RUN]...", nargs=-1, type=TRACE)
+@job_source
+@click.option("--baseline", required=True, metavar="FILE|STORE:JOB", help="What the run must not be slower than.")
+@click.option(
+    "--max-regression", default="3%", show_default=True, metavar="SHARE", help="The largest increase to pass."
+)
+@click.option("--part", "parts", multiple=True, metavar="NAME", help="Judge only this: step, a kind, phase or kernel.")
+@click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out of both, such as 0-2.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--junit", type=OUT, metavar="FILE", help="Write the verdict as JUnit XML.")
+@click.option("--markdown", type=OUT, metavar="FILE", help="Write the verdict as Markdown.")
+def gate_command(
+    source: Source,
+    baseline: str,
+    max_regression: str,
+    parts: tuple[str, ...],
+    ignore_steps: str | None,
+    as_json: bool,
+    junit: Path | None,
+    markdown: Path | None,
+) -> ExitCode:
+    """Has RUN become slower than a baseline, by more than a limit and beyond the noise of both?
+
+    Judges the step and its parts: kinds of ops, phases and kernels, on the mean rank. Exits with 0 if all of them pass,
+    3 if one is a regression, 5 if the noise of so few steps does not allow to tell.
+    """
+    from tracekit.analysis.attribution.gate import Outcome
+    from tracekit.base.atomic_write import check_writable
+    from tracekit.job.gate import gate
+    from tracekit.show.documents.gate import GATE_JUNIT, GATE_MARKDOWN, write_gate_junit, write_gate_markdown
+
+    limit = parse_share(max_regression, "--max-regression")
+    ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
+    for path, kind in ((junit, GATE_JUNIT), (markdown, GATE_MARKDOWN)):
+        if path is not None:
+            check_writable(path, kind)
+    with progress() as tell:
+        tell("reading the run")
+        run = source.load()
+        tell(f"reading {short(baseline)}")
+        found = gate(run, _named(baseline, source).load(), limit, parts=parts, ignored=ignored)
+    if junit is not None:
+        write_gate_junit(junit, found)
+    if markdown is not None:
+        write_gate_markdown(markdown, found)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+    else:
+        from tracekit.show.terminal.gate import print_gate
+
+        print_gate(found, console(), source.arguments)
+    codes = {
+        Outcome.PASSED: ExitCode.DONE,
+        Outcome.REGRESSION: ExitCode.CONDITION,
+        Outcome.CANNOT_TELL: ExitCode.NO_ANSWER,
+    }
+    return codes[found.outcome]
+
+
+def _named(baseline: str, run: Source) -> Source:
+    """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
+    from tracekit.job.load import is_store
+
+    colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
+    for at in colons:
+        if is_store(Path(baseline[:at])):
+            return Source(store=Path(baseline[:at]), job=baseline[at + 1 :])
+    return Source((Path(baseline),), run.layout, run.unit)
