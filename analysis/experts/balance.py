@@ -15,15 +15,14 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.experts.exchanges import Exchanges, between, find_exchanges, members_of
+from tracekit.analysis.experts.exchanges import MEMBERS, Exchanges, between, find_exchanges, members_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.replay.costs import Durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import CostOverlay, SetOps, step_times
 from tracekit.report.experts import LoadFit
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.fold import FoldedGraph
+    from tracekit.analysis.replay.graph_replay import GraphReplay
 
 #: Tokens hardly vary if their standard deviation is below this share of their mean.
 _HARDLY = 0.01
@@ -98,7 +97,7 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
     [pairs, ranks], where the recording has none.
     """
 
-    members: pl.DataFrame
+    members: pl.DataFrame = pl.DataFrame(schema=MEMBERS)
     graph: FoldedGraph | None = None
     replay: GraphReplay | None = None
     experts: Bools | None = None
@@ -263,13 +262,6 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
     def balanced_cost(self) -> Floats:
         """The cost of each op if all ranks had the mean load, seconds, [ops]."""
         return self._with_transfers(self._with_experts(self.mean_loads), self.most(self.mean_loads))
-
-    @cached_property
-    def balanced_replay(self) -> GraphReplay:
-        """The replay of the job if all ranks had the mean load."""
-        recorded = self._replay.durations
-        cost = tuple(self.balanced_cost[block.op] for block in self._graph.blocks)
-        return GraphReplay(self._graph, Durations(cost, recorded.launch_delay, cost, 0, 0))
 
     def _with_experts(self, tokens: list[Floats]) -> Floats:
         """The cost of each op with the experts of these tokens, seconds, [ops]."""

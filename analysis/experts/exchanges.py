@@ -51,8 +51,8 @@ class Exchanges(Struct, frozen=True, eq=False):
 
     @property
     def known(self) -> bool:
-        """Whether the rows of all ranks are known."""
-        return bool(np.isfinite(self.received).all() and np.isfinite(self.sent).all())
+        """Whether the rows of all ranks are known: as many are received as sent."""
+        return bool((self.received.sum(axis=1) == self.sent.sum(axis=1)).all())  # nan equals nothing
 
 
 def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> list[Exchanges]:
@@ -122,9 +122,9 @@ def _layers(rows: Floats, layers: int | None) -> tuple[Ints, Bools, Bools]:
     return layer[alike], opens, last & ~opens
 
 
-def members_of(ops: pl.DataFrame) -> pl.DataFrame:
+def members_of(ops: pl.DataFrame, *, of_whole_groups: bool = True) -> pl.DataFrame:
     """The members of all-to-alls among the ops of an op trace: those of this kind, or with rows, or marked: `exchanges`
-    is the size of their group, all of which must have been recorded.
+    is the size of their group. `of_whole_groups`: only of groups all of whose ranks were recorded.
     """
     stated = dict.fromkeys(("rows_sent", "rows_received", "exchanges"), pl.Int64)
     columns = {"rendezvous": pl.Int64, "group": pl.String, "kind": pl.String, **stated}
@@ -139,10 +139,10 @@ def members_of(ops: pl.DataFrame) -> pl.DataFrame:
         | pl.col("exchanges").is_not_null()
         | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)
     )
-    whole = pl.col("rank").n_unique().over("group") == pl.col("exchanges").fill_null(
-        pl.col("rank").n_unique().over("group")
-    )
-    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges).filter(whole)
+    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges)
+    if of_whole_groups:
+        ranks = pl.col("rank").n_unique().over("group")
+        found = found.filter(ranks == pl.col("exchanges").fill_null(ranks))
     return found.select(
         pl.col("group").cast(pl.String).fill_null(""), (pl.lit(0) if step is None else pl.col(step)).alias("step"),
         "rank", pl.Series("instance", numbered(found["rendezvous"])), "row", "start", "rows_sent", "rows_received",

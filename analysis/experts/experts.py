@@ -29,43 +29,44 @@ from tracekit.report.experts import CauseOfImbalance, ExpertCause, Experts, Laye
 SMALLEST_SHARE = 0.01
 #: One expert a layer causes an imbalance if most of it goes with its tokens beyond the mean.
 _SHARE_OF_EXPERT = 0.6
-#: Loads are equal if the heaviest rank has at most this share more than the mean; then a peer is late that costs this
-#: share of the step.
-EQUAL, LATE_SHARE = 0.05, 0.05
+#: Loads are equal if the heaviest rank has at most this share more than the mean.
+EQUAL = 0.05
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
 NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/experts.md says what shows loads"
-_NUMBER = r"\d{1,6}(\.\d{1,6})?"
-_PLAN = re.compile(
-    rf"balanced|chunks|capacity=(?P<capacity>{_NUMBER})|volume=(?P<volume>{_NUMBER})|replicas=(?P<replicas>\d{{1,4}})"
-)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+#: The largest number of each plan that has one. Placing replicas takes time and memory with the square of their number.
+_MOST = {"capacity": 1e6, "volume": 1e6, "replicas": 9_999}
 _MOST_CHUNKS = 16
 
 
 class Plan(Struct, frozen=True):
-    """A plan to price: equal loads, at most `capacity` times the mean tokens for each expert, so many replicas, tokens
-    of `volume` times the bytes, or as many chunks as are best.
+    """A plan to price, `kind`: "balanced" loads, "capacity" (at most `number` times the mean tokens for each expert),
+    so many "replicas", tokens of `number` times the "volume", or as many "chunks" as are best.
     """
 
     text: str
-    capacity: float | None = None
-    replicas: int | None = None
-    volume: float | None = None
-    chunks: bool = False
+    kind: str
+    number: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> Plan:
         """Read "balanced", "capacity=1.25", "replicas=16", "volume=0.5" or "chunks". Raises SelectionError."""
-        read = _PLAN.fullmatch(text.strip().lower())
-        if read is None or any(read[name] and not float(read[name]) for name in ("capacity", "replicas", "volume")):
+        kind, equals, number = text.strip().lower().partition("=")
+        if kind in {"balanced", "chunks"} and not equals:
+            return cls(text, kind)
+        if kind not in _MOST or not _NUMBER.fullmatch(number):
             raise SelectionError(
                 f"--rebalance {quoted(text)}: not a plan; write balanced, capacity=C (at most C times the mean tokens"
                 " for each expert), replicas=N (in all, equally many on each rank), volume=R (times the bytes of a"
                 " token), or chunks"
             )
-        capacity, volume = (float(read[name]) if read[name] else None for name in ("capacity", "volume"))
-        replicas = int(read["replicas"]) if read["replicas"] else None
-        return cls(text, capacity, replicas, volume, text.strip().lower() == "chunks")
+        value, whole = float(number), kind == "replicas"
+        if not 0 < value <= _MOST[kind] or (whole and not value.is_integer()):
+            raise SelectionError(
+                f"--rebalance {quoted(text)}: expected a {'whole ' * whole}number above 0, at most {_MOST[kind]:,.0f}"
+            )
+        return cls(text, kind, value)
 
 
 class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
@@ -96,6 +97,11 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if self.logged is not None:
             return "loads"
         return "kernel-times" if self.job.runs else None
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known how many tokens each rank gets, and so what loads explain."""
+        return self.source in {"splits", "loads"} and not self.cut
 
     @cached_property
     def steps(self) -> Ints:
@@ -169,9 +175,12 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         np.add.at(passes, (at[one.first], one.layer[one.first]), 1)
         return np.asarray(tokens[at, one.layer] / np.maximum(passes[at, one.layer], 1)[:, None])
 
+    @cached_property
     def notes(self) -> list[str]:
         """What to know about the loads. Raises FormatError for loads of another job."""
         notes = [NO_LOADS] if self.source is None else []
+        if notes and self.logged is not None:
+            notes.append(f"{self.logged.source} is not used")
         if self.cut:
             notes.append("the profiler cut the lists of rows, so that nothing is priced; log tokens per expert")
         if self.shift:
@@ -214,6 +223,12 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             for layer in range(by_rank.shape[1])
         ]
 
+    @cached_property
+    def excess(self) -> float:
+        """The load of the heaviest rank over the mean, less 1, the mean of all layers and steps; nan if unknown."""
+        ratios = [one.max_over_mean for one in self.layers()]
+        return float(np.mean(ratios)) - 1 if ratios else float("nan")
+
     def _ratio(self, by_rank: Floats) -> Floats:
         """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
         sizes, found = np.cumsum([len(one.ranks) for one in self.job.exchanges])[:-1], []
@@ -237,15 +252,15 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def explain(self) -> bool:
-        """Whether rows that the recording states are so unequal that ranks are compared without them."""
-        return self.recorded.known and self.job.runs and float(self._ratio(self.by_rank).mean()) - 1 >= EQUAL
+        """Whether known loads are so unequal that ranks are compared without them."""
+        return self.known and self.job.runs and self.excess >= EQUAL
 
     def causes(self) -> list[CauseOfImbalance]:
         """Why ranks have unequal loads, if that costs a share of the step worth a finding.
 
         Times of kernels do not say whether a rank has more to do or is slow.
         """
-        if self.balanced is None or self.source == "kernel-times" or self.saved_s < SMALLEST_SHARE * self.job.step_s:
+        if not self.known or self.balanced is None or self.saved_s < SMALLEST_SHARE * self.job.step_s:
             return []
         by_rank = self.by_rank
         excess = self._ratio(by_rank) - 1
@@ -274,11 +289,11 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """The price of a plan, or why there is none."""
         if self.cut or self.source is None:
             return Rebalanced(plan.text, unknown="the rows that each rank sends and receives are not known")
-        if plan.chunks:
+        if plan.kind == "chunks":
             return self._in_chunks(plan)
         found, kept = Rebalanced(plan.text), 1.0
-        tokens = self.job.mean_loads if plan.volume is None else self.job.tokens
-        if plan.capacity is not None or plan.replicas is not None:
+        tokens = self.job.tokens if plan.kind == "volume" else self.job.mean_loads
+        if plan.kind in {"capacity", "replicas"}:
             if self.by_expert is None:
                 return structs.replace(found, unknown="the tokens of each expert are not known; give --expert-loads")
             try:
@@ -291,7 +306,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
                       for one, own in zip(self.job.exchanges, self.job.tokens, strict=True)]  # fmt: skip
         if not self.job.runs:
             return structs.replace(found, unknown="no op shows how long the experts took")
-        price = self.job.price(tokens, kept, plan.volume or 1.0)
+        price = self.job.price(tokens, kept, plan.number if plan.kind == "volume" else 1.0)
         if np.isnan(price.step_s):
             return structs.replace(found, low_s=price.low_s, high_s=price.high_s)
         saved_s = self.job.step_s - price.step_s
@@ -299,12 +314,12 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
 
     def _placed(self, plan: Plan, tokens: Floats, found: Rebalanced) -> tuple[Floats, Rebalanced]:
         """The tokens of ranks, [steps, layers, ranks], with capped or replicated experts, and what the plan does."""
-        if plan.capacity is not None:
-            capped = np.minimum(tokens, np.ceil(plan.capacity * tokens.mean(axis=2, keepdims=True)))
+        if plan.kind == "capacity":
+            capped = np.minimum(tokens, np.ceil(plan.number * tokens.mean(axis=2, keepdims=True)))
             dropped = 1 - float(capped.sum() / (tokens.sum() or 1.0))
             return self._stated(capped), structs.replace(found, dropped_share=dropped)
         ranks = len(self.job.exchanges[0].ranks)
-        placement = [balanced_placement(layer, ranks, plan.replicas or 0) for layer in tokens.mean(axis=0)]
+        placement = [balanced_placement(layer, ranks, int(plan.number)) for layer in tokens.mean(axis=0)]
         moved = [loads_of_ranks(tokens[:, layer], each, ranks) for layer, each in enumerate(placement)]
         return np.stack(moved, axis=1), structs.replace(found, placement=placement)
 
@@ -328,7 +343,6 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
 
     def found(self, plans: Sequence[Plan]) -> Experts:
         """All of it. Raises FormatError for loads of another job."""
-        notes = self.notes()
         return Experts(
             source=self.source,
             cut=self.cut,
@@ -336,5 +350,5 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             fits=self.job.fits if self.job.runs else [],
             rebalance=[self.rebalanced(plan) for plan in plans],
             causes=self.causes(),
-            notes=notes,
+            notes=self.notes,
         )

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.of_ops import diagnose_ops
@@ -37,6 +38,7 @@ from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.trace.chrome import OpTimeline
 
 #: Labels by which a report attributes by default, if the job has them with more than one value.
@@ -86,6 +88,7 @@ class OfGraph(Job):
         keep: Sequence[str] = (),
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
+        expert_loads: Loads | None = None,
         progress: Progress | None = None,
     ) -> GraphReport:
         if layers is not None:
@@ -100,6 +103,8 @@ class OfGraph(Job):
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
         evidence = self.evidence
+        if expert_loads is not None:
+            evidence = structs.replace(evidence, expert_loads=expert_loads)
         label = self._critical_label()
         return GraphReport(
             name=self.ops.name,

@@ -1,0 +1,65 @@
+"""A rank that is late because its experts take longer, while nothing recorded says how many tokens they get.
+
+In: `OpEvidence`. Out: `UnknownLoads`. A slow GPU takes longer for other kernels, too. Experts that take longer by more
+than that have more tokens, or are slow for a reason of their own: only their loads would tell which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.experts.exchanges import between, find_exchanges, members_of
+from tracekit.analysis.gpu.part import Part
+from tracekit.analysis.numeric.arrays import Bools, Floats
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.analysis.gpu.behind import Culprit
+    from tracekit.analysis.gpu.pace import PaceOfPeers
+
+
+class UnknownLoads(Struct, frozen=True, eq=False):
+    """`rank`: whose experts take `factor` times as long as those of its peers. `why`: its loads are not known.
+
+    `cost`: of each op if no rank took longer for such experts than its peers, seconds, [ops]; `saved_s`: what that
+    saves.
+    """
+
+    rank: int
+    factor: float
+    why: str
+    cost: Floats
+    saved_s: float
+
+
+def find_unknown_loads(evidence: OpEvidence, pace: PaceOfPeers, late: Culprit | None) -> UnknownLoads | None:
+    """What is known of rank `late`, if most of what makes it late is experts whose loads are not known.
+
+    `pace`: of all ranks, without what known loads explain.
+    """
+    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
+    if late is None or computes is None:
+        return None
+    loads, graph = evidence.experts, evidence.graph.ops
+    known = {one.group for one in loads.job.exchanges} if loads.known else set()
+    every = find_exchanges(members_of(evidence.ops, of_whole_groups=False), loads.job.layers)
+    experts = computes & (between(graph, computes, [one for one in every if one.group not in known]) >= 0)
+    at = evidence.ranks.index(late.rank)
+
+    def taken_s(ops: Bools) -> tuple[float, float]:
+        """How long these ops take on the rank, and usually on its peers."""
+        taken = np.bincount(graph.rank[ops], graph.duration[ops], max(evidence.ranks) + 1)[list(evidence.ranks)]
+        return float(taken[at]), float(np.median(np.delete(taken, at)))
+
+    (mine_s, usual_s), (rest_s, usual_rest_s) = taken_s(experts), taken_s(computes & ~experts)
+    slower = max(rest_s / usual_rest_s, 1.0) if usual_rest_s else 1.0
+    if not usual_s or mine_s - slower * usual_s <= rest_s - usual_rest_s + (slower - 1) * usual_s:
+        return None
+    why = "the profiler cut the lists of its loads" if loads.cut else "its loads were not recorded"
+    if not any(late.rank in one.ranks for one in loads.job.exchanges):
+        why = "not all ranks of its group were recorded"
+    cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in evidence.ranks)])
+    return UnknownLoads(late.rank, mine_s / usual_s, why, cost, pace.recorded_s - float(pace.times([cost])[0]))
