@@ -265,7 +265,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         from tracekit.analysis.experts.exchanges import members_of
         from tracekit.analysis.experts.experts import ExpertLoads
 
-        job = ExpertJob.of_ops(self.ops, self.graph, self.replay, self.steps_in_whole)
+        job = ExpertJob.of_ops(self.ops, self.pace, self.steps_in_whole)
         cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].str.contains(r"\.\.\.").any()
         found = ExpertLoads(job, self.expert_loads, cut)
         if self.expert_loads is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.experts.exchanges import between, find_exchanges, members_of
@@ -44,9 +45,10 @@ def find_unknown_loads(evidence: OpEvidence, pace: PaceOfPeers, late: Culprit | 
     if late is None or computes is None:
         return None
     loads, graph = evidence.experts, evidence.graph.ops
-    known = {one.group for one in loads.job.exchanges} if loads.known else set()
-    every = find_exchanges(members_of(evidence.ops, of_whole_groups=False), loads.job.layers)
-    experts = computes & (between(graph, computes, [one for one in every if one.group not in known]) >= 0)
+    whole = loads.job.members["group"].unique()
+    members = members_of(evidence.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
+    unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
+    experts = computes & (between(graph, computes, unknown) >= 0)
     at = evidence.ranks.index(late.rank)
 
     def taken_s(ops: Bools) -> tuple[float, float]:
@@ -59,7 +61,7 @@ def find_unknown_loads(evidence: OpEvidence, pace: PaceOfPeers, late: Culprit | 
     if not usual_s or mine_s - slower * usual_s <= rest_s - usual_rest_s + (slower - 1) * usual_s:
         return None
     why = "the profiler cut the lists of its loads" if loads.cut else "its loads were not recorded"
-    if not any(late.rank in one.ranks for one in loads.job.exchanges):
+    if members.filter("whole", rank=late.rank).is_empty():
         why = "not all ranks of its group were recorded"
     cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in evidence.ranks)])
     return UnknownLoads(late.rank, mine_s / usual_s, why, cost, pace.recorded_s - float(pace.times([cost])[0]))

@@ -13,7 +13,6 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.experts.balance import ExpertJob, Price
-from tracekit.analysis.experts.exchanges import Exchanges
 from tracekit.analysis.experts.loads import Loads
 from tracekit.analysis.experts.placement import (
     balanced_placement,
@@ -80,17 +79,22 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     def job(self) -> ExpertJob:
         """The job, with the rows that the log states if the recording has none."""
         job = self.recorded
-        if self.logged is None or not job.exchanges:
+        if self.logged is None or not job.has_experts:
             return job
         job = structs.replace(job, layers=len(self.logged.layers))
         if job.known or self.cut:
             return job
-        return structs.replace(job, rows=tuple(self._of_pairs(one, self._on_ranks(one)) for one in job.exchanges))
+        pairs, steps = job.exchanges, np.unique(job.exchanges.step)
+        stated, at = self._stated(self.logged.at(steps)), np.searchsorted(steps, pairs.step)
+        passes = np.zeros((len(np.unique(pairs.group)), *stated.shape[:2]))
+        np.add.at(passes, (pairs.group[pairs.first], at[pairs.first], pairs.layer[pairs.first]), len(passes))
+        share = stated[at, pairs.layer] / np.maximum(passes[pairs.group, at, pairs.layer], 1)[:, None]
+        return structs.replace(job, rows=share[pairs.pair, pairs.place])
 
     @cached_property
     def source(self) -> LoadSource | None:
         """Where the tokens of each rank were read."""
-        if not self.recorded.exchanges:
+        if not self.recorded.has_experts:
             return None
         if self.recorded.known:
             return "splits"
@@ -106,35 +110,44 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def steps(self) -> Ints:
         """The steps of the recording, ascending; of loads alone, theirs."""
-        numbers = [one.step for one in self.job.exchanges]
-        if not numbers:
-            return self.logged.steps if self.logged is not None else np.empty(0, np.int64)
-        return np.unique(np.concatenate(numbers))
+        if self.recorded.has_experts or self.logged is None:
+            return np.unique(self.recorded.exchanges.step)
+        return self.logged.steps
+
+    @cached_property
+    def _columns(self) -> tuple[Ints, Ints]:
+        """Rank and group of each column of `by_rank`, [2, columns], and the column of each member, [members]."""
+        pairs = self.job.exchanges
+        columns, column = np.unique([pairs.rank, pairs.group[pairs.pair]], axis=1, return_inverse=True)
+        return columns, column.ravel()
 
     @cached_property
     def by_rank(self) -> Floats:
         """The tokens of each rank in the first pass through each layer, [steps, layers, ranks of all groups]."""
-        found = []
-        for one, tokens in zip(self.job.exchanges, self.job.tokens, strict=True):
-            first = np.flatnonzero(one.first)
-            of_group = np.zeros((len(self.steps), int(one.layer.max()) + 1, len(one.ranks)))
-            np.add.at(of_group, (np.searchsorted(self.steps, one.step[first]), one.layer[first]), tokens[first])
-            found.append(of_group)
-        layers = max((each.shape[1] for each in found), default=0)
-        return np.concatenate([np.pad(each, ((0, 0), (0, layers - each.shape[1]), (0, 0))) for each in found], axis=2)
+        pairs, (columns, column) = self.job.exchanges, self._columns
+        found = np.zeros((len(self.steps), int(pairs.layer.max(initial=-1)) + 1, columns.shape[1]))
+        first = np.flatnonzero(pairs.first[pairs.pair])
+        of = pairs.pair[first]
+        at = np.searchsorted(self.steps, pairs.step[of]), pairs.layer[of], column[first]
+        np.add.at(found, at, self.job.tokens[first])
+        return found
+
+    @cached_property
+    def _ratio(self) -> Floats:
+        """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
+        group = self._columns[0][1]
+        return np.asarray(np.mean([_over_mean(self.by_rank[..., group == one]) for one in np.unique(group)], axis=0))
 
     @cached_property
     def by_expert(self) -> Floats | None:
         """The tokens of each expert, [steps, layers, experts], None if they are not known."""
-        if self.logged is not None:
-            return self.logged.at(self.steps - self.shift)
-        return None
+        return None if self.logged is None else self.logged.at(self.steps - self.shift)
 
     @cached_property
     def shift(self) -> int:
         """What to add to the steps of the log: it may count from another one. Raises FormatError if none fits."""
-        logged, one = self.logged, next(iter(self.recorded.exchanges), None)
-        if logged is None or one is None or not self.recorded.known:
+        logged = self.logged
+        if logged is None or not self.recorded.known:
             return 0
         shifts = [0, *(int(self.steps[0] - first) for first in logged.steps)]
         for shift in shifts:
@@ -150,30 +163,24 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def totals(self) -> Floats:
         """The tokens of the ranks at each place of a group, over all groups, [steps, layers, ranks of a group]."""
-        width = len(self.job.exchanges[0].ranks)
-        if any(len(one.ranks) != width for one in self.job.exchanges):
+        pairs, (columns, column) = self.job.exchanges, self._columns
+        place = np.zeros(columns.shape[1], np.int64)
+        place[column] = pairs.place
+        return np.asarray(self.by_rank @ np.eye(self._width)[place])
+
+    @property
+    def _width(self) -> int:
+        """The ranks of each group. Raises FormatError if groups differ."""
+        widths = np.unique(self.recorded.exchanges.widths)
+        if len(widths) != 1:
             raise FormatError(
                 "the groups of experts have different sizes, so that loads do not say which ranks have them"
             )
-        return np.asarray(self.by_rank.reshape(*self.by_rank.shape[:2], -1, width).sum(axis=2))
+        return int(widths[0])
 
     def _stated(self, tokens: Floats) -> Floats:
-        """What each rank gets of these tokens, [steps, layers, experts], with the experts in order."""
-        ranks = len(self.recorded.exchanges[0].ranks)
-        return loads_of_ranks(tokens, default_placement(tokens.shape[-1], ranks), ranks)
-
-    def _on_ranks(self, one: Exchanges) -> Floats:
-        """The tokens that the log states for each rank of a group, [steps, layers, ranks]."""
-        assert self.logged is not None
-        tokens = self.logged.at(np.unique(one.step)) / len(self.recorded.exchanges)
-        return loads_of_ranks(tokens, default_placement(tokens.shape[-1], len(one.ranks)), len(one.ranks))
-
-    def _of_pairs(self, one: Exchanges, tokens: Floats) -> Floats:
-        """Tokens of a group, [steps, layers, ranks], as those of its pairs, [pairs, ranks]: equal shares of a step."""
-        steps, at = np.unique(one.step, return_inverse=True)
-        passes = np.zeros((len(steps), tokens.shape[1]))
-        np.add.at(passes, (at[one.first], one.layer[one.first]), 1)
-        return np.asarray(tokens[at, one.layer] / np.maximum(passes[at, one.layer], 1)[:, None])
+        """What each rank of a group gets of these tokens, [steps, layers, experts], with the experts in order."""
+        return loads_of_ranks(tokens, default_placement(tokens.shape[-1], self._width), self._width)
 
     @cached_property
     def notes(self) -> list[str]:
@@ -190,7 +197,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             return notes
         stated, there = self._stated(tokens), self.totals
         path = self.logged.source if self.logged is not None else ""
-        layers = max(int(one.layer.max()) + 1 for one in self.recorded.exchanges)
+        layers = int(self.recorded.exchanges.layer.max()) + 1
         if stated.shape != there.shape or layers != stated.shape[1]:
             raise FormatError(
                 f"{path}: {stated.shape[1]} layers of experts, the recording has {layers}; give its own loads"
@@ -210,8 +217,10 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """The loads of each layer."""
         if self.source is None:
             return []
-        by_rank = self._stated(self.by_expert) if self.cut and self.by_expert is not None else self.by_rank
-        ratio = self._ratio(by_rank)
+        by_rank, ratio = self.by_rank, self._ratio
+        if self.cut and self.by_expert is not None:
+            by_rank = self._stated(self.by_expert)
+            ratio = _over_mean(by_rank)
         return [
             LayerLoads(
                 layer,
@@ -228,14 +237,6 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """The load of the heaviest rank over the mean, less 1, the mean of all layers and steps; nan if unknown."""
         ratios = [one.max_over_mean for one in self.layers()]
         return float(np.mean(ratios)) - 1 if ratios else float("nan")
-
-    def _ratio(self, by_rank: Floats) -> Floats:
-        """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
-        sizes, found = np.cumsum([len(one.ranks) for one in self.job.exchanges])[:-1], []
-        for each in np.split(by_rank, sizes, axis=2):
-            mean = each.mean(axis=2)
-            found.append(np.divide(each.max(axis=2), mean, out=np.ones_like(mean), where=mean > 0))
-        return np.asarray(np.mean(found, axis=0))
 
     @cached_property
     def balanced(self) -> Price | None:
@@ -262,11 +263,10 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """
         if not self.known or self.balanced is None or self.saved_s < SMALLEST_SHARE * self.job.step_s:
             return []
-        by_rank = self.by_rank
-        excess = self._ratio(by_rank) - 1
+        excess = self._ratio - 1
         uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EQUAL)]
-        heaviest = by_rank.mean(axis=0).argmax(axis=1)
-        one_rank = int(heaviest[0]) if (heaviest == heaviest[0]).all() else None
+        heaviest = self.by_rank.mean(axis=0).argmax(axis=1)
+        one_rank = int(self._columns[0][0, heaviest[0]]) if (heaviest == heaviest[0]).all() else None
         found: ExpertCause = "skew" if one_rank is None else "hot-rank"
         expert = None
         if self.by_expert is not None:
@@ -276,7 +276,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
                 tokens,
                 np.where(np.arange(tokens.shape[2]) == first[..., None], tokens.mean(axis=2, keepdims=True), np.inf),
             )
-            left = self._ratio(np.tile(self._stated(capped), len(self.job.exchanges))) - 1
+            left = _over_mean(self._stated(capped)) - 1
             if excess.sum() > 0 and 1 - left.sum() / excess.sum() >= _SHARE_OF_EXPERT:
                 same = (first == first[0]).all(axis=0)
                 found = "hot-expert" if same.mean() >= 0.5 else "rotating"
@@ -301,9 +301,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             except SelectionError as error:
                 return structs.replace(found, unknown=str(error))
             kept = 1 - (found.dropped_share or 0.0)
-            old = self._stated(self.by_expert)
-            tokens = [self._changed(one, own, old, changed)
-                      for one, own in zip(self.job.exchanges, self.job.tokens, strict=True)]  # fmt: skip
+            tokens = self._changed(changed)
         if not self.job.runs:
             return structs.replace(found, unknown="no op shows how long the experts took")
         price = self.job.price(tokens, kept, plan.number if plan.kind == "volume" else 1.0)
@@ -318,9 +316,8 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             capped = np.minimum(tokens, np.ceil(plan.number * tokens.mean(axis=2, keepdims=True)))
             dropped = 1 - float(capped.sum() / (tokens.sum() or 1.0))
             return self._stated(capped), structs.replace(found, dropped_share=dropped)
-        ranks = len(self.job.exchanges[0].ranks)
-        placement = [balanced_placement(layer, ranks, int(plan.number)) for layer in tokens.mean(axis=0)]
-        moved = [loads_of_ranks(tokens[:, layer], each, ranks) for layer, each in enumerate(placement)]
+        placement = [balanced_placement(layer, self._width, int(plan.number)) for layer in tokens.mean(axis=0)]
+        moved = [loads_of_ranks(tokens[:, layer], each, self._width) for layer, each in enumerate(placement)]
         return np.stack(moved, axis=1), structs.replace(found, placement=placement)
 
     def _in_chunks(self, plan: Plan) -> Rebalanced:
@@ -334,12 +331,15 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             plan.text, step_time_s=times[best], saved_s=self.job.step_s - times[best], error_s=0.0, chunks=best
         )
 
-    def _changed(self, one: Exchanges, own: Floats, old: Floats, new: Floats) -> Floats:
-        """The tokens of a group's pairs, [pairs, ranks], if those of a step change so, [steps, layers, ranks]."""
-        total = old.sum(axis=2, keepdims=True)
-        share = np.divide(new, total, out=np.zeros_like(new), where=total > 0)
-        at = np.searchsorted(self.steps, one.step)
-        return np.asarray(own.sum(axis=1, keepdims=True) * share[at, one.layer])
+    def _changed(self, loads: Floats) -> Floats:
+        """The tokens of each member, [members], if the ranks of a group get these instead of those of the log,
+        [steps, layers, ranks of a group].
+        """
+        assert self.by_expert is not None
+        pairs, total = self.job.exchanges, self.by_expert.sum(axis=2, keepdims=True)
+        share = np.divide(loads, total, out=np.zeros_like(loads), where=total > 0)
+        of_pair = share[np.searchsorted(self.steps, pairs.step), pairs.layer]
+        return np.asarray(pairs.total(self.job.tokens)[pairs.pair] * of_pair[pairs.pair, pairs.place])
 
     def found(self, plans: Sequence[Plan]) -> Experts:
         """All of it. Raises FormatError for loads of another job."""
@@ -352,3 +352,9 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             causes=self.causes(),
             notes=self.notes,
         )
+
+
+def _over_mean(tokens: Floats) -> Floats:
+    """The largest over the mean along the last axis; 1 where there are none."""
+    mean = tokens.mean(axis=-1)
+    return np.asarray(np.divide(tokens.max(axis=-1), mean, out=np.ones_like(mean), where=mean > 0))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tests.analysis.experts.simulated import (
@@ -24,7 +25,10 @@ from tests.analysis.experts.simulated import (
 )
 from tests.handmade import run
 from tests.kineto_files import document, event, kernel, launch, write
-from tracekit.analysis.experts.experts import NO_LOADS
+from tracekit.analysis.experts.balance import ExpertJob
+from tracekit.analysis.experts.exchanges import MEMBERS
+from tracekit.analysis.experts.experts import NO_LOADS, ExpertLoads
+from tracekit.analysis.experts.loads import Loads
 from tracekit.analysis.experts.placement import balanced_placement, loads_of_ranks
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -468,3 +472,34 @@ def test_the_command_places_experts_without_a_trace(tmp_path: Path) -> None:
     assert (ran.code, "--nodes 2 needs --groups" in ran.err) == (2, True)
     ran = run("experts", path, "--ranks", "4", "--replicas", "6")
     assert (ran.code, "6 slots among 4 ranks: not equally many" in ran.err) == (2, True)
+
+
+def test_groups_of_ranks_that_take_turns_are_read_apart() -> None:
+    """Ranks 0 and 2 exchange 30 and 10 rows, ranks 1 and 3 20 and 20; the log states the sums, 50 and 30."""
+    rows = {0: 30, 2: 10, 1: 20, 3: 20}
+    members = pl.DataFrame(
+        [
+            (
+                str(rank % 2),
+                7,
+                rank,
+                number,
+                0,
+                float(number),
+                *((20, rows[rank]) if number % 2 == 0 else (rows[rank], 20)),
+            )
+            for number in range(4)
+            for rank in range(4)
+        ],
+        MEMBERS,
+        orient="row",
+    )
+    loads = Loads("log", np.array([7]), np.array([0]), np.array([[[25.0, 25.0, 30.0, 0.0]]]))
+    found = ExpertLoads(ExpertJob(members), loads).found([])
+    assert (found.source, found.notes) == ("splits", [])
+    (layer,) = found.layers
+    assert layer.tokens_by_rank == [30.0, 20.0, 10.0, 20.0]
+    assert layer.max_over_mean == pytest.approx((30 / 20 + 20 / 20) / 2)
+    unknown = members.with_columns(rows_sent=None, rows_received=None)
+    (layer,) = ExpertLoads(ExpertJob(unknown), loads).found([]).layers
+    assert layer.tokens_by_rank == [25.0, 25.0, 15.0, 15.0]
