@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from tracekit.analysis.experts.exchanges import MEMBERS, Exchanges, between, find_exchanges, members_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.report.experts import LoadFit
+from tracekit.report.experts import LoadFit, Rebalanced
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.pace import PaceOfPeers
@@ -74,18 +74,6 @@ class Line(Struct, frozen=True):
         total = float(((seconds - seconds.mean()) ** 2).sum())
         error = (left / (count - 2) / varies) ** 0.5
         return cls(base_s, slope, 1 - left / total if total else 1.0, error)
-
-
-class Price(Struct, frozen=True):
-    """The mean step with other loads, seconds: `low_s` and `high_s` bound it, `step_s` is nan if nothing else is known.
-
-    `error_s`: of the point.
-    """
-
-    step_s: float
-    low_s: float
-    high_s: float
-    error_s: float
 
 
 class ExpertJob(Struct, frozen=True, eq=False, dict=True):
@@ -197,7 +185,7 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         """The fits as data."""
         return [LoadFit(name, line.base_s, line.slope, line.r2) for name, line in self.lines.items()]
 
-    def price(self, tokens: Floats, kept: float = 1.0, volume: float = 1.0) -> Price:
+    def price(self, plan: str, tokens: Floats, kept: float = 1.0, volume: float = 1.0) -> Rebalanced:
         """The mean step with these tokens, [members]. `kept`: share of all tokens; `volume`: of the bytes of each."""
         experts, most = self._with_experts(tokens), volume * self.most(tokens, kept)
         high_s = self._step_s(experts)
@@ -209,8 +197,9 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         transfers_s = sum(self._error_s(name, moved) for name, _ in self._transfers)
         error_s = experts_s + min(transfers_s, abs(high_s - low_s))  # a transfer takes no less than in proportion
         if not self.known or not np.isfinite(transfers_s) or not error_s <= _LARGEST_ERROR * self.step_s:
-            return Price(float("nan"), min(low_s, high_s), max(low_s, high_s), error_s)
-        return Price(self._step_s(self._with_transfers(experts, most)), float("nan"), float("nan"), error_s)
+            return Rebalanced(plan, low_s=min(low_s, high_s), high_s=max(low_s, high_s))
+        step_s = self._step_s(self._with_transfers(experts, most))
+        return Rebalanced(plan, step_time_s=step_s, saved_s=self.step_s - step_s, error_s=error_s)
 
     def _error_s(self, name: str, change: float) -> float:
         """Two standard errors of a slope over so many more or fewer tokens in all, seconds a step."""

@@ -12,20 +12,16 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct, structs
 
-from tracekit.analysis.experts.balance import ExpertJob, Price
+from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.loads import Loads
-from tracekit.analysis.experts.placement import (
-    balanced_placement,
-    default_placement,
-    loads_of_ranks,
-)
+from tracekit.analysis.experts.placement import balanced_placement, default_placement, loads_of_ranks
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import quoted
 from tracekit.report.experts import CauseOfImbalance, ExpertCause, Experts, LayerLoads, LoadSource, Rebalanced
 
 #: Loads cost nothing worth a finding below this share of the step.
-SMALLEST_SHARE = 0.01
+_SMALLEST_SHARE = 0.01
 #: One expert a layer causes an imbalance if most of it goes with its tokens beyond the mean.
 _SHARE_OF_EXPERT = 0.6
 #: Loads are equal if the heaviest rank has at most this share more than the mean.
@@ -239,17 +235,12 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         return float(np.mean(ratios)) - 1 if ratios else float("nan")
 
     @cached_property
-    def balanced(self) -> Price | None:
-        """The price of equal loads, None if there is nothing to price."""
-        return None if self.cut or self.source is None or not self.job.runs else self.job.price(self.job.mean_loads)
-
-    @property
     def saved_s(self) -> float:
-        """What equal loads save of a step, seconds; at least that, if only bounds are known."""
-        if self.balanced is None:
+        """What equal loads save of a step, seconds; at least that, if only bounds are known; 0 without known loads."""
+        if not self.known or not self.job.runs:
             return 0.0
-        price = self.balanced
-        return self.job.step_s - (price.high_s if np.isnan(price.step_s) else price.step_s)
+        price = self.job.price("balanced", self.job.mean_loads)
+        return self.job.step_s - (price.high_s or 0.0) if price.saved_s is None else price.saved_s
 
     @cached_property
     def explain(self) -> bool:
@@ -261,7 +252,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
 
         Times of kernels do not say whether a rank has more to do or is slow.
         """
-        if not self.known or self.balanced is None or self.saved_s < SMALLEST_SHARE * self.job.step_s:
+        if not self.saved_s or self.saved_s < _SMALLEST_SHARE * self.job.step_s:
             return []
         excess = self._ratio - 1
         uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EQUAL)]
@@ -291,39 +282,36 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             return Rebalanced(plan.text, unknown="the rows that each rank sends and receives are not known")
         if plan.kind == "chunks":
             return self._in_chunks(plan)
-        found, kept = Rebalanced(plan.text), 1.0
-        tokens = self.job.tokens if plan.kind == "volume" else self.job.mean_loads
-        if plan.kind in {"capacity", "replicas"}:
-            if self.by_expert is None:
+        found, loads, tokens = Rebalanced(plan.text), self.job.mean_loads, self.by_expert
+        if plan.kind == "volume":
+            loads = self.job.tokens
+        elif plan.kind in {"capacity", "replicas"}:
+            if tokens is None:
                 return structs.replace(found, unknown="the tokens of each expert are not known; give --expert-loads")
-            try:
-                changed, found = self._placed(plan, self.by_expert, found)
-            except SelectionError as error:
-                return structs.replace(found, unknown=str(error))
-            kept = 1 - (found.dropped_share or 0.0)
-            tokens = self._changed(changed)
+            if plan.kind == "capacity":
+                capped = np.minimum(tokens, np.ceil(plan.number * tokens.mean(axis=2, keepdims=True)))
+                found = structs.replace(found, dropped_share=1 - float(capped.sum() / (tokens.sum() or 1.0)))
+                loads = self._changed(self._stated(capped))
+            else:
+                try:
+                    placement = [
+                        balanced_placement(each, self._width, int(plan.number)) for each in tokens.mean(axis=0)
+                    ]
+                except SelectionError as error:
+                    return structs.replace(found, unknown=str(error))
+                found = structs.replace(found, placement=placement)
+                moved = [loads_of_ranks(tokens[:, layer], each, self._width) for layer, each in enumerate(placement)]
+                loads = self._changed(np.stack(moved, axis=1))
         if not self.job.runs:
             return structs.replace(found, unknown="no op shows how long the experts took")
-        price = self.job.price(tokens, kept, plan.number if plan.kind == "volume" else 1.0)
-        if np.isnan(price.step_s):
-            return structs.replace(found, low_s=price.low_s, high_s=price.high_s)
-        saved_s = self.job.step_s - price.step_s
-        return structs.replace(found, step_time_s=price.step_s, saved_s=saved_s, error_s=price.error_s)
-
-    def _placed(self, plan: Plan, tokens: Floats, found: Rebalanced) -> tuple[Floats, Rebalanced]:
-        """The tokens of ranks, [steps, layers, ranks], with capped or replicated experts, and what the plan does."""
-        if plan.kind == "capacity":
-            capped = np.minimum(tokens, np.ceil(plan.number * tokens.mean(axis=2, keepdims=True)))
-            dropped = 1 - float(capped.sum() / (tokens.sum() or 1.0))
-            return self._stated(capped), structs.replace(found, dropped_share=dropped)
-        placement = [balanced_placement(layer, self._width, int(plan.number)) for layer in tokens.mean(axis=0)]
-        moved = [loads_of_ranks(tokens[:, layer], each, self._width) for layer, each in enumerate(placement)]
-        return np.stack(moved, axis=1), structs.replace(found, placement=placement)
+        volume = plan.number if plan.kind == "volume" else 1.0
+        price = self.job.price(plan.text, loads, 1 - (found.dropped_share or 0.0), volume)
+        return structs.replace(price, dropped_share=found.dropped_share, placement=found.placement)
 
     def _in_chunks(self, plan: Plan) -> Rebalanced:
         """The price of the number of chunks that is best, 1 if chunks save nothing."""
-        slopes = [self.job.lines[name].slope_error for name in ("dispatch", "combine") if self.job.known]
-        if not self.job.runs or not slopes or not np.isfinite(slopes).all():
+        lines = self.job.lines if self.job.runs else {}
+        if not lines or not np.isfinite([lines[name].slope_error for name in ("dispatch", "combine")]).all():
             return Rebalanced(plan.text, unknown="what transfers take without rows is not known; loads must vary")
         times = {1: self.job.step_s} | {count: self.job.in_chunks(count) for count in range(2, _MOST_CHUNKS + 1)}
         best = min(times, key=lambda count: times[count])

@@ -91,21 +91,19 @@ def _hidden(found: Overlap) -> str:
 def asked_tables(report: Report) -> Iterator[Table]:
     """Yield the tables of what was asked for."""
     if (overlap := report.overlap) is not None:
-        rows = [
+        ranks = [
             (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
              f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
             for one in overlap.ranks
         ]  # fmt: skip
-        heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
-        yield Table("Overlap", heads, tuple(rows[:_MOST_ROWS]), _rest(len(rows)))
         names = [(one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
                  for one in overlap.collectives]  # fmt: skip
-        yield Table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), tuple(names))
-        if overlap.pairs:
-            pairs = tuple((f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs)
-            yield Table(
-                "What hides what", ("Communication under compute", "time"), pairs[:_MOST_ROWS], _rest(len(pairs))
-            )
+        pairs = [(f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs]
+        heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
+        yield _table("Overlap", heads, ranks)
+        yield _table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), names)
+        if pairs:
+            yield _table("What hides what", ("Communication under compute", "time"), pairs)
     if report.experts_asked:
         yield from loads(report.experts)
 
@@ -113,37 +111,32 @@ def asked_tables(report: Report) -> Iterator[Table]:
 def loads(experts: Experts | None) -> Iterator[Table]:
     """Yield the tables of the loads of experts, if they are known, and the prices of plans."""
     if experts is not None and experts.layers:
-        yield _heat_map(experts)
+        rows = [(str(one.layer), _shades(one.tokens_by_rank), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}")
+                for one in experts.layers]  # fmt: skip
+        scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
+        yield _table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), rows, scale)
     if experts is not None and experts.rebalance:
         why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
-        rows = tuple(map(_price, experts.rebalance))
-        yield Table("Other loads", ("Plan", "step", "saves", "dropped"), rows, "\n".join(why) or None)
+        yield _table("Other loads", ("Plan", "step", "saves", "dropped"), list(map(_price, experts.rebalance)), *why)
 
 
-def _heat_map(experts: Experts) -> Table:
-    """Layers x ranks, load over the mean."""
-    rows = []
-    for one in experts.layers[:_MOST_ROWS]:
-        mean = float(np.mean(one.tokens_by_rank)) or 1.0
-        cells = np.searchsorted(_FROM, np.array(one.tokens_by_rank[:_MOST_RANKS]) / mean, side="right")
-        rows.append((str(one.layer), "".join(_SHADES[at] for at in cells.tolist()), f"{one.max_over_mean:.2f}",
-                     f"{one.deviation:.2f}"))  # fmt: skip
-    scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
-    note = "\n".join(filter(None, (scale, _rest(len(experts.layers)))))
-    return Table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), tuple(rows), note)
+def _shades(tokens_by_rank: Sequence[float]) -> str:
+    """Load over the mean, a character a rank."""
+    share = np.array(tokens_by_rank[:_MOST_RANKS]) / (np.mean(tokens_by_rank) or 1.0)
+    return "".join(_SHADES[at] for at in np.searchsorted(_FROM, share, side="right").tolist())
 
 
-def _rest(rows: int) -> str | None:
-    return f"{_MOST_ROWS} of {rows:,}; all with --json" if rows > _MOST_ROWS else None
+def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *notes: str) -> Table:
+    """A table of the first rows, with the number of all if these are not all."""
+    rest = (f"{_MOST_ROWS} of {len(rows):,}; all with --json",) if len(rows) > _MOST_ROWS else ()
+    return Table(title, heads, tuple(rows[:_MOST_ROWS]), "\n".join((*notes, *rest)) or None)
 
 
 def _price(row: Rebalanced) -> tuple[str, ...]:
     plan = row.plan if row.chunks is None else f"{row.plan}: {row.chunks}"
     dropped = "-" if row.dropped_share is None else f"{row.dropped_share:.1%}"
     if row.step_time_s is None or row.saved_s is None:
-        bounds = (
-            "unknown" if row.low_s is None or row.high_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s)}"
-        )
+        bounds = "unknown" if row.low_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s or 0.0)}"
         return plan, bounds, "", dropped
     error = "" if not row.error_s else f" ± {seconds(row.error_s)}"
     return plan, seconds(row.step_time_s), f"{seconds(row.saved_s)}{error}", dropped
