@@ -269,7 +269,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].str.contains(r"\.\.\.").any()
         found = ExpertLoads(job, self.expert_loads, cut)
         if self.expert_loads is not None:
-            if members_of(self.ops, of_whole_groups=False).is_empty():
+            if "exchanges" not in self.ops.columns and members_of(self.ops).is_empty():
                 raise self.expert_loads.without_experts(self.trace.name)
             _ = found.notes
         return found
@@ -280,32 +280,37 @@ class OpEvidence(Subject, frozen=True, eq=False):
         return next(iter(self.experts.causes()), None)
 
     @cached_property
-    def _known(self) -> tuple[PaceOfPeers, Culprit | None]:
-        """The ranks with equal loads of the experts whose loads are known, and the one that the others wait for."""
+    def even_where_known(self) -> PaceOfPeers:
+        """The ranks with equal loads of the experts whose loads are known."""
+        return self.pace.at(self.experts.job.balanced_cost) if self.experts.explain else self.pace
+
+    @cached_property
+    def late(self) -> Culprit | None:
+        """The rank that the others wait for beyond what known loads of experts explain."""
         from tracekit.analysis.gpu.behind import find_culprit
 
-        pace = self.pace.at(self.experts.job.balanced_cost) if self.experts.explain else self.pace
-        return pace, find_culprit(pace, self.ops, self.waits)
+        return find_culprit(self.even_where_known, self.ops, self.waits)
 
     @cached_property
     def unknown_loads(self) -> UnknownLoads | None:
         """The rank that the others wait for, if its experts make it late and their loads are not known."""
         from tracekit.analysis.evidence.unknown_loads import find_unknown_loads
 
-        return find_unknown_loads(self, *self._known)
+        return find_unknown_loads(self)
 
     @cached_property
     def even(self) -> PaceOfPeers:
         """The ranks as they would be without what loads of experts explain, or may explain."""
-        pace, unknown = self._known[0], self.unknown_loads
-        return pace if unknown is None else pace.at(unknown.cost)
+        return (
+            self.even_where_known if self.unknown_loads is None else self.even_where_known.at(self.unknown_loads.cost)
+        )
 
     @cached_property
     def culprit(self) -> Culprit | None:
         """The rank that the others wait for, None if no rank stands out: beyond what loads of experts may explain."""
         from tracekit.analysis.gpu.behind import find_culprit
 
-        return self._known[1] if self.unknown_loads is None else find_culprit(self.even, self.ops, self.waits)
+        return self.late if self.unknown_loads is None else find_culprit(self.even, self.ops, self.waits)
 
     @cached_property
     def waits(self) -> Waits | None:

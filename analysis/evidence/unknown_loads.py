@@ -18,8 +18,6 @@ from tracekit.analysis.numeric.arrays import Bools, Floats
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.ops import OpEvidence
-    from tracekit.analysis.gpu.behind import Culprit
-    from tracekit.analysis.gpu.pace import PaceOfPeers
 
 
 class UnknownLoads(Struct, frozen=True, eq=False):
@@ -36,24 +34,22 @@ class UnknownLoads(Struct, frozen=True, eq=False):
     saved_s: float
 
 
-def find_unknown_loads(evidence: OpEvidence, pace: PaceOfPeers, late: Culprit | None) -> UnknownLoads | None:
-    """What is known of rank `late`, if most of what makes it late is experts whose loads are not known.
-
-    `pace`: of all ranks, without what known loads explain.
-    """
-    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
-    if late is None or computes is None:
-        return None
+def find_unknown_loads(evidence: OpEvidence) -> UnknownLoads | None:
+    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
     loads, graph = evidence.experts, evidence.graph.ops
     whole = loads.job.members["group"].unique()
     members = members_of(evidence.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
     unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
+    late = evidence.late if len(unknown.step) else None
+    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
+    if late is None or computes is None:
+        return None
     experts = computes & (between(graph, computes, unknown) >= 0)
-    at = evidence.ranks.index(late.rank)
+    pace, at = evidence.even_where_known, evidence.ranks.index(late.rank)
 
     def taken_s(ops: Bools) -> tuple[float, float]:
         """How long these ops take on the rank, and usually on its peers."""
-        taken = np.bincount(graph.rank[ops], graph.duration[ops], max(evidence.ranks) + 1)[list(evidence.ranks)]
+        taken = np.bincount(graph.rank[ops], pace.cost[ops], max(evidence.ranks) + 1)[list(evidence.ranks)]
         return float(taken[at]), float(np.median(np.delete(taken, at)))
 
     (mine_s, usual_s), (rest_s, usual_rest_s) = taken_s(experts), taken_s(computes & ~experts)

@@ -21,6 +21,8 @@ from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, Source, console, job_source
 
 if TYPE_CHECKING:
+    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.report.experts import Experts
     from tracekit.report.report import Report
 
@@ -124,14 +126,15 @@ def whatif_command(
         raise SelectionError("--json and --markdown - both write to stdout; give --markdown a file")
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
-    rebalance = _Rebalance(experts, expert_loads, plans)
+    priced, logged = _read_asked(expert_loads, plans)
+    experts = bool(experts or expert_loads or plans)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
         try:
             loaded = source.load(method=method, kernel_classes=kernel_classes)
         except FormatError:
-            found = rebalance.without_gpus(source.traces) if rebalance.asked else None
+            found = _loads_without_gpus(source.traces, priced, logged) if experts else None
             if found is None:
                 raise
             _print_loads(found, as_json=as_json)
@@ -152,7 +155,7 @@ def whatif_command(
         named = "JOB" if redact else source.arguments
         del loaded  # and with it the ops of a pipeline, which nothing reads any more
         report = prepared.whatif(
-            fix=fix, keep=keep, by=by, layers=parse_layers(layers), expert_loads=rebalance.logged, progress=tell
+            fix=fix, keep=keep, by=by, layers=parse_layers(layers), expert_loads=logged, progress=tell
         )
         if (bubbles or schedules) and report.pipeline is not None:
             tell("the bubbles of the pipeline")
@@ -164,11 +167,11 @@ def whatif_command(
             report = with_overlap(report)
             if report.overlap is None:
                 say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
-        if rebalance.asked:
+        if experts:
             from tracekit.job.experts import with_experts
 
             tell("experts")
-            report = with_experts(report, rebalance.plans)
+            report = with_experts(report, priced)
         if html is not None:
             from tracekit.base.atomic_write import write_text
             from tracekit.show.documents.page import PAGE_FILE, page
@@ -197,26 +200,24 @@ def whatif_command(
     return ExitCode.CONDITION if condition is not None and condition.holds(report) else ExitCode.DONE
 
 
-class _Rebalance:
-    """What was asked about experts; read before the analysis. Raises SelectionError or FormatError."""
+def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[Plan], Loads | None]:
+    """The plans, and the loads of experts in a file; before the analysis. Raises SelectionError or FormatError."""
+    if path is None and not plans:
+        return [], None
+    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.loads import Loads
 
-    def __init__(self, asked: bool, path: Path | None, plans: tuple[str, ...]) -> None:
-        self.asked, self.logged, self.plans = bool(asked or path or plans), None, []
-        if self.asked:
-            from tracekit.analysis.experts.experts import Plan
-            from tracekit.analysis.experts.loads import Loads
+    return [Plan.parse(text) for text in plans], None if path is None else Loads.read(path)
 
-            self.plans = [Plan.parse(text) for text in plans]
-            self.logged = None if path is None else Loads.read(path)
 
-    def without_gpus(self, traces: Sequence[Path]) -> Experts | None:
-        """The loads if the traces are torch.profiler's without GPU ops; None if they have no all-to-alls."""
-        from tracekit.analysis.experts.balance import ExpertJob
-        from tracekit.analysis.experts.experts import ExpertLoads
-        from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
+def _loads_without_gpus(traces: Sequence[Path], priced: Sequence[Plan], logged: Loads | None) -> Experts | None:
+    """The loads if the traces are torch.profiler's without GPU ops; None if they have no all-to-alls."""
+    from tracekit.analysis.experts.balance import ExpertJob
+    from tracekit.analysis.experts.experts import ExpertLoads
+    from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
 
-        members = host_exchanges(traces)
-        return None if members.is_empty() else ExpertLoads(ExpertJob(members), self.logged).found(self.plans)
+    members = host_exchanges(traces)
+    return None if members.is_empty() else ExpertLoads(ExpertJob(members), logged).found(priced)
 
 
 #: Options that a recording without GPU ops can answer.

@@ -95,16 +95,17 @@ class OfGraph(Job):
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay = self.replay
-        questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
+        replay, evidence = self.replay, self.evidence
+        if expert_loads is not None:
+            evidence = structs.replace(evidence, expert_loads=expert_loads)
+        gpus = len(self.graph.ops.mesh.ranks)
+        questions = [answer(replay, text, gpus, keep=False, evidence=evidence) for text in fix]
+        questions += [answer(replay, text, gpus, keep=True, evidence=evidence) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
-        evidence = self.evidence
-        if expert_loads is not None:
-            evidence = structs.replace(evidence, expert_loads=expert_loads)
         label = self._critical_label()
         return GraphReport(
             name=self.ops.name,

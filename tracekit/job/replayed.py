@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
@@ -72,7 +72,7 @@ class ReplayedJob(Struct, frozen=True):
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
         if fix or keep:
-            evidence = Evidence.of(self.trace, self.replay, found)
+            evidence = structs.replace(Evidence.of(self.trace, self.replay, found), expert_loads=expert_loads)
             questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
         if progress is not None:
             progress("causes and fixes")
