@@ -26,6 +26,7 @@ _DETECTORS = (
     "uneven_experts.HotRank",
     "uneven_experts.Rotating",
     "uneven_experts.Skew",
+    "uneven_experts.UnknownLoads",
     "one_launch_queue.OneLaunchQueue",
     "stage_imbalance.StageImbalance",
     "sequence_length_imbalance.SequenceLengthImbalance",

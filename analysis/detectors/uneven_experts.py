@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.ops import OpEvidence
-from tracekit.analysis.whatif.interventions import Intervention, SetOps
+from tracekit.analysis.experts.experts import EQUAL
+from tracekit.analysis.gpu.noise import LARGEST_CHANCE
+from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.experts import CauseOfImbalance
-from tracekit.report.finding import Figure, Place, Unit
+from tracekit.report.finding import Figure, Finding, Place, Unit
 
 _LOG = "log tokens per expert (docs/experts.md), then `tracekit whatif --experts --expert-loads FILE`"
+#: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.
+_LATE_SHARE = 0.05
+LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
+
+
+def other_causes(evidence: OpEvidence, findings: Iterable[Finding]) -> Iterator[CauseOfImbalance]:
+    """Yield why ranks wait for each other in all-to-alls, other than for loads."""
+    late, equal = evidence.culprit, evidence.uneven_experts is None and evidence.experts.excess < EQUAL
+    if late is not None and equal and late.saved_s >= _LATE_SHARE * evidence.recorded_s:
+        yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / evidence.steps_in_whole)
+    for one in findings:
+        if one.kind == OneLaunchQueue.kind:
+            yield CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / evidence.steps_in_whole)
+
+
+def doubts_of(causes: Iterable[Finding]) -> tuple[str, ...]:
+    """Why a report with these causes cannot be trusted."""
+    return tuple(cause.effect for cause in causes if cause.kind == UnknownLoads.kind)
 
 
 class UnevenExperts(Detector):
@@ -33,34 +56,62 @@ class UnevenExperts(Detector):
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""
-        found = evidence.uneven_experts
-        if found is not None and found.cause == self.kind:
-            yield self._candidate(evidence, found, SetOps(evidence.experts.job.balanced_cost))
+        yield from self._candidates(evidence)
 
     def in_pipeline(self, evidence: Evidence) -> Iterator[Candidate]:
         """See `Detector.in_pipeline`."""
-        exchanges, change = evidence.exchanges, evidence.even_experts
-        found = None if exchanges is None or change is None else exchanges.uneven_experts
-        if exchanges is not None and found is not None and found.cause == self.kind:
-            yield self._candidate(exchanges, found, change)
+        if evidence.exchanges is not None and evidence.even_experts is not None:
+            for found in self._candidates(evidence.exchanges):
+                yield structs.replace(found, change=evidence.even_experts)
 
-    def _candidate(self, evidence: OpEvidence, found: CauseOfImbalance, change: Intervention | None) -> Candidate:
+    def _candidates(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        found = evidence.uneven_experts
+        if found is None or found.cause != self.kind:
+            return
         layers = [one for one in evidence.experts.layers() if one.layer in found.layers]
         factor = sum(one.max_over_mean for one in layers) / max(len(layers), 1)
         fit = min(line.r2 for name, line in evidence.experts.job.lines.items() if name.startswith("experts"))
-        who = {"rank": "" if found.rank is None else found.rank, "expert": "" if found.expert is None else found.expert}
-        return Candidate(
+        yield Candidate(
             self.kind,
             Place(),
-            f"{self.words.format(**who)}: the heaviest rank of a layer gets {factor:.2f} times the mean tokens, and the"
-            " others wait for it in all-to-alls",
+            f"{self.words.format(rank=found.rank, expert=found.expert)}: the heaviest rank of a layer gets {factor:.2f}"
+            " times the mean tokens, and the others wait for it in all-to-alls",
             (
                 Figure("tokens of the heaviest rank over the mean", factor, 1.0, Unit.FACTOR),
                 Figure("time of the experts that their tokens explain", fit, 0.0, Unit.SHARE),
             ),
             max(fit, 0.0),
-            change,
+            SetOps(evidence.experts.job.balanced_cost),
         )
+
+
+class UnknownLoads(UnevenExperts):
+    """The others wait for a rank whose experts take longer, and its loads are not known. Paper: no signature.
+
+    A slow GPU takes longer for other kernels, too. What experts take beyond that is due to their tokens, or to whatever
+    slows experts alone.
+    """
+
+    kind = "unknown-loads"
+    title = "Experts of one rank take longer, and their loads are not known"
+    signature = "the experts of a rank take longer than those of its peers, and its other kernels do not"
+    refuted_by = "its loads are those of its peers"
+    next_check = _LOG
+    suggested_fix = f"record how many tokens each rank gets: the split sizes of all ranks of its group, or {_LOG}"
+    repair = Repair("balance-experts", "Make the experts of the rank as fast as those of its peers")
+
+    def _candidates(self, evidence: OpEvidence) -> Iterator[Candidate]:
+        found = evidence.unknown_loads
+        if found is not None:
+            yield Candidate(
+                self.kind,
+                Place(),
+                f"the experts of rank {found.rank} take {found.factor - 1:.0%} longer than those of its peers;"
+                f" {found.why}, so that a hot expert cannot be told from a slow GPU",
+                (Figure("time of its experts over that of its peers", found.factor, 1.0, Unit.FACTOR),),
+                1 - LARGEST_CHANCE,
+                SetOps(found.cost),
+            )
 
 
 class HotExpert(UnevenExperts):

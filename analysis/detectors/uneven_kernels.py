@@ -30,7 +30,7 @@ def compared(evidence: OpEvidence) -> Compared | None:
     if behind is None or culprit is None:
         return None
     peer = next((name for name in ("peer", "kind", "name") if name in evidence.ops.columns), "rank")
-    ops = evidence.ops.filter(behind.ops)
+    ops = evidence.ops.with_columns(duration=pl.Series(evidence.even.cost)).filter(behind.ops)
     ranks = ops["rank"].n_unique()
     shared = ops.with_columns(on=pl.col("rank").n_unique().over(peer))
     common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -23,6 +24,7 @@ from tracekit.analysis.detectors.registry import (
     left_out,
     own_detectors,
 )
+from tracekit.analysis.detectors.uneven_experts import doubts_of
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.first_fix import paying_first
@@ -38,6 +40,9 @@ from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
 from tracekit.trace.canonical import Trace
 
+if TYPE_CHECKING:
+    from tracekit.analysis.experts.loads import Loads
+
 
 def diagnose(
     trace: Trace,
@@ -46,11 +51,13 @@ def diagnose(
     *,
     layers: tuple[int, ...] | None = None,
     method: Method = Method.TRACEKIT,
+    expert_loads: Loads | None = None,
 ) -> Diagnosis:
     """Patterns, causes and fixes. `layers` as in `fixes_of`. With the published method, no cause explains
-    launch delays.
+    launch delays. `expert_loads`: tokens of each expert, if the job logged them.
     """
-    evidence, stalls = Evidence.of(trace, replay, attribution), stalls_of(replay, attribution)
+    evidence = structs.replace(Evidence.of(trace, replay, attribution), expert_loads=expert_loads)
+    stalls = stalls_of(replay, attribution)
     return with_plug_ins(lambda detectors: _diagnosed(evidence, stalls, detectors, layers, method))
 
 
@@ -107,6 +114,8 @@ def _diagnosed(
     trust = attribution.trust
     if method is Method.TRACEKIT:
         trust = attribution.trust_given(evidence.delay_share_without(_explanations(causes)))
+    if doubts := doubts_of(causes):
+        trust = structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
     return Diagnosis(
         trust=trust,
         answer=answer_of(evidence, verdict, causes, fixes, stalls, trust),

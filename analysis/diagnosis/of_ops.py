@@ -18,6 +18,7 @@ from tracekit.analysis.attribution.attribution import (
 )
 from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.registry import detector_of
+from tracekit.analysis.detectors.uneven_experts import doubts_of
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.diagnose import with_plug_ins
 from tracekit.analysis.diagnosis.find import causes_of
@@ -41,7 +42,8 @@ def diagnose_ops(evidence: OpEvidence) -> Diagnosis:
 
 def _diagnosed(evidence: OpEvidence, detectors: Sequence[Detector]) -> Diagnosis:
     causes = causes_of(evidence, detectors)
-    doubts, of_transfers = tuple(_doubts(evidence)), _of_transfers(evidence)
+    doubts = (*_doubts(evidence), *doubts_of(causes))
+    of_transfers = _of_transfers(evidence)
     fixes = priced(evidence, causes, withheld=doubts[0] if doubts else None)
     if of_transfers is not None:
         first = next((cause for cause in causes if cause.change is not None), None)
@@ -159,7 +161,7 @@ def _doubts(evidence: OpEvidence) -> Iterator[str]:
     if found is None or waits is None:
         return
     yield from found.doubts
-    if evidence.uneven_experts is not None:  # others wait for ranks with more tokens
+    if evidence.uneven_experts or evidence.unknown_loads:  # others wait for ranks with more tokens
         return
     named = None if evidence.culprit is None else evidence.culprit.rank
     yield from unexplained_waits(found.late, waits, named, evidence.recorded_s)

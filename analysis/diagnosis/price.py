@@ -16,6 +16,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
 from tracekit.analysis.detectors.detector import Treatment
 from tracekit.analysis.detectors.registry import detector_of, guarded
+from tracekit.analysis.detectors.uneven_experts import doubts_of
 from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.evidence import Evidence
 from tracekit.analysis.evidence.subject import Subject
@@ -128,7 +129,7 @@ def _withheld(evidence: Evidence, causes: Sequence[Finding]) -> str | None:
     slower = -evidence.attribution.discrepancy
     if slower > LARGEST_DISCREPANCY:
         return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
-    return None
+    return next(iter(doubts_of(causes)), None)
 
 
 class _Pricer(Struct, frozen=True, eq=False):

@@ -21,7 +21,7 @@ from tracekit.analysis.evidence.compute_table import ComputeTable
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.congestion import Congestion, congestion
 from tracekit.analysis.evidence.data_waits import DataWaits
-from tracekit.analysis.evidence.exchanges import balanced_share, evidence_of, exchange_trace
+from tracekit.analysis.evidence.exchanges import even_share, exchange_evidence
 from tracekit.analysis.evidence.host_code import HostCode
 from tracekit.analysis.evidence.lockstep import Lockstep
 from tracekit.analysis.evidence.naming import Names
@@ -51,6 +51,7 @@ from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
     from tracekit.analysis.evidence.ops import OpEvidence
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.fixes.plan import Plan
     from tracekit.report.finding import Finding, Place
 
@@ -68,7 +69,10 @@ def _grid(kinds: Collection[OpKind], *, most: int | None = None) -> cached_prope
 
 
 class Evidence(Subject, frozen=True, eq=False):
-    """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`."""
+    """The evidence on one job. `replay`: only with the launch delays of each step itself, see `step_edges`.
+
+    `expert_loads`: tokens of each expert, if the job logged them.
+    """
 
     trace: Trace
     replay: JobReplay
@@ -76,6 +80,7 @@ class Evidence(Subject, frozen=True, eq=False):
     computes: Computes
     paused_starts: PausedStarts | None = None
     breaks: Breaks | None = None
+    expert_loads: Loads | None = None
 
     #: The data-parallel collectives by stage.
     collectives = _grid(DP_COLLECTIVES)
@@ -173,17 +178,16 @@ class Evidence(Subject, frozen=True, eq=False):
     @cached_property
     def exchanges(self) -> OpEvidence | None:
         """The all-to-alls and the work between them, None if the trace has none with their rows."""
-        found = exchange_trace(self.trace)
-        return None if found is None else evidence_of(found)
+        return exchange_evidence(self.trace, self.expert_loads)
 
     @cached_property
     def even_experts(self) -> Intervention | None:
-        """The job with equal loads of experts, None if they are equal, or not known."""
+        """The job without what loads of experts explain, or may explain; None if that is nothing."""
         exchanges = self.exchanges
-        if exchanges is None or not exchanges.experts.explain:
+        if exchanges is None or exchanges.even is exchanges.pace:
             return None
         ranks = {rank: worker.dp_rank for worker, rank in self.worker_ranks.items()}
-        changed = balanced_share(exchanges).filter(pl.col("step").is_in(self.steps.tolist()))
+        changed = even_share(exchanges).filter(pl.col("step").is_in(self.steps.tolist()))
         step = np.searchsorted(self.steps, changed["step"].to_numpy())
         lane = np.array([self.dp_index.get(ranks[rank], -1) for rank in changed["rank"].to_list()], np.int64)
         factors = []

@@ -6,6 +6,8 @@ all-to-alls and the work between them, in turn; and its `OpEvidence`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import polars as pl
 
@@ -19,6 +21,9 @@ from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
 from tracekit.trace.op import OpTrace
 from tracekit.trace.schema import RECEIVED, SENT
+
+if TYPE_CHECKING:
+    from tracekit.analysis.experts.loads import Loads
 
 #: More ops than this take too long in every report; the last steps that fit are looked at.
 _MOST_OPS = 1_000_000
@@ -39,7 +44,8 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
         end=pl.col("start") + pl.col("duration"),
     )
     spans = ordered.group_by("step", "rank").agg(begins=pl.col("start").min(), ends=pl.col("end").max())
-    moved = ordered.filter(pl.col(SENT).is_not_null() & pl.col(RECEIVED).is_not_null())
+    moves = pl.any_horizontal(pl.col(SENT, RECEIVED).is_not_null()).any()  # as some ranks show
+    moved = ordered.filter(moves.over("step", "kind", "seq"))
     counts = moved.group_by("step", "rank").len().group_by("step").agg(pl.len(), ops=pl.col("len").n_unique())
     steps = counts.filter(pl.col("ops") == 1, pl.col("len") == trace.ops["rank"].n_unique())["step"].sort()
     if steps.is_empty():
@@ -76,16 +82,19 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
     return OpTrace(ops.sort("step", "rank", "start", "peer"), trace.name, rules=("streams",))
 
 
-def evidence_of(trace: OpTrace) -> OpEvidence:
-    """The evidence on an op trace."""
+def exchange_evidence(job: Trace, expert_loads: Loads | None) -> OpEvidence | None:
+    """The evidence on the all-to-alls of a trace and the work between them; None if it has none."""
+    trace = exchange_trace(job)
+    if trace is None:
+        return None
     graph = fold(op_graph(trace))
     replay = GraphReplay(graph, measure_op_durations(graph))
-    return OpEvidence(trace, graph, replay, Times.of(graph, replay))
+    return OpEvidence(trace, graph, replay, Times.of(graph, replay), expert_loads=expert_loads)
 
 
-def balanced_share(evidence: OpEvidence) -> pl.DataFrame:
-    """How much of their time computes take with equal loads: `step`, `rank`, `compute`, `seq`, `share`."""
-    job = evidence.experts.job
-    share: Floats = np.divide(job.balanced_cost, job.cost, out=np.ones_like(job.cost), where=job.cost > 0)
+def even_share(evidence: OpEvidence) -> pl.DataFrame:
+    """How much of their time computes take without what loads explain: `step`, `rank`, `compute`, `seq`, `share`."""
+    cost, even = evidence.pace.cost, evidence.even.cost
+    share: Floats = np.divide(even, cost, out=np.ones_like(cost), where=cost > 0)
     found = evidence.ops.select("step", "rank", "compute", "seq", share=pl.Series(share))
-    return found.filter(pl.Series(job.pair >= 0))
+    return found.drop_nulls(["compute", "seq"]).filter(pl.col("share") != 1)

@@ -38,6 +38,7 @@ from tracekit.trace.gpu_activity import NOT_THE_HOST, IdleReason
 if TYPE_CHECKING:
     from tracekit.analysis.detectors.detector import Candidate, Detector
     from tracekit.analysis.evidence.host_time import HostTime
+    from tracekit.analysis.evidence.unknown_loads import UnknownLoads
     from tracekit.analysis.experts.experts import ExpertLoads
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.fixes.plan import Plan
@@ -93,13 +94,17 @@ class Times(Struct, frozen=True, eq=False):
 
 
 class OpEvidence(Subject, frozen=True, eq=False):
-    """The evidence on one job. `recorded`: what a recording of GPUs shows beside its ops, None for other op traces."""
+    """The evidence on one job. `recorded`: what a recording of GPUs shows beside its ops, None for other op traces.
+
+    `expert_loads`: tokens of each expert, if the job logged them.
+    """
 
     trace: OpTrace
     graph: FoldedGraph
     replay: GraphReplay
     times: Times
     recorded: Recorded | None = None
+    expert_loads: Loads | None = None
 
     @property
     def gpus(self) -> int:
@@ -255,32 +260,57 @@ class OpEvidence(Subject, frozen=True, eq=False):
 
     @cached_property
     def experts(self) -> ExpertLoads:
-        """The loads of experts, as far as the ops show them."""
-        return self.experts_with(None)
-
-    def experts_with(self, logged: Loads | None) -> ExpertLoads:
-        """The loads of experts, with the tokens of each expert that the job logged."""
+        """The loads of experts. Raises FormatError if those that the job logged are of another job."""
         from tracekit.analysis.experts.balance import ExpertJob
+        from tracekit.analysis.experts.exchanges import members_of
         from tracekit.analysis.experts.experts import ExpertLoads
 
-        job = ExpertJob.of_ops(self.ops, self.graph, self.replay, self.steps_in_whole)
+        job = ExpertJob.of_ops(self.ops, self.pace, self.steps_in_whole)
         cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].str.contains(r"\.\.\.").any()
-        return ExpertLoads(job, logged, cut)
+        found = ExpertLoads(job, self.expert_loads, cut)
+        if self.expert_loads is not None:
+            if "exchanges" not in self.ops.columns and members_of(self.ops).is_empty():
+                raise self.expert_loads.without_experts(self.trace.name)
+            _ = found.notes
+        return found
 
     @cached_property
     def uneven_experts(self) -> CauseOfImbalance | None:
         """Why ranks have unequal loads of experts, if the ops show it and it costs something."""
-        return next(iter(self.experts.causes()), None) if self.experts.recorded.known else None
+        return next(iter(self.experts.causes()), None)
+
+    @cached_property
+    def even_where_known(self) -> PaceOfPeers:
+        """The ranks with equal loads of the experts whose loads are known."""
+        return self.pace.at(self.experts.job.balanced_cost) if self.experts.explain else self.pace
+
+    @cached_property
+    def late(self) -> Culprit | None:
+        """The rank that the others wait for beyond what known loads of experts explain."""
+        from tracekit.analysis.gpu.behind import find_culprit
+
+        return find_culprit(self.even_where_known, self.ops, self.waits)
+
+    @cached_property
+    def unknown_loads(self) -> UnknownLoads | None:
+        """The rank that the others wait for, if its experts make it late and their loads are not known."""
+        from tracekit.analysis.evidence.unknown_loads import find_unknown_loads
+
+        return find_unknown_loads(self)
+
+    @cached_property
+    def even(self) -> PaceOfPeers:
+        """The ranks as they would be without what loads of experts explain, or may explain."""
+        return (
+            self.even_where_known if self.unknown_loads is None else self.even_where_known.at(self.unknown_loads.cost)
+        )
 
     @cached_property
     def culprit(self) -> Culprit | None:
-        """The rank that the others wait for, None if no rank stands out: beyond what uneven experts explain."""
+        """The rank that the others wait for, None if no rank stands out: beyond what loads of experts may explain."""
         from tracekit.analysis.gpu.behind import find_culprit
-        from tracekit.analysis.gpu.pace import PaceOfPeers
 
-        job = self.experts.job
-        pace = PaceOfPeers(self.graph, job.balanced_replay) if self.experts.explain else self.pace
-        return find_culprit(pace, self.ops, self.waits)
+        return self.late if self.unknown_loads is None else find_culprit(self.even, self.ops, self.waits)
 
     @cached_property
     def waits(self) -> Waits | None:
@@ -328,8 +358,8 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """
         from tracekit.analysis.gpu.behind import SMALLEST_SHARE
 
-        cost = self.pace.costs(rank, ops)
-        edit = SetSomeOps(cost != self.pace.cost, cost)
+        cost = self.even.costs(rank, ops)
+        edit = SetSomeOps(cost != self.even.cost, cost)
         faster = self.pace.freed((rank,), SMALLEST_SHARE * self.pace.recorded_s) if freed else None
         return edit if faster is None else Together((faster, edit))
 
@@ -353,9 +383,9 @@ class OpEvidence(Subject, frozen=True, eq=False):
     @property
     def named_s(self) -> float:
         """What the rank that stands out and uneven experts cost, seconds; 0 if there are none."""
-        uneven = self.uneven_experts
+        uneven, found = self.uneven_experts, (self.unknown_loads, self.culprit)
         uneven_s = 0.0 if uneven is None else uneven.saved_s * self.steps_in_whole
-        return uneven_s + (0.0 if self.culprit is None else self.culprit.saved_s)
+        return uneven_s + sum(one.saved_s for one in found if one is not None)
 
     @cached_property
     def parts(self) -> Parts:

@@ -7,7 +7,7 @@ passes that are computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.graph.rules.kineto import SLACK_S
-from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.model import OpKind
 
@@ -26,24 +26,26 @@ MEMBERS = pl.Schema({
     "start": pl.Float64, "rows_sent": pl.Int64, "rows_received": pl.Int64,
 })  # fmt: skip
 
-
 _ALL_TO_ALL = str(OpKind.ALL_TO_ALL)
 
 
 class Exchanges(Struct, frozen=True, eq=False):
-    """The pairs of dispatch and combine of one group of ranks, in order of time.
+    """The pairs of dispatch and combine of a job, by group, then time. The members of a pair are one op of each rank.
 
-    `step`, `layer`, `first`: the first time that its tokens go through this layer, [pairs]. `backward`, [pairs].
-    `sent`, `received`: rows of each rank in the dispatch, nan if unknown; `dispatch`, `combine`: rows of the ops;
-    [pairs, ranks].
+    Of pairs: `group`, a number; `step`; `layer`; `first`, whether its tokens go through this layer for the first time;
+    `backward`; `begin`, its first member; [pairs]. Of members: `pair`; `rank`; `place`, the position of the rank in its
+    group; `sent`, `received`, rows in the dispatch, nan if unknown; `dispatch`, `combine`, rows of the ops; [members].
     """
 
-    group: str
-    ranks: tuple[int, ...]
+    group: Ints
     step: Ints
     layer: Ints
     first: Bools
     backward: Bools
+    begin: Ints
+    pair: Ints
+    rank: Ints
+    place: Ints
     sent: Floats
     received: Floats
     dispatch: Ints
@@ -51,55 +53,62 @@ class Exchanges(Struct, frozen=True, eq=False):
 
     @property
     def known(self) -> bool:
-        """Whether the rows of all ranks are known."""
-        return bool(np.isfinite(self.received).all() and np.isfinite(self.sent).all())
+        """Whether the rows of all ranks are known: as many are received as sent."""
+        return bool((self.total(self.received) == self.total(self.sent)).all())  # nan equals nothing
+
+    @property
+    def widths(self) -> Ints:
+        """The number of members of each pair, [pairs]."""
+        return np.bincount(self.pair, minlength=len(self.begin))
+
+    def total(self, values: Floats) -> Floats:
+        """The sum over each pair, [pairs], of values of members."""
+        return np.asarray(np.add.reduceat(values, self.begin))
+
+    def most(self, values: Floats) -> Floats:
+        """The largest of each pair, [pairs], of values of members."""
+        return np.asarray(np.maximum.reduceat(values, self.begin))
 
 
-def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> list[Exchanges]:
+def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> Exchanges:
     """Find the pairs of each group, of the steps in which all its ranks have equally many. `members`: of MEMBERS.
 
     `layers`: how many layers of experts a forward pass has, if known.
     """
-    found = []
-    for (group,), some in members.sort("group", "rank").group_by("group", maintain_order=True):
-        ranks = tuple(some["rank"].unique().sort().to_list())
-        one = _of_group(str(group), ranks, some, layers)
-        if one is not None:
-            found.append(one)
-    return found
-
-
-def _of_group(group: str, ranks: tuple[int, ...], members: pl.DataFrame, layers: int | None) -> Exchanges | None:
-    met = pl.len().over("step", "instance") == len(ranks)
-    ordered = members.with_columns(met=met, at=pl.col("start").max().over("step", "instance")).sort(
-        "step", "at", "instance", "rank"
+    of_step, meeting = ("group", "step"), ("group", "step", "instance")
+    ordered = (
+        members.with_columns(
+            width=pl.col("rank").n_unique().over("group"),
+            met=pl.len().over(meeting),
+            at=pl.col("start").max().over(meeting),
+        )
+        .filter((pl.col("met") == pl.col("width")).all().over(of_step))
+        .filter(pl.len().over(of_step) % (2 * pl.col("width")) == 0)
+        .sort("group", "step", "at", "instance", "rank")
+        .with_columns(number=pl.int_range(pl.len()).over(of_step))
     )
-    step, kept = [], []
-    places: tuple[list[np.ndarray], ...] = ([], [], [])
-    for (number,), some in ordered.group_by("step", maintain_order=True):
-        if not some["met"].all() or some.height % (2 * len(ranks)):
-            continue
-        received = _pairs(some["rows_received"], len(ranks))[:, 0]
-        place = _layers(np.hstack([_pairs(some["rows_sent"], len(ranks))[:, 0], received]), layers)
-        kept.append(some)
-        step.append(np.full(len(received), number))
-        for values, each in zip(places, place, strict=True):
-            values.append(each)
-    if not kept:
-        return None
-    every = pl.concat(kept)
-    row = _pairs(every["row"], len(ranks)).astype(np.int64)
-    layer, first, backward = map(np.concatenate, places)
+    dispatches, combines = (ordered.filter(pl.col("number") // pl.col("width") % 2 == odd) for odd in (0, 1))
+    place = (dispatches["number"] % dispatches["width"]).to_numpy()
+    begin = np.flatnonzero(place == 0)
+    sent, received = (
+        dispatches[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("rows_sent", "rows_received")
+    )
+    group, step = numbered(dispatches["group"])[begin], dispatches["step"].to_numpy()[begin]
+    blocks = np.append(np.flatnonzero(np.diff(numbered(pl.Series(group), pl.Series(step)), prepend=-1)), len(begin))
+    layer, opens, backward = (
+        np.zeros(len(begin), np.int64),
+        np.zeros(len(begin), np.bool_),
+        np.zeros(len(begin), np.bool_),
+    )
+    ends = np.append(begin, len(place))
+    for first, last in pairwise(blocks.tolist()):
+        inside = slice(ends[first], ends[last])
+        rows = np.hstack([values[inside].reshape(last - first, -1) for values in (sent, received)])
+        layer[first:last], opens[first:last], backward[first:last] = _layers(rows, layers)
     return Exchanges(
-        group, ranks, np.concatenate(step), layer, first, backward,
-        sent=_pairs(every["rows_sent"], len(ranks))[:, 0], received=_pairs(every["rows_received"], len(ranks))[:, 0],
-        dispatch=row[:, 0], combine=row[:, 1],
+        group, step, layer, opens, backward, begin, np.cumsum(place == 0) - 1, dispatches["rank"].to_numpy(), place,
+        sent, received, dispatches["row"].to_numpy(), combines["row"].to_numpy(),
     )  # fmt: skip
-
-
-def _pairs(column: pl.Series, ranks: int) -> Floats:
-    """A column of members in order as [pairs, dispatch or combine, ranks], nan for null."""
-    return column.cast(pl.Float64).fill_null(np.nan).to_numpy().reshape(-1, 2, ranks)
 
 
 def _layers(rows: Floats, layers: int | None) -> tuple[Ints, Bools, Bools]:
@@ -122,9 +131,9 @@ def _layers(rows: Floats, layers: int | None) -> tuple[Ints, Bools, Bools]:
     return layer[alike], opens, last & ~opens
 
 
-def members_of(ops: pl.DataFrame) -> pl.DataFrame:
+def members_of(ops: pl.DataFrame, *, of_whole_groups: bool = True) -> pl.DataFrame:
     """The members of all-to-alls among the ops of an op trace: those of this kind, or with rows, or marked: `exchanges`
-    is the size of their group, all of which must have been recorded.
+    is the size of their group. `of_whole_groups`: only of groups all of whose ranks were recorded.
     """
     stated = dict.fromkeys(("rows_sent", "rows_received", "exchanges"), pl.Int64)
     columns = {"rendezvous": pl.Int64, "group": pl.String, "kind": pl.String, **stated}
@@ -139,48 +148,43 @@ def members_of(ops: pl.DataFrame) -> pl.DataFrame:
         | pl.col("exchanges").is_not_null()
         | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)
     )
-    whole = pl.col("rank").n_unique().over("group") == pl.col("exchanges").fill_null(
-        pl.col("rank").n_unique().over("group")
-    )
-    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges).filter(whole)
+    found = table.with_row_index("row").filter(pl.col("rendezvous").is_not_null(), exchanges)
+    if of_whole_groups:
+        ranks = pl.col("rank").n_unique().over("group")
+        found = found.filter(ranks == pl.col("exchanges").fill_null(ranks))
     return found.select(
         pl.col("group").cast(pl.String).fill_null(""), (pl.lit(0) if step is None else pl.col(step)).alias("step"),
         "rank", pl.Series("instance", numbered(found["rendezvous"])), "row", "start", "rows_sent", "rows_received",
     ).cast(MEMBERS, strict=False).drop_nulls("step")  # fmt: skip
 
 
-def between(graph: OpGraph, wanted: Bools, exchanges: Sequence[Exchanges]) -> Ints:
-    """The pair whose dispatch each op waits for, and whose combine waits for it, counted over all groups; -1 for none;
-    [ops].
+def between(graph: OpGraph, wanted: Bools, exchanges: Exchanges) -> Ints:
+    """The member whose dispatch each op waits for, and whose combine waits for it; -1 for none, [ops].
 
     `wanted`: which ops may be experts, [ops]. They run from the end of the dispatch to the start of the combine.
     """
-    ends, place = graph.start + graph.duration, np.full(len(wanted), -1, np.int64)
-    first, fed, feeds = 0, np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.bool_)
-    for one in exchanges:
-        for column, rank in enumerate(one.ranks):
-            mine = np.flatnonzero(wanted & (graph.rank == rank))
-            dispatch, combine = one.dispatch[:, column], one.combine[:, column]
-            order = np.lexsort((ends[dispatch], graph.step[dispatch]))
-            key = _times(graph.step[dispatch[order]], ends[dispatch[order]] - SLACK_S, ends)
-            at = np.searchsorted(key, _times(graph.step[mine], graph.start[mine], ends), side="right") - 1
-            pair = order[np.maximum(at, 0)]
-            inside = (at >= 0) & (graph.step[dispatch[pair]] == graph.step[mine])
-            inside &= ends[mine] <= graph.start[combine[pair]] + SLACK_S
-            place[mine[inside]] = first + pair[inside]
-            place[dispatch] = place[combine] = first + np.arange(len(dispatch))
-            fed[dispatch] = feeds[combine] = True
-        first += len(one.step)
-    near = place[graph.before] == place[graph.after]
-    near &= (place[graph.before] >= 0) & (graph.rank[graph.before] == graph.rank[graph.after])
+    ends, member = graph.start + graph.duration, np.full(len(wanted), -1, np.int64)
+    mine = np.flatnonzero(wanted)
+    for group in np.unique(exchanges.group):
+        members = np.flatnonzero(exchanges.group[exchanges.pair] == group)
+        ops = np.concatenate([exchanges.dispatch[members], mine])
+        time = np.concatenate([ends[ops[: len(members)]] - SLACK_S, graph.start[mine]])
+        order = np.lexsort((np.arange(len(ops)), time, graph.step[ops], graph.rank[ops]))
+        last = np.empty(len(ops), np.int64)  # the dispatch before each op, if any is
+        last[order] = order[np.maximum.accumulate(np.where(order < len(members), np.arange(len(ops)), 0))]
+        found = members[np.minimum(last[len(members) :], len(members) - 1)]
+        dispatch = exchanges.dispatch[found]
+        inside = (graph.rank[dispatch] == graph.rank[mine]) & (graph.step[dispatch] == graph.step[mine])
+        inside &= ends[dispatch] - SLACK_S <= graph.start[mine]
+        inside &= ends[mine] <= graph.start[exchanges.combine[found]] + SLACK_S
+        member[mine[inside]] = found[inside]
+    fed, feeds = np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.bool_)
+    member[exchanges.dispatch] = member[exchanges.combine] = np.arange(len(exchanges.pair))
+    fed[exchanges.dispatch] = feeds[exchanges.combine] = True
+    near = (member[graph.before] == member[graph.after]) & (member[graph.before] >= 0)
     before, after = graph.before[near], graph.after[near]
     fed, feeds = _spread(fed, before, after), _spread(feeds, after, before)
-    return np.where(wanted & fed & feeds, place, -1)
-
-
-def _times(step: Int32s, time: Floats, every: Floats) -> Floats:
-    """Numbers that sort by step, then time."""
-    return np.asarray(step * (2 * float(np.abs(every).max(initial=0.0)) + 1) + time)
+    return np.where(wanted & fed & feeds, member, -1)
 
 
 def _spread(reached: Bools, source: Ints, target: Ints) -> Bools:

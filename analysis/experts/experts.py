@@ -12,60 +12,56 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct, structs
 
-from tracekit.analysis.experts.balance import ExpertJob, Price
-from tracekit.analysis.experts.exchanges import Exchanges
+from tracekit.analysis.experts.balance import ExpertJob
 from tracekit.analysis.experts.loads import Loads
-from tracekit.analysis.experts.placement import (
-    balanced_placement,
-    default_placement,
-    loads_of_ranks,
-)
+from tracekit.analysis.experts.placement import balanced_placement, default_placement, loads_of_ranks
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import quoted
 from tracekit.report.experts import CauseOfImbalance, ExpertCause, Experts, LayerLoads, LoadSource, Rebalanced
 
 #: Loads cost nothing worth a finding below this share of the step.
-SMALLEST_SHARE = 0.01
+_SMALLEST_SHARE = 0.01
 #: One expert a layer causes an imbalance if most of it goes with its tokens beyond the mean.
 _SHARE_OF_EXPERT = 0.6
-#: Loads are equal if the heaviest rank has at most this share more than the mean; then a peer is late that costs this
-#: share of the step.
-EQUAL, LATE_SHARE = 0.05, 0.05
+#: Loads are equal if the heaviest rank has at most this share more than the mean.
+EQUAL = 0.05
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
 NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/experts.md says what shows loads"
-_NUMBER = r"\d{1,6}(\.\d{1,6})?"
-_PLAN = re.compile(
-    rf"balanced|chunks|capacity=(?P<capacity>{_NUMBER})|volume=(?P<volume>{_NUMBER})|replicas=(?P<replicas>\d{{1,4}})"
-)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+#: The largest number of each plan that has one. Placing replicas takes time and memory with the square of their number.
+_MOST = {"capacity": 1e6, "volume": 1e6, "replicas": 9_999}
 _MOST_CHUNKS = 16
 
 
 class Plan(Struct, frozen=True):
-    """A plan to price: equal loads, at most `capacity` times the mean tokens for each expert, so many replicas, tokens
-    of `volume` times the bytes, or as many chunks as are best.
+    """A plan to price, `kind`: "balanced" loads, "capacity" (at most `number` times the mean tokens for each expert),
+    so many "replicas", tokens of `number` times the "volume", or as many "chunks" as are best.
     """
 
     text: str
-    capacity: float | None = None
-    replicas: int | None = None
-    volume: float | None = None
-    chunks: bool = False
+    kind: str
+    number: float = 1.0
 
     @classmethod
     def parse(cls, text: str) -> Plan:
         """Read "balanced", "capacity=1.25", "replicas=16", "volume=0.5" or "chunks". Raises SelectionError."""
-        read = _PLAN.fullmatch(text.strip().lower())
-        if read is None or any(read[name] and not float(read[name]) for name in ("capacity", "replicas", "volume")):
+        kind, equals, number = text.strip().lower().partition("=")
+        if kind in {"balanced", "chunks"} and not equals:
+            return cls(text, kind)
+        if kind not in _MOST or not _NUMBER.fullmatch(number):
             raise SelectionError(
                 f"--rebalance {quoted(text)}: not a plan; write balanced, capacity=C (at most C times the mean tokens"
                 " for each expert), replicas=N (in all, equally many on each rank), volume=R (times the bytes of a"
                 " token), or chunks"
             )
-        capacity, volume = (float(read[name]) if read[name] else None for name in ("capacity", "volume"))
-        replicas = int(read["replicas"]) if read["replicas"] else None
-        return cls(text, capacity, replicas, volume, text.strip().lower() == "chunks")
+        value, whole = float(number), kind == "replicas"
+        if not 0 < value <= _MOST[kind] or (whole and not value.is_integer()):
+            raise SelectionError(
+                f"--rebalance {quoted(text)}: expected a {'whole ' * whole}number above 0, at most {_MOST[kind]:,.0f}"
+            )
+        return cls(text, kind, value)
 
 
 class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
@@ -79,17 +75,22 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     def job(self) -> ExpertJob:
         """The job, with the rows that the log states if the recording has none."""
         job = self.recorded
-        if self.logged is None or not job.exchanges:
+        if self.logged is None or not job.has_experts:
             return job
         job = structs.replace(job, layers=len(self.logged.layers))
         if job.known or self.cut:
             return job
-        return structs.replace(job, rows=tuple(self._of_pairs(one, self._on_ranks(one)) for one in job.exchanges))
+        pairs, steps = job.exchanges, np.unique(job.exchanges.step)
+        stated, at = self._stated(self.logged.at(steps)), np.searchsorted(steps, pairs.step)
+        passes = np.zeros((len(np.unique(pairs.group)), *stated.shape[:2]))
+        np.add.at(passes, (pairs.group[pairs.first], at[pairs.first], pairs.layer[pairs.first]), len(passes))
+        share = stated[at, pairs.layer] / np.maximum(passes[pairs.group, at, pairs.layer], 1)[:, None]
+        return structs.replace(job, rows=share[pairs.pair, pairs.place])
 
     @cached_property
     def source(self) -> LoadSource | None:
         """Where the tokens of each rank were read."""
-        if not self.recorded.exchanges:
+        if not self.recorded.has_experts:
             return None
         if self.recorded.known:
             return "splits"
@@ -97,38 +98,52 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             return "loads"
         return "kernel-times" if self.job.runs else None
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known how many tokens each rank gets, and so what loads explain."""
+        return self.source in {"splits", "loads"} and not self.cut
+
     @cached_property
     def steps(self) -> Ints:
         """The steps of the recording, ascending; of loads alone, theirs."""
-        numbers = [one.step for one in self.job.exchanges]
-        if not numbers:
-            return self.logged.steps if self.logged is not None else np.empty(0, np.int64)
-        return np.unique(np.concatenate(numbers))
+        if self.recorded.has_experts or self.logged is None:
+            return np.unique(self.recorded.exchanges.step)
+        return self.logged.steps
+
+    @cached_property
+    def _columns(self) -> tuple[Ints, Ints]:
+        """Rank and group of each column of `by_rank`, [2, columns], and the column of each member, [members]."""
+        pairs = self.job.exchanges
+        columns, column = np.unique([pairs.rank, pairs.group[pairs.pair]], axis=1, return_inverse=True)
+        return columns, column.ravel()
 
     @cached_property
     def by_rank(self) -> Floats:
         """The tokens of each rank in the first pass through each layer, [steps, layers, ranks of all groups]."""
-        found = []
-        for one, tokens in zip(self.job.exchanges, self.job.tokens, strict=True):
-            first = np.flatnonzero(one.first)
-            of_group = np.zeros((len(self.steps), int(one.layer.max()) + 1, len(one.ranks)))
-            np.add.at(of_group, (np.searchsorted(self.steps, one.step[first]), one.layer[first]), tokens[first])
-            found.append(of_group)
-        layers = max((each.shape[1] for each in found), default=0)
-        return np.concatenate([np.pad(each, ((0, 0), (0, layers - each.shape[1]), (0, 0))) for each in found], axis=2)
+        pairs, (columns, column) = self.job.exchanges, self._columns
+        found = np.zeros((len(self.steps), int(pairs.layer.max(initial=-1)) + 1, columns.shape[1]))
+        first = np.flatnonzero(pairs.first[pairs.pair])
+        of = pairs.pair[first]
+        at = np.searchsorted(self.steps, pairs.step[of]), pairs.layer[of], column[first]
+        np.add.at(found, at, self.job.tokens[first])
+        return found
+
+    @cached_property
+    def _ratio(self) -> Floats:
+        """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
+        group = self._columns[0][1]
+        return np.asarray(np.mean([_over_mean(self.by_rank[..., group == one]) for one in np.unique(group)], axis=0))
 
     @cached_property
     def by_expert(self) -> Floats | None:
         """The tokens of each expert, [steps, layers, experts], None if they are not known."""
-        if self.logged is not None:
-            return self.logged.at(self.steps - self.shift)
-        return None
+        return None if self.logged is None else self.logged.at(self.steps - self.shift)
 
     @cached_property
     def shift(self) -> int:
         """What to add to the steps of the log: it may count from another one. Raises FormatError if none fits."""
-        logged, one = self.logged, next(iter(self.recorded.exchanges), None)
-        if logged is None or one is None or not self.recorded.known:
+        logged = self.logged
+        if logged is None or not self.recorded.known:
             return 0
         shifts = [0, *(int(self.steps[0] - first) for first in logged.steps)]
         for shift in shifts:
@@ -144,34 +159,31 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def totals(self) -> Floats:
         """The tokens of the ranks at each place of a group, over all groups, [steps, layers, ranks of a group]."""
-        width = len(self.job.exchanges[0].ranks)
-        if any(len(one.ranks) != width for one in self.job.exchanges):
+        pairs, (columns, column) = self.job.exchanges, self._columns
+        place = np.zeros(columns.shape[1], np.int64)
+        place[column] = pairs.place
+        return np.asarray(self.by_rank @ np.eye(self._width)[place])
+
+    @property
+    def _width(self) -> int:
+        """The ranks of each group. Raises FormatError if groups differ."""
+        widths = np.unique(self.recorded.exchanges.widths)
+        if len(widths) != 1:
             raise FormatError(
                 "the groups of experts have different sizes, so that loads do not say which ranks have them"
             )
-        return np.asarray(self.by_rank.reshape(*self.by_rank.shape[:2], -1, width).sum(axis=2))
+        return int(widths[0])
 
     def _stated(self, tokens: Floats) -> Floats:
-        """What each rank gets of these tokens, [steps, layers, experts], with the experts in order."""
-        ranks = len(self.recorded.exchanges[0].ranks)
-        return loads_of_ranks(tokens, default_placement(tokens.shape[-1], ranks), ranks)
+        """What each rank of a group gets of these tokens, [steps, layers, experts], with the experts in order."""
+        return loads_of_ranks(tokens, default_placement(tokens.shape[-1], self._width), self._width)
 
-    def _on_ranks(self, one: Exchanges) -> Floats:
-        """The tokens that the log states for each rank of a group, [steps, layers, ranks]."""
-        assert self.logged is not None
-        tokens = self.logged.at(np.unique(one.step)) / len(self.recorded.exchanges)
-        return loads_of_ranks(tokens, default_placement(tokens.shape[-1], len(one.ranks)), len(one.ranks))
-
-    def _of_pairs(self, one: Exchanges, tokens: Floats) -> Floats:
-        """Tokens of a group, [steps, layers, ranks], as those of its pairs, [pairs, ranks]: equal shares of a step."""
-        steps, at = np.unique(one.step, return_inverse=True)
-        passes = np.zeros((len(steps), tokens.shape[1]))
-        np.add.at(passes, (at[one.first], one.layer[one.first]), 1)
-        return np.asarray(tokens[at, one.layer] / np.maximum(passes[at, one.layer], 1)[:, None])
-
+    @cached_property
     def notes(self) -> list[str]:
         """What to know about the loads. Raises FormatError for loads of another job."""
         notes = [NO_LOADS] if self.source is None else []
+        if notes and self.logged is not None:
+            notes.append(f"{self.logged.source} is not used")
         if self.cut:
             notes.append("the profiler cut the lists of rows, so that nothing is priced; log tokens per expert")
         if self.shift:
@@ -181,7 +193,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             return notes
         stated, there = self._stated(tokens), self.totals
         path = self.logged.source if self.logged is not None else ""
-        layers = max(int(one.layer.max()) + 1 for one in self.recorded.exchanges)
+        layers = int(self.recorded.exchanges.layer.max()) + 1
         if stated.shape != there.shape or layers != stated.shape[1]:
             raise FormatError(
                 f"{path}: {stated.shape[1]} layers of experts, the recording has {layers}; give its own loads"
@@ -201,8 +213,10 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """The loads of each layer."""
         if self.source is None:
             return []
-        by_rank = self._stated(self.by_expert) if self.cut and self.by_expert is not None else self.by_rank
-        ratio = self._ratio(by_rank)
+        by_rank, ratio = self.by_rank, self._ratio
+        if self.cut and self.by_expert is not None:
+            by_rank = self._stated(self.by_expert)
+            ratio = _over_mean(by_rank)
         return [
             LayerLoads(
                 layer,
@@ -214,44 +228,36 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             for layer in range(by_rank.shape[1])
         ]
 
-    def _ratio(self, by_rank: Floats) -> Floats:
-        """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
-        sizes, found = np.cumsum([len(one.ranks) for one in self.job.exchanges])[:-1], []
-        for each in np.split(by_rank, sizes, axis=2):
-            mean = each.mean(axis=2)
-            found.append(np.divide(each.max(axis=2), mean, out=np.ones_like(mean), where=mean > 0))
-        return np.asarray(np.mean(found, axis=0))
+    @cached_property
+    def excess(self) -> float:
+        """The load of the heaviest rank over the mean, less 1, the mean of all layers and steps; nan if unknown."""
+        ratios = [one.max_over_mean for one in self.layers()]
+        return float(np.mean(ratios)) - 1 if ratios else float("nan")
 
     @cached_property
-    def balanced(self) -> Price | None:
-        """The price of equal loads, None if there is nothing to price."""
-        return None if self.cut or self.source is None or not self.job.runs else self.job.price(self.job.mean_loads)
-
-    @property
     def saved_s(self) -> float:
-        """What equal loads save of a step, seconds; at least that, if only bounds are known."""
-        if self.balanced is None:
+        """What equal loads save of a step, seconds; at least that, if only bounds are known; 0 without known loads."""
+        if not self.known or not self.job.runs:
             return 0.0
-        price = self.balanced
-        return self.job.step_s - (price.high_s if np.isnan(price.step_s) else price.step_s)
+        price = self.job.price("balanced", self.job.mean_loads)
+        return self.job.step_s - (price.high_s or 0.0) if price.saved_s is None else price.saved_s
 
     @cached_property
     def explain(self) -> bool:
-        """Whether rows that the recording states are so unequal that ranks are compared without them."""
-        return self.recorded.known and self.job.runs and float(self._ratio(self.by_rank).mean()) - 1 >= EQUAL
+        """Whether known loads are so unequal that ranks are compared without them."""
+        return self.known and self.job.runs and self.excess >= EQUAL
 
     def causes(self) -> list[CauseOfImbalance]:
         """Why ranks have unequal loads, if that costs a share of the step worth a finding.
 
         Times of kernels do not say whether a rank has more to do or is slow.
         """
-        if self.balanced is None or self.source == "kernel-times" or self.saved_s < SMALLEST_SHARE * self.job.step_s:
+        if not self.saved_s or self.saved_s < _SMALLEST_SHARE * self.job.step_s:
             return []
-        by_rank = self.by_rank
-        excess = self._ratio(by_rank) - 1
+        excess = self._ratio - 1
         uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EQUAL)]
-        heaviest = by_rank.mean(axis=0).argmax(axis=1)
-        one_rank = int(heaviest[0]) if (heaviest == heaviest[0]).all() else None
+        heaviest = self.by_rank.mean(axis=0).argmax(axis=1)
+        one_rank = int(self._columns[0][0, heaviest[0]]) if (heaviest == heaviest[0]).all() else None
         found: ExpertCause = "skew" if one_rank is None else "hot-rank"
         expert = None
         if self.by_expert is not None:
@@ -261,7 +267,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
                 tokens,
                 np.where(np.arange(tokens.shape[2]) == first[..., None], tokens.mean(axis=2, keepdims=True), np.inf),
             )
-            left = self._ratio(np.tile(self._stated(capped), len(self.job.exchanges))) - 1
+            left = _over_mean(self._stated(capped)) - 1
             if excess.sum() > 0 and 1 - left.sum() / excess.sum() >= _SHARE_OF_EXPERT:
                 same = (first == first[0]).all(axis=0)
                 found = "hot-expert" if same.mean() >= 0.5 else "rotating"
@@ -274,44 +280,38 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """The price of a plan, or why there is none."""
         if self.cut or self.source is None:
             return Rebalanced(plan.text, unknown="the rows that each rank sends and receives are not known")
-        if plan.chunks:
+        if plan.kind == "chunks":
             return self._in_chunks(plan)
-        found, kept = Rebalanced(plan.text), 1.0
-        tokens = self.job.mean_loads if plan.volume is None else self.job.tokens
-        if plan.capacity is not None or plan.replicas is not None:
-            if self.by_expert is None:
+        found, loads, tokens = Rebalanced(plan.text), self.job.mean_loads, self.by_expert
+        if plan.kind == "volume":
+            loads = self.job.tokens
+        elif plan.kind in {"capacity", "replicas"}:
+            if tokens is None:
                 return structs.replace(found, unknown="the tokens of each expert are not known; give --expert-loads")
-            try:
-                changed, found = self._placed(plan, self.by_expert, found)
-            except SelectionError as error:
-                return structs.replace(found, unknown=str(error))
-            kept = 1 - (found.dropped_share or 0.0)
-            old = self._stated(self.by_expert)
-            tokens = [self._changed(one, own, old, changed)
-                      for one, own in zip(self.job.exchanges, self.job.tokens, strict=True)]  # fmt: skip
+            if plan.kind == "capacity":
+                capped = np.minimum(tokens, np.ceil(plan.number * tokens.mean(axis=2, keepdims=True)))
+                found = structs.replace(found, dropped_share=1 - float(capped.sum() / (tokens.sum() or 1.0)))
+                loads = self._changed(self._stated(capped))
+            else:
+                try:
+                    placement = [
+                        balanced_placement(each, self._width, int(plan.number)) for each in tokens.mean(axis=0)
+                    ]
+                except SelectionError as error:
+                    return structs.replace(found, unknown=str(error))
+                found = structs.replace(found, placement=placement)
+                moved = [loads_of_ranks(tokens[:, layer], each, self._width) for layer, each in enumerate(placement)]
+                loads = self._changed(np.stack(moved, axis=1))
         if not self.job.runs:
             return structs.replace(found, unknown="no op shows how long the experts took")
-        price = self.job.price(tokens, kept, plan.volume or 1.0)
-        if np.isnan(price.step_s):
-            return structs.replace(found, low_s=price.low_s, high_s=price.high_s)
-        saved_s = self.job.step_s - price.step_s
-        return structs.replace(found, step_time_s=price.step_s, saved_s=saved_s, error_s=price.error_s)
-
-    def _placed(self, plan: Plan, tokens: Floats, found: Rebalanced) -> tuple[Floats, Rebalanced]:
-        """The tokens of ranks, [steps, layers, ranks], with capped or replicated experts, and what the plan does."""
-        if plan.capacity is not None:
-            capped = np.minimum(tokens, np.ceil(plan.capacity * tokens.mean(axis=2, keepdims=True)))
-            dropped = 1 - float(capped.sum() / (tokens.sum() or 1.0))
-            return self._stated(capped), structs.replace(found, dropped_share=dropped)
-        ranks = len(self.job.exchanges[0].ranks)
-        placement = [balanced_placement(layer, ranks, plan.replicas or 0) for layer in tokens.mean(axis=0)]
-        moved = [loads_of_ranks(tokens[:, layer], each, ranks) for layer, each in enumerate(placement)]
-        return np.stack(moved, axis=1), structs.replace(found, placement=placement)
+        volume = plan.number if plan.kind == "volume" else 1.0
+        price = self.job.price(plan.text, loads, 1 - (found.dropped_share or 0.0), volume)
+        return structs.replace(price, dropped_share=found.dropped_share, placement=found.placement)
 
     def _in_chunks(self, plan: Plan) -> Rebalanced:
         """The price of the number of chunks that is best, 1 if chunks save nothing."""
-        slopes = [self.job.lines[name].slope_error for name in ("dispatch", "combine") if self.job.known]
-        if not self.job.runs or not slopes or not np.isfinite(slopes).all():
+        lines = self.job.lines if self.job.runs else {}
+        if not lines or not np.isfinite([lines[name].slope_error for name in ("dispatch", "combine")]).all():
             return Rebalanced(plan.text, unknown="what transfers take without rows is not known; loads must vary")
         times = {1: self.job.step_s} | {count: self.job.in_chunks(count) for count in range(2, _MOST_CHUNKS + 1)}
         best = min(times, key=lambda count: times[count])
@@ -319,16 +319,18 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             plan.text, step_time_s=times[best], saved_s=self.job.step_s - times[best], error_s=0.0, chunks=best
         )
 
-    def _changed(self, one: Exchanges, own: Floats, old: Floats, new: Floats) -> Floats:
-        """The tokens of a group's pairs, [pairs, ranks], if those of a step change so, [steps, layers, ranks]."""
-        total = old.sum(axis=2, keepdims=True)
-        share = np.divide(new, total, out=np.zeros_like(new), where=total > 0)
-        at = np.searchsorted(self.steps, one.step)
-        return np.asarray(own.sum(axis=1, keepdims=True) * share[at, one.layer])
+    def _changed(self, loads: Floats) -> Floats:
+        """The tokens of each member, [members], if the ranks of a group get these instead of those of the log,
+        [steps, layers, ranks of a group].
+        """
+        assert self.by_expert is not None
+        pairs, total = self.job.exchanges, self.by_expert.sum(axis=2, keepdims=True)
+        share = np.divide(loads, total, out=np.zeros_like(loads), where=total > 0)
+        of_pair = share[np.searchsorted(self.steps, pairs.step), pairs.layer]
+        return np.asarray(pairs.total(self.job.tokens)[pairs.pair] * of_pair[pairs.pair, pairs.place])
 
     def found(self, plans: Sequence[Plan]) -> Experts:
         """All of it. Raises FormatError for loads of another job."""
-        notes = self.notes()
         return Experts(
             source=self.source,
             cut=self.cut,
@@ -336,5 +338,11 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             fits=self.job.fits if self.job.runs else [],
             rebalance=[self.rebalanced(plan) for plan in plans],
             causes=self.causes(),
-            notes=notes,
+            notes=self.notes,
         )
+
+
+def _over_mean(tokens: Floats) -> Floats:
+    """The largest over the mean along the last axis; 1 where there are none."""
+    mean = tokens.mean(axis=-1)
+    return np.asarray(np.divide(tokens.max(axis=-1), mean, out=np.ones_like(mean), where=mean > 0))

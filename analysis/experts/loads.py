@@ -6,6 +6,7 @@ tokens of all source ranks. Out: `Loads`.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted
 
 #: Largest file that is read, bytes, and what an expert may have of tokens.
 _LARGEST_FILE = 1 << 30
@@ -41,7 +43,10 @@ class Loads(Struct, frozen=True, eq=False):
     def read(cls, path: Path) -> Loads:
         """Read a file. Raises FormatError, with the line, if it is not as the module describes."""
         try:
-            if path.stat().st_size > _LARGEST_FILE:
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise FormatError(f"{path}: not a file; loads are read from a file with a line per step and layer")
+            if status.st_size > _LARGEST_FILE:
                 raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 30} GiB; keep the steps of the recording")
             lines = path.read_bytes().splitlines()
         except OSError as error:
@@ -79,6 +84,10 @@ class Loads(Struct, frozen=True, eq=False):
             raise FormatError(f"{path}: step {missing[0]} lacks layer {missing[1]}; write all layers of each step")
         tokens = np.array([[found[step, layer] for layer in layers] for step in steps])
         return cls(str(path), np.array(steps), np.array(layers), tokens)
+
+    def without_experts(self, job: str) -> FormatError:
+        """The error that a job has no experts for these loads."""
+        return FormatError(f"{self.source}: {quoted(job)} has no all-to-alls of experts; leave the loads out")
 
     def at(self, steps: Ints) -> Floats:
         """The tokens in these steps, [steps, layers, experts]. Raises FormatError if there are none of a step."""

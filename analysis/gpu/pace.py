@@ -191,6 +191,12 @@ class PaceOfPeers:
             for at in range(ranks)
         )
 
+    def at(self, cost: Floats) -> PaceOfPeers:
+        """Return the same job with ops of this cost, seconds, [ops]."""
+        costs = tuple(cost[block.op] for block in self.graph.blocks)
+        durations = Durations(costs, self.replay.durations.launch_delay, costs, 0, 0)
+        return PaceOfPeers(self.graph, GraphReplay(self.graph, durations))
+
     def without_extra_waits(self, rank: int, least_s: float) -> PaceOfPeers | None:
         """The same job, with `rank` continuing at once in calls that wait for its GPU and that most peers do not make.
 

@@ -130,7 +130,7 @@ def test_misses_are_listed_with_the_command_that_shows_them():
 
 
 def test_every_kind_of_tracekit_can_be_a_right_answer_or_blames_nobody():
-    experts = ("hot-expert", "hot-rank", "rotating", "skew")
+    experts = ("hot-expert", "hot-rank", "rotating", "skew", "unknown-loads")
     nobody = ("shared-network-card", "lockstep-jitter", "busy-cores", "evaluation", *experts)
     of_ops = {detector.kind for detector in detectors() if type(detector).in_pipeline is Detector.in_pipeline}
     verdicts = {"too-little-trace", *of_ops, *nobody}

@@ -140,10 +140,10 @@ def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
 def _doubt(found: _Found, form: str, nodes: Sequence[str]) -> str | None:
     """The reason not to act on the names, None if there is none."""
     name = short(found.job)
-    if not found.culprits:
-        return f"{name}: no rank is to blame; `{found.whatif}` says where the time goes"
     if not found.trusted:
         return f"{name}: the report cannot be trusted, so no node is named for a script: {printable(found.trust)}"
+    if not found.culprits:
+        return f"{name}: no rank is to blame; `{found.whatif}` says where the time goes"
     if missing := found.without_node:
         more = f" and {len(missing) - _MOST_LISTED} more" if len(missing) > _MOST_LISTED else ""
         return (

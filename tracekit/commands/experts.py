@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.commands.options import PATH
 
@@ -35,6 +36,8 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.experts.placement import placed_layers
 
+    if nodes > 1 and groups == 1:
+        raise SelectionError(f"--nodes {nodes} needs --groups, how many groups of experts stay on one node each")
     read = Loads.read(loads)
     layers = placed_layers(read, ranks, replicas, nodes, groups)
     if as_json:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from tracekit.base import memory
 from tracekit.base.errors import FormatError, SelectionError
@@ -20,6 +21,9 @@ from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, Source, console, job_source
 
 if TYPE_CHECKING:
+    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.loads import Loads
+    from tracekit.report.experts import Experts
     from tracekit.report.report import Report
 
 #: The FILE that stands for stdout.
@@ -122,16 +126,18 @@ def whatif_command(
         raise SelectionError("--json and --markdown - both write to stdout; give --markdown a file")
     _check_writable(parquet_file, markdown, html)
     _check_schedules(schedules)
-    rebalance = _Rebalance(experts, expert_loads, plans)
+    priced, logged = _read_asked(expert_loads, plans)
+    experts = bool(experts or expert_loads or plans)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
         try:
             loaded = source.load(method=method, kernel_classes=kernel_classes)
         except FormatError:
-            if not rebalance.asked or (alone := rebalance.without_gpus(source.traces)) is None:
+            found = _loads_without_gpus(source.traces, priced, logged) if experts else None
+            if found is None:
                 raise
-            click.echo(alone)
+            _print_loads(found, as_json=as_json)
             return ExitCode.DONE
         if parquet_file is not None and not loaded.has_workers:
             raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
@@ -148,7 +154,9 @@ def whatif_command(
         prepared = loaded.lean()
         named = "JOB" if redact else source.arguments
         del loaded  # and with it the ops of a pipeline, which nothing reads any more
-        report = prepared.whatif(fix=fix, keep=keep, by=by, layers=parse_layers(layers), progress=tell)
+        report = prepared.whatif(
+            fix=fix, keep=keep, by=by, layers=parse_layers(layers), expert_loads=logged, progress=tell
+        )
         if (bubbles or schedules) and report.pipeline is not None:
             tell("the bubbles of the pipeline")
             report = report.pipeline.with_bubbles(schedules)
@@ -159,11 +167,11 @@ def whatif_command(
             report = with_overlap(report)
             if report.overlap is None:
                 say(f"tracekit: --overlap is for recordings of GPUs, and {short(report.name)} is not one")
-        if rebalance.asked:
+        if experts:
             from tracekit.job.experts import with_experts
 
             tell("experts")
-            report = with_experts(report, rebalance.plans, rebalance.logged)
+            report = with_experts(report, priced)
         if html is not None:
             from tracekit.base.atomic_write import write_text
             from tracekit.show.documents.page import PAGE_FILE, page
@@ -192,30 +200,49 @@ def whatif_command(
     return ExitCode.DONE if condition is None else condition.judge(report)
 
 
-class _Rebalance:
-    """What was asked about experts; read before the analysis. Raises SelectionError or FormatError."""
+def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[Plan], Loads | None]:
+    """The plans, and the loads of experts in a file; before the analysis. Raises SelectionError or FormatError."""
+    if path is None and not plans:
+        return [], None
+    from tracekit.analysis.experts.experts import Plan
+    from tracekit.analysis.experts.loads import Loads
 
-    def __init__(self, asked: bool, path: Path | None, plans: tuple[str, ...]) -> None:
-        self.asked, self.logged, self.plans = bool(asked or path or plans), None, []
-        if self.asked:
-            from tracekit.analysis.experts.experts import Plan
-            from tracekit.analysis.experts.loads import Loads
+    return [Plan.parse(text) for text in plans], None if path is None else Loads.read(path)
 
-            self.plans = [Plan.parse(text) for text in plans]
-            self.logged = None if path is None else Loads.read(path)
 
-    def without_gpus(self, traces: Sequence[Path]) -> str | None:
-        """The loads as JSON if the traces are torch.profiler's without GPU ops; None if they have no all-to-alls."""
+def _loads_without_gpus(traces: Sequence[Path], priced: Sequence[Plan], logged: Loads | None) -> Experts | None:
+    """The loads if the traces are torch.profiler's without GPU ops; None if they have no all-to-alls."""
+    from tracekit.analysis.experts.balance import ExpertJob
+    from tracekit.analysis.experts.experts import ExpertLoads
+    from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
+
+    members = host_exchanges(traces)
+    return None if members.is_empty() else ExpertLoads(ExpertJob(members), logged).found(priced)
+
+
+#: Options that a recording without GPU ops can answer.
+_OF_LOADS = {"traces", "overlap", "experts", "expert_loads", "plans", "as_json", "full"}
+
+
+def _print_loads(found: Experts, *, as_json: bool) -> None:
+    """Print loads without a report. Raises SelectionError for options that need one."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        typed = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if typed and option.name not in _OF_LOADS:
+            raise SelectionError(f"{option.opts[-1]} needs GPU ops, and the recording has none; leave it out")
+    if as_json:
         import msgspec
 
-        from tracekit.analysis.experts.balance import ExpertJob
-        from tracekit.analysis.experts.experts import ExpertLoads
-        from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
+        click.echo(msgspec.json.encode({"experts": found}))
+        return
+    from tracekit.job.experts import loads, sentence
+    from tracekit.show.terminal.tables import labelled, section_table
 
-        members = host_exchanges(traces)
-        if members.is_empty():
-            return None
-        return msgspec.json.encode({"experts": ExpertLoads(ExpertJob(members), self.logged).found(self.plans)}).decode()
+    out = console()
+    out.print(labelled([("Experts", sentence(found)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
+    for table in loads(found):
+        out.print(section_table(table))
 
 
 def _renderer(name: str, *, alone: bool) -> Callable[[Report], str]:

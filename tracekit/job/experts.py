@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from tracekit.analysis.detectors.one_launch_queue import OneLaunchQueue
 from tracekit.analysis.detectors.registry import detector_of
-from tracekit.analysis.experts.experts import EQUAL, LATE_SHARE, NO_LOADS, Plan
-from tracekit.analysis.experts.loads import Loads
+from tracekit.analysis.detectors.uneven_experts import LATE_PEER, other_causes
+from tracekit.analysis.experts.balance import ExpertJob
+from tracekit.analysis.experts.experts import ExpertLoads, Plan
 from tracekit.base.text import seconds
 from tracekit.report.experts import CauseOfImbalance, Experts, Overlap, Rebalanced
 from tracekit.report.section import Table
@@ -39,17 +39,12 @@ def with_overlap(report: R) -> R:
     return report if recorded is None else replace(report, overlap=find_overlap(recorded))
 
 
-def with_experts(report: R, plans: Sequence[Plan], logged: Loads | None) -> R:
-    """The same report with the loads of its experts and the price of plans. Raises FormatError for other loads."""
+def with_experts(report: R, plans: Sequence[Plan]) -> R:
+    """The same report with the loads of its experts and the price of plans."""
     evidence = report.ops_evidence
-    if evidence is None:
-        return replace(report, experts_asked=True, experts=Experts(None, False, [], [], [], [], [NO_LOADS]))
-    found = evidence.experts_with(logged).found(plans)
-    found.causes.extend(_late_peer(evidence, found))
-    queues = [one for one in report.findings if one.kind == OneLaunchQueue.kind]
-    found.causes.extend(
-        CauseOfImbalance("one-launch-queue", None, None, [], one.saved_s / evidence.steps_in_whole) for one in queues
-    )
+    found = (ExpertLoads(ExpertJob()) if evidence is None else evidence.experts).found(plans)
+    if evidence is not None:
+        found.causes.extend(other_causes(evidence, report.findings))
     return replace(report, experts=found, experts_asked=True)
 
 
@@ -60,30 +55,24 @@ def unasked(evidence: OpEvidence | None) -> Experts | None:
     return evidence.experts.found([Plan.parse("balanced")])
 
 
-def _late_peer(evidence: OpEvidence, loads: Experts) -> Iterator[CauseOfImbalance]:
-    """Yield the rank that others wait for although loads are equal."""
-    late, excess = evidence.culprit, [one.max_over_mean - 1 for one in loads.layers]
-    if late is None or not excess or loads.causes or np.mean(excess) >= EQUAL:
-        return
-    if late.saved_s >= LATE_SHARE * evidence.recorded_s:
-        yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / evidence.steps_in_whole)
-
-
 def remarks(report: Report) -> Iterator[tuple[str, str]]:
     """Yield a sentence each."""
     if report.overlap is not None:
         yield "Overlap", _hidden(report.overlap)
     if report.experts is not None and report.experts_asked:
-        found = report.experts
-        source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
-        why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
-        even = [] if found.source is None else ["no uneven loads that cost 1 % of a step"]
-        yield "Experts", "; ".join([f"loads {source}", *(why or even), *found.notes])
+        yield "Experts", sentence(report.experts)
+
+
+def sentence(found: Experts) -> str:
+    """Where loads were read, and why ranks wait for each other."""
+    source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
+    why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
+    even = ["no uneven loads that cost 1 % of a step"] if found.fits else []
+    return "; ".join([f"loads {source}", *(why or even), *found.notes])
 
 
 def _because(cause: CauseOfImbalance) -> str:
-    late = "loads are equal, and one rank comes late to all-to-alls"
-    title = late if cause.cause == "late-peer" else detector_of(cause.cause).title
+    title = LATE_PEER if cause.cause == "late-peer" else detector_of(cause.cause).title
     of = (("rank", cause.rank), ("in most layers expert", cause.expert))
     named = [f"{name} {value}" for name, value in of if value is not None]
     return f"{title}: {', '.join(named)}" if named else title
@@ -102,63 +91,52 @@ def _hidden(found: Overlap) -> str:
 def asked_tables(report: Report) -> Iterator[Table]:
     """Yield the tables of what was asked for."""
     if (overlap := report.overlap) is not None:
-        rows = [
+        ranks = [
             (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
              f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
             for one in overlap.ranks
         ]  # fmt: skip
-        heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
-        yield Table("Overlap", heads, tuple(rows[:_MOST_ROWS]), _rest(len(rows)))
         names = [(one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
                  for one in overlap.collectives]  # fmt: skip
-        yield Table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), tuple(names))
-        if overlap.pairs:
-            pairs = tuple((f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs)
-            yield Table(
-                "What hides what", ("Communication under compute", "time"), pairs[:_MOST_ROWS], _rest(len(pairs))
-            )
+        pairs = [(f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs]
+        heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
+        yield _table("Overlap", heads, ranks)
+        yield _table("Collectives", ("Collective", "ops", "time", "exposed", "waiting"), names)
+        if pairs:
+            yield _table("What hides what", ("Communication under compute", "time"), pairs)
     if report.experts_asked:
-        yield from loads(report)
+        yield from loads(report.experts)
 
 
-def loads(report: Report) -> Iterator[Table]:
-    """Yield the tables of the loads of experts, if they are known."""
-    if (experts := report.experts) is not None:
-        if experts.layers:
-            yield _heat_map(experts)
-        if experts.rebalance:
-            why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
-            yield Table(
-                "Other loads",
-                ("Plan", "step", "saves", "dropped"),
-                tuple(map(_price, experts.rebalance)),
-                "\n".join(why) or None,
-            )
+def loads(experts: Experts | None) -> Iterator[Table]:
+    """Yield the tables of the loads of experts, if they are known, and the prices of plans."""
+    if experts is not None and experts.layers:
+        rows = [(str(one.layer), _shades(one.tokens_by_rank), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}")
+                for one in experts.layers]  # fmt: skip
+        scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
+        yield _table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), rows, scale)
+    if experts is not None and experts.rebalance:
+        why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
+        yield _table("Other loads", ("Plan", "step", "saves", "dropped"), list(map(_price, experts.rebalance)), *why)
 
 
-def _heat_map(experts: Experts) -> Table:
-    """Layers x ranks, load over the mean."""
-    rows = []
-    for one in experts.layers[:_MOST_ROWS]:
-        mean = float(np.mean(one.tokens_by_rank)) or 1.0
-        cells = np.searchsorted(_FROM, np.array(one.tokens_by_rank[:_MOST_RANKS]) / mean, side="right")
-        rows.append((str(one.layer), "".join(_SHADES[at] for at in cells.tolist()), f"{one.max_over_mean:.2f}",
-                     f"{one.deviation:.2f}"))  # fmt: skip
-    scale = "ranks in order: · below 1.05 times the mean, ░ 1.05, ▒ 1.2, ▓ 1.5, █ 2"
-    note = "\n".join(filter(None, (scale, _rest(len(experts.layers)))))
-    return Table("Loads of experts", ("layer", "ranks", "max over mean", "± over steps"), tuple(rows), note)
+def _shades(tokens_by_rank: Sequence[float]) -> str:
+    """Load over the mean, a character a rank."""
+    share = np.array(tokens_by_rank[:_MOST_RANKS]) / (np.mean(tokens_by_rank) or 1.0)
+    return "".join(_SHADES[at] for at in np.searchsorted(_FROM, share, side="right").tolist())
 
 
-def _rest(rows: int) -> str | None:
-    return f"{_MOST_ROWS} of {rows:,}; all with --json" if rows > _MOST_ROWS else None
+def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *notes: str) -> Table:
+    """A table of the first rows, with the number of all if these are not all."""
+    rest = (f"{_MOST_ROWS} of {len(rows):,}; all with --json",) if len(rows) > _MOST_ROWS else ()
+    return Table(title, heads, tuple(rows[:_MOST_ROWS]), "\n".join((*notes, *rest)) or None)
 
 
 def _price(row: Rebalanced) -> tuple[str, ...]:
+    plan = row.plan if row.chunks is None else f"{row.plan}: {row.chunks}"
     dropped = "-" if row.dropped_share is None else f"{row.dropped_share:.1%}"
     if row.step_time_s is None or row.saved_s is None:
-        bounds = (
-            "unknown" if row.low_s is None or row.high_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s)}"
-        )
-        return row.plan, bounds, "", dropped
+        bounds = "unknown" if row.low_s is None else f"{seconds(row.low_s)} to {seconds(row.high_s or 0.0)}"
+        return plan, bounds, "", dropped
     error = "" if not row.error_s else f" ± {seconds(row.error_s)}"
-    return row.plan, seconds(row.step_time_s), f"{seconds(row.saved_s)}{error}", dropped
+    return plan, seconds(row.step_time_s), f"{seconds(row.saved_s)}{error}", dropped

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.of_ops import diagnose_ops
@@ -37,6 +38,7 @@ from tracekit.trace.kineto import GpuRecording
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.trace.chrome import OpTimeline
 
 #: Labels by which a report attributes by default, if the job has them with more than one value.
@@ -86,20 +88,24 @@ class OfGraph(Job):
         keep: Sequence[str] = (),
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
+        expert_loads: Loads | None = None,
         progress: Progress | None = None,
     ) -> GraphReport:
         if layers is not None:
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay = self.replay
-        questions = [self.answer(text) for text in fix] + [self.answer(text, keep=True) for text in keep]
+        replay, evidence = self.replay, self.evidence
+        if expert_loads is not None:
+            evidence = structs.replace(evidence, expert_loads=expert_loads)
+        gpus = len(self.graph.ops.mesh.ranks)
+        questions = [answer(replay, text, gpus, keep=False, evidence=evidence) for text in fix]
+        questions += [answer(replay, text, gpus, keep=True, evidence=evidence) for text in keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *by))]
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
-        evidence = self.evidence
         label = self._critical_label()
         return GraphReport(
             name=self.ops.name,

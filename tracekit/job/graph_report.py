@@ -158,7 +158,7 @@ class GraphReport(Report):
             usual = [group for group in self.labels_asked if found is None or group.labels != ("rank",)]
             yield from (label_table(group) for group in usual if group not in self.labels_wanted)
         if full and not self.experts_asked:
-            yield from experts.loads(self)
+            yield from experts.loads(self.experts)
 
     def asked_tables(self) -> Iterator[Table]:
         yield from super().asked_tables()

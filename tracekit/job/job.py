@@ -24,6 +24,7 @@ from tracekit.base.text import printable, short
 if TYPE_CHECKING:
     import pandas
 
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.finding import Finding
@@ -78,6 +79,7 @@ class Job(ABC):
         keep: Sequence[str] = (),
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
+        expert_loads: Loads | None = None,
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
@@ -85,7 +87,8 @@ class Job(ABC):
         `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
         `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
         `layers`: transformer layers per stage of a pipeline, by default those in the trace's metadata, else equal ones.
-        Raises SelectionError for a selection that cannot be understood or matches no op, or layers that do not fit.
+        `expert_loads`: tokens of each expert, as the job logged them. Raises SelectionError for a selection that cannot
+        be understood or matches no op, or layers that do not fit; FormatError for loads of another job.
         """
 
     @abstractmethod

@@ -20,6 +20,7 @@ from tracekit.trace.canonical import Trace
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.evidence import Evidence
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.engine import JobGraph, JobReplay
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.job.replayed import ReplayedJob
@@ -75,10 +76,13 @@ class PipelineJob(Job):
         keep: Sequence[str] = (),
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
+        expert_loads: Loads | None = None,
         progress: Progress | None = None,
     ) -> PipelineReport:
         known = None if progress is not None else lambda: self.attribution
-        return self.lean().whatif(fix=fix, keep=keep, by=by, layers=layers, attribution=known, progress=progress)
+        return self.lean().whatif(
+            fix=fix, keep=keep, by=by, layers=layers, expert_loads=expert_loads, attribution=known, progress=progress
+        )
 
     def lean(self) -> ReplayedJob:
         """Everything that `whatif` needs of the job, without its ops; dropping this job then frees their memory."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from tracekit.report.report import StepTimes
 from tracekit.report.section import Table
 from tracekit.trace.canonical import Coverage
 from tracekit.trace.model import Layout
-from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.ops import OpEvidence
@@ -76,7 +74,7 @@ class PipelineReport(ReportTables):
     posting: PostingRule
     replay: JobReplay
     published: PublishedView | None = None
-    exchanges: OpTrace | None = None
+    exchanges: OpEvidence | None = None
     bubbles: Bubbles | None = None
 
     def with_bubbles(self, schedules: Sequence[str] = ()) -> PipelineReport:
@@ -88,12 +86,10 @@ class PipelineReport(ReportTables):
 
         return replace(self, bubbles=find_bubbles(self.replay, schedules))
 
-    @cached_property
+    @property
     def ops_evidence(self) -> OpEvidence | None:
         """See `Report.ops_evidence`."""
-        from tracekit.analysis.evidence.exchanges import evidence_of
-
-        return None if self.exchanges is None else evidence_of(self.exchanges)
+        return self.exchanges
 
     @property
     def plot(self) -> Plots:
@@ -160,7 +156,7 @@ class PipelineReport(ReportTables):
         if self.bubbles is not None:
             yield from bubbles_words.tables(self.bubbles)
         if full and not self.experts_asked:
-            yield from experts.loads(self)
+            yield from experts.loads(self.experts)
 
     def frames(self) -> dict[str, pl.DataFrame]:
         """See `Report.frames`."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.evidence.evidence import Evidence
-from tracekit.analysis.evidence.exchanges import evidence_of, exchange_trace
+from tracekit.analysis.evidence.exchanges import exchange_evidence
 from tracekit.analysis.fixes.layers import check_layers
 from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.replay.engine import JobGraph, JobReplay
@@ -28,6 +28,7 @@ from tracekit.report.clocks import ClockOffset, ClockReport
 from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
+    from tracekit.analysis.experts.loads import Loads
     from tracekit.report.question import ByLabel, Question
 
 Progress = Callable[[str], None]
@@ -57,6 +58,7 @@ class ReplayedJob(Struct, frozen=True):
         keep: Sequence[str] = (),
         by: Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
+        expert_loads: Loads | None = None,
         attribution: Callable[[], Attribution] | None = None,
         progress: Progress | None = None,
     ) -> PipelineReport:
@@ -75,11 +77,13 @@ class ReplayedJob(Struct, frozen=True):
             labels += [by_labels(self.replay, *text.split(",")) for text in by]
         found = attribute(self.replay, progress=progress) if attribution is None else attribution()
         if fix or keep:
-            evidence = Evidence.of(self.trace, self.replay, found)
+            evidence = structs.replace(Evidence.of(self.trace, self.replay, found), expert_loads=expert_loads)
             questions = [*(answer(self.replay, text, gpus, evidence=evidence) for text in fix), *kept]
         if progress is not None:
             progress("causes and fixes")
-        exchanges = exchange_trace(self.trace)
+        exchanges = exchange_evidence(self.trace, expert_loads)
+        if expert_loads is not None and exchanges is None:
+            raise expert_loads.without_experts(self.trace.name)
         return PipelineReport(
             name=self.trace.name,
             layout=self.trace.layout,
@@ -90,14 +94,16 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
-            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=method),
+            diagnosis=diagnose(
+                self.trace, self.replay, found, layers=layers, method=method, expert_loads=expert_loads
+            ),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
             replay=self.replay,
             published=_published_view(self.graph, self.published),
             exchanges=exchanges,
-            experts=unasked(None if exchanges is None else evidence_of(exchanges)),
+            experts=unasked(exchanges),
             questions_asked=tuple(questions),
             labels_asked=tuple(labels),
         )

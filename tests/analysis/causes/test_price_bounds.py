@@ -152,7 +152,7 @@ def test_every_kind_of_cause_has_a_size():
     of_recordings = {
         "sync-calls", "late-start", "late-rank", "exposed-communication", "warm-up", "gpu-allocation", "python-code",
         "host-operator", "slow-copies", "slow-kernels", "recompute", "stream-waits", "idle-unseen", "hot-expert",
-        "hot-rank", "rotating", "skew", "one-launch-queue",
+        "hot-rank", "rotating", "skew", "unknown-loads", "one-launch-queue",
     }  # fmt: skip
     assert sorted([*kinds, *of_recordings]) == sorted(detector.kind for detector in detectors())
 

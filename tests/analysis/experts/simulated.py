@@ -57,7 +57,7 @@ def simulate(
     """Run steps with these tokens, of experts or of ranks, [steps, layers, either]; return step times, us.
 
     Rank 1 computes experts `slow` times, attention `late` times as long. `folder`: write a recording there. `lists`:
-    "all" rows to and from each rank are recorded, "cut" ones, or "none".
+    "all" rows to and from each rank are recorded, "cut" ones, "none", or no "numbers".
     """
     received = on_ranks(tokens) if tokens.shape[-1] == EXPERTS else tokens
     files = [Recorder(rank, []) for rank in range(RANKS)]
@@ -146,7 +146,7 @@ def _exchange(
 
 
 def _text(rows: list[int], lists: str) -> str:
-    return {"all": str(rows), "cut": f"{str(rows)[:-1]}, ...]", "none": "[]"}[lists]
+    return {"all": str(rows), "cut": f"{str(rows)[:-1]}, ...]", "none": "[]", "numbers": "[many]"}[lists]
 
 
 def _said(name: str, number: int, rank: int) -> dict[str, Any]:

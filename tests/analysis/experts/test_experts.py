@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tests.analysis.experts.simulated import (
@@ -23,10 +24,14 @@ from tests.analysis.experts.simulated import (
     varied,
 )
 from tests.handmade import run
-from tests.kineto_files import document, event, write
-from tracekit.analysis.experts.experts import NO_LOADS
+from tests.kineto_files import document, event, kernel, launch, write
+from tracekit.analysis.experts.balance import ExpertJob
+from tracekit.analysis.experts.exchanges import MEMBERS
+from tracekit.analysis.experts.experts import NO_LOADS, ExpertLoads
+from tracekit.analysis.experts.loads import Loads
 from tracekit.analysis.experts.placement import balanced_placement, loads_of_ranks
 
+SAMPLES = Path(__file__).parents[3] / "sample_traces"
 RNG = np.random.default_rng(3)
 SKEW = varied(RNG.gamma(1.4, 1, (4, EXPERTS)) + 0.05)
 HOT_EXPERT = varied([np.roll([5.0, *[1.0] * 7], 3 * layer) for layer in range(3)])
@@ -81,17 +86,66 @@ def test_the_cause_is_the_planted_one_and_its_price_that_of_the_even_job(
     assert [one["where"]["ranks"] for one in content["causes"]] == [[]] * len(content["causes"])
     if cause:
         (first, *_) = content["causes"]
-        assert first["kind"] in {cause, "skew", "hot-rank"}
+        assert first["kind"] == cause
         assert first["saved_s"] == pytest.approx(3 * saved_s, rel=0.002)
         assert content["trust"]["trustworthy"]
         assert content["answer"]["headline"]
 
 
-def test_a_slow_rank_among_uneven_loads_is_still_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lists", ["all", "none"])
+def test_a_slow_rank_among_uneven_loads_is_still_named(tmp_path: Path, lists: str) -> None:
     """Rank 1 computes experts three times as long as its tokens explain, which is longer than the hot rank, rank 2."""
-    simulate(HOT_RANK[..., ::-1], tmp_path, slow=3.0)
-    causes = whatif(tmp_path)["causes"]
-    assert [one["where"]["ranks"] for one in causes if one["where"]["ranks"]] == [[1]]
+    tokens = HOT_RANK[..., ::-1]
+    simulate(tokens, tmp_path / "recording", slow=3.0, lists=lists)
+    content = whatif(tmp_path / "recording", "--expert-loads", log(tmp_path / "loads.jsonl", tokens))
+    assert [one["where"]["ranks"] for one in content["causes"] if one["where"]["ranks"]] == [[1]]
+    assert content["trust"]["trustworthy"]
+
+
+@pytest.mark.parametrize(
+    ("lists", "recorded", "why"),
+    [
+        ("none", (0, 1, 2, 3), "its loads were not recorded"),
+        ("numbers", (0, 1, 2, 3), "its loads were not recorded"),
+        ("cut", (0, 1, 2, 3), "the profiler cut the lists of its loads"),
+        ("all", (1, 2, 3), "not all ranks of its group were recorded"),
+    ],
+)
+def test_without_loads_a_hot_rank_and_a_slow_gpu_are_not_told_apart(
+    tmp_path: Path, lists: str, recorded: tuple[int, ...], why: str
+) -> None:
+    """Rank 1 gets 3,636 of 8,000 tokens in the mean, its peers 1,454: 1,918 us instead of 827 us, 132 % longer."""
+    simulate(HOT_RANK, tmp_path, lists=lists)
+    for rank in {*range(RANKS)} - {*recorded}:
+        (tmp_path / f"rank{rank}.json").unlink()
+    content = whatif(tmp_path)
+    (cause,) = content["causes"]
+    assert (cause["kind"], cause["where"]["ranks"], content["answer"]["culprits"]) == ("unknown-loads", [], [])
+    assert cause["evidence"][0]["value"] == pytest.approx(2.32, abs=0.1)
+    assert "the experts of rank 1 take 13" in cause["effect"]
+    assert why in content["trust"]["reasons"][0]
+    assert not content["trust"]["trustworthy"]
+    ran = run("culprits", tmp_path)
+    assert (ran.code, ran.out) == (5, "")
+    assert why in ran.err
+
+
+def test_a_gpu_that_is_slow_at_other_kernels_too_is_blamed_without_loads(tmp_path: Path) -> None:
+    simulate(EVEN, tmp_path, slow=2.0, late=2.0, lists="none")
+    content = whatif(tmp_path)
+    assert [(one["kind"], one["where"]["ranks"]) for one in content["causes"]] == [("bad-worker", [1])]
+    assert content["trust"]["trustworthy"]
+
+
+@pytest.mark.parametrize(("tokens", "cause"), [(HOT_RANK, "hot-rank"), (HOT_EXPERT, "hot-expert")])
+def test_a_log_of_loads_reaches_findings_and_headline(tmp_path: Path, tokens: np.ndarray, cause: str) -> None:
+    recorded_us = np.mean(simulate(tokens, tmp_path / "recording", lists="none"))
+    saved_s = 3e-6 * (recorded_us - np.mean(simulate(even(tokens))))
+    content = whatif(tmp_path / "recording", "--expert-loads", log(tmp_path / "loads.jsonl", tokens))
+    assert [one["kind"] for one in content["causes"]] == [cause]
+    assert content["causes"][0]["saved_s"] == pytest.approx(saved_s, rel=0.01)
+    assert "the heaviest rank of a layer gets" in content["answer"]["headline"]
+    assert content["trust"]["trustworthy"]
 
 
 def test_a_late_peer_is_no_uneven_load(tmp_path: Path) -> None:
@@ -170,6 +224,7 @@ def test_bytes_and_chunks_cost_what_the_formulas_say(tmp_path: Path) -> None:
         return float(np.sum(passes, axis=0).mean())
 
     best = min(range(1, 17), key=layer_us)
+    assert f"chunks: {best}" in run("whatif", tmp_path, "--rebalance", "chunks").out
     assert (chunked["chunks"], best > 1) == (best, True)
     assert chunked["saved_s"] == pytest.approx(3 * (layer_us(1) - layer_us(best)) * 1e-6, rel=0.01)
 
@@ -276,10 +331,34 @@ def test_the_log_of_another_job_is_one_error(skewed: Path, tmp_path: Path, token
     assert words in ran.err
 
 
-@pytest.mark.parametrize("plan", ["even", "capacity=", "capacity=0", "replicas=0", "replicas=1.5"])
-def test_another_plan_is_an_error(skewed: Path, plan: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        *((plan, "not a plan; write balanced, capacity=C") for plan in ("even", "balanced=1", "capacity=", "volume=x")),
+        *((plan, "expected a number above 0, at most 1,000,000") for plan in ("capacity=0", "volume=1000001")),
+        *((f"replicas={count}", "expected a whole number above 0, at most 9,999") for count in ("-4", "1.5", "10000")),
+    ],
+)
+def test_another_plan_is_an_error(skewed: Path, plan: str, words: str) -> None:
     ran = run("whatif", skewed / "recording", "--rebalance", plan)
-    assert (ran.code, "not a plan; write balanced, capacity=C" in ran.err) == (2, True)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"--rebalance '{plan}': {words}" in ran.err
+
+
+def test_loads_for_a_job_without_experts_are_an_error(skewed: Path, tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", document([launch(10, 1), kernel("gemm_kernel", 20, 50, correlation=1)], 0, world=1))
+    for job in (tmp_path / "rank0.json", SAMPLES / "healthy.parquet"):
+        ran = run("whatif", job, "--expert-loads", skewed / "loads.jsonl")
+        assert (ran.code, ran.out) == (2, "")
+        assert "has no all-to-alls of experts; leave the loads out" in ran.err
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/"])
+def test_loads_are_read_from_files_only(path: str) -> None:
+    ran = run("experts", path, "--ranks", "2", "--replicas", "4")
+    assert (ran.code, ran.err) == (
+        2, f"tracekit: {path}: not a file; loads are read from a file with a line per step and layer\n"
+    )  # fmt: skip
 
 
 def test_a_group_with_unrecorded_ranks_has_no_loads(skewed: Path, tmp_path: Path) -> None:
@@ -289,7 +368,7 @@ def test_a_group_with_unrecorded_ranks_has_no_loads(skewed: Path, tmp_path: Path
     content = whatif(tmp_path, "--expert-loads", skewed / "loads.jsonl", "--rebalance", "balanced")
     experts = content["experts"]
     assert (experts["source"], experts["layers"], experts["causes"]) == (None, [], [])
-    assert experts["notes"] == [NO_LOADS]
+    assert experts["notes"] == [NO_LOADS, f"{skewed / 'loads.jsonl'} is not used"]
     assert experts["rebalance"][0]["saved_s"] is None
 
 
@@ -342,6 +421,13 @@ def test_calls_of_gloo_show_loads_without_a_price(tmp_path: Path) -> None:
     assert experts["source"] == "splits"
     assert experts["layers"][0]["tokens_by_rank"] == [40.0, 24.0]
     assert experts["rebalance"][0]["saved_s"] is None
+    ran = run("whatif", tmp_path, "--rebalance", "balanced")
+    assert ran.code == 0
+    for words in ("loads by rows of the all-to-alls", "no GPU ops were recorded", "max over mean", "1.25"):
+        assert words in ran.out
+    ran = run("whatif", tmp_path, "--experts", "--html", tmp_path / "page.html")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "tracekit: --html needs GPU ops, and the recording has none; leave it out\n"
 
 
 def test_replicas_go_where_they_balance_most() -> None:
@@ -382,5 +468,38 @@ def test_the_command_places_experts_without_a_trace(tmp_path: Path) -> None:
     (layer,) = json.loads(run("experts", path, *options, "--json").out)["layers"]
     assert (layer["layer"], layer["max_over_mean"], len(layer["placement"])) == (0, pytest.approx(1.0), 6)
     assert "layer 0: the heaviest rank gets 1.000 times the mean" in run("experts", path, *options).out
+    ran = run("experts", path, *options, "--nodes", "2")
+    assert (ran.code, "--nodes 2 needs --groups" in ran.err) == (2, True)
     ran = run("experts", path, "--ranks", "4", "--replicas", "6")
     assert (ran.code, "6 slots among 4 ranks: not equally many" in ran.err) == (2, True)
+
+
+def test_groups_of_ranks_that_take_turns_are_read_apart() -> None:
+    """Ranks 0 and 2 exchange 30 and 10 rows, ranks 1 and 3 20 and 20; the log states the sums, 50 and 30."""
+    rows = {0: 30, 2: 10, 1: 20, 3: 20}
+    members = pl.DataFrame(
+        [
+            (
+                str(rank % 2),
+                7,
+                rank,
+                number,
+                0,
+                float(number),
+                *((20, rows[rank]) if number % 2 == 0 else (rows[rank], 20)),
+            )
+            for number in range(4)
+            for rank in range(4)
+        ],
+        MEMBERS,
+        orient="row",
+    )
+    loads = Loads("log", np.array([7]), np.array([0]), np.array([[[25.0, 25.0, 30.0, 0.0]]]))
+    found = ExpertLoads(ExpertJob(members), loads).found([])
+    assert (found.source, found.notes) == ("splits", [])
+    (layer,) = found.layers
+    assert layer.tokens_by_rank == [30.0, 20.0, 10.0, 20.0]
+    assert layer.max_over_mean == pytest.approx((30 / 20 + 20 / 20) / 2)
+    unknown = members.with_columns(rows_sent=None, rows_received=None)
+    (layer,) = ExpertLoads(ExpertJob(unknown), loads).found([]).layers
+    assert layer.tokens_by_rank == [25.0, 25.0, 15.0, 15.0]

@@ -22,6 +22,9 @@ BASE, PER_TOKEN, TRANSFER, REST = 0.010, 1e-5, 0.002, 0.020
 EVEN = np.full((3, RANKS), 1000)
 HOT = np.array([[700, 700, 1900, 700], [800, 700, 1800, 700], [700, 700, 2000, 600]])
 SKEW = np.array([[1900, 700, 700, 700], [700, 1800, 800, 700], [700, 600, 700, 2000]])
+#: Ranks receive more than is sent, or one rank did not record what it moves.
+UNEQUAL = {"received": pl.when(pl.col("received").is_not_null()).then(pl.lit([900] * RANKS))}
+ONE_RANK_WITHOUT = {name: pl.when(pl.col("rank") != 2).then(name) for name in ("sent", "received")}
 
 
 def trace(tokens: np.ndarray, *, slow: float = 1.0, **more: Any) -> Trace:
@@ -94,6 +97,18 @@ def test_a_worker_that_is_slow_beyond_its_tokens_is_named() -> None:
     found = report(HOT, slow=3.0)
     blamed = [worker.dp_rank for one in found.findings for worker in one.where.workers]
     assert set(blamed) == {1}
+
+
+@pytest.mark.parametrize("unknown", [UNEQUAL, ONE_RANK_WITHOUT], ids=["unequal", "one rank without"])
+def test_without_loads_a_hot_rank_and_a_slow_worker_are_not_told_apart(unknown: dict[str, pl.Expr]) -> None:
+    """Rank 2 has 1,900 tokens in the mean and its peers 700: 29 ms instead of 17 ms, 71 % longer."""
+    found = report(HOT, **unknown)
+    assert [one.kind for one in found.findings] == ["unknown-loads"]
+    assert found.findings[0].evidence[0].value == pytest.approx(29 / 17, rel=0.02)
+    assert found.findings[0].saved_s == pytest.approx(3 * PER_TOKEN * (1900 + 1800 + 2000 - 3 * 700), rel=0.05)
+    assert found.answer.culprits == ()
+    assert not found.trust.trustworthy
+    assert "its loads were not recorded" in found.trust.reasons[-1]
 
 
 def test_even_experts_are_nothing_to_name() -> None:
