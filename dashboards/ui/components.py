@@ -73,6 +73,11 @@ def panel(title: Children, *children: Any, id: str | None = None, extra: Childre
     return html.Section([head, body], className="panel")
 
 
+def folded(title: str, *children: Any) -> Component:
+    """Details that most readers skip."""
+    return html.Details([html.Summary(title), *children], className="folded")
+
+
 def note(text: Children) -> Component:
     """A placeholder for missing content, with the reason."""
     return html.P(text, className="note")

@@ -19,7 +19,7 @@ from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
 Show = Callable[..., Serving]
-OF_JOBS = ("/job", "/workers", "/attribution", "/time", "/pipeline", "/whatif", "/timeline", "/compare", "/hang")
+OF_JOBS = ("/job", "/workers", "/pipeline", "/whatif", "/timeline", "/compare", "/hang")
 OF_ALL = ("/", "/incidents", "/hosts")
 #: Markup, quotes, a mark that turns text to the left, and as many characters as a name can have.
 ODD_NAMES = ("<b>\"quoted\" & 'so'</b> \u202eesrever \u05e9\u05dc\u05d5\u05dd", "long" * 75)

@@ -22,7 +22,7 @@ from tracekit.trace.op import OpTrace
 
 #: A job of each source, and whether it has workers.
 SOURCES = {"pipeline": True, "op trace": False, "recording": False}
-OF_WORKERS = ("/workers", "/attribution", "/time", "/pipeline")
+OF_WORKERS = ("/workers", "/pipeline")
 NO_WORKERS = "This page is about the workers of a pipeline, which this job does not have."
 
 
@@ -92,7 +92,8 @@ def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(page
     for name, has_workers in SOURCES.items():
         with case(name):
             job = sent(pages.page("/job", job=name))
-            assert all(f"{path}?job=" in job for path in ("/hang", "/timeline", "/whatif", "/compare"))
+            assert all(f"{path}?job=" in job for path in ("/timeline", "/whatif", "/compare"))
+            assert "/hang?job=" not in job  # it has none
             for path in OF_WORKERS:
                 page = pages.page(path, job=name)
                 assert (f"{path}?job=" in job) == has_workers

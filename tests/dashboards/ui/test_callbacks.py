@@ -92,7 +92,7 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
     client = make_app(sample_store).server.test_client()
     client.get("/")
     found = callbacks(sample_store)
-    assert len(found) == 7  # one shows the pages
+    assert len(found) == 6  # one shows the pages
     for name, one in found.items():
         right = client.post("/_dash-update-component", json=request(name, one, {}))
         assert right.status_code in (200, 204), right.text
@@ -115,7 +115,6 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
         ("/whatif?job=slow-worker", "whatif._look", "[data-whatif=suggest]"),
         ("/whatif?job=slow-worker", "whatif._report", "[data-whatif=suggest]"),
         ("/workers?job=slow-worker", "workers._followed", "#workers-list button"),
-        ("/time?job=slow-worker", "time._worker_parts", "text=all in order"),
         ("/compare?job=slow-worker", "compare._chosen", "text=This job before a step"),
     ],
 )
