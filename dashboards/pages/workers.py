@@ -300,8 +300,8 @@ def _followed(
             who = clicked["points"][0]["customdata"]
             return choose_worker(found, ",".join(map(str, who[:2])), view)
         case "workers-times" | "workers-steps" if clicked and clicked["points"]:
-            step, *who = clicked["points"][0]["customdata"]
-            view = choose_step(found, str(step), view)
+            of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
+            view = choose_step(found, "".join(map(str, of)), view)
             return choose_worker(found, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
         case "workers-go" if typed:
             return choose_worker(found, typed, view)

@@ -175,6 +175,6 @@ def test_a_healthy_job_whose_trace_is_at_fault_gets_no_green(reports: dict[str, 
 
 
 def test_the_fleet_colours_no_slowdown_that_is_not_to_be_trusted(pages: Pages) -> None:
-    (grid,) = found(pages.page("/"), "AgGrid")
-    rules = {column["field"]: column.get("cellClassRules") for column in grid.columnDefs}
-    assert rules["slowdown"] == {"slow": "params.value >= 1.1 && params.data.trust === 'yes'"}
+    (row,) = [row for row in found(pages.page("/"), "Tr") if "untrusted" in lines(row)]
+    assert [lines(badge) for badge in found(row, "Span", "unsure")] == [["no verdict"]]
+    assert list(found(row, "Span", "slow")) == []
