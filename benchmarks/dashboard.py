@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from benchmarks import many_jobs
 from benchmarks.measure import table, tracekit, tree_cpu_s
@@ -33,13 +33,12 @@ QUICK = {"JOBS": 30, "MANY_JOBS": 150, "RUNS": 1, "LARGE": {"32x4": (32, 4, 4, 3
 CAUSES = ("slow-worker:factor=1.4", "python-gc", "slow-last-stage", "sequence-length-imbalance", None, None)
 #: Large jobs: DP ranks, stages, microbatches, steps.
 LARGE: dict[str, tuple[int, int, int, int]] = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
-PAGES = ("/job", "/workers", "/attribution", "/time", "/whatif", "/timeline", "/compare")
+PAGES = ("/job", "/workers", "/whatif", "/timeline", "/compare")
 #: Pages about all jobs.
 OF_ALL = ("/", "/incidents", "/hosts")
-#: A page can be used once its content is there, every figure is drawn and every grid has its rows.
+#: A page can be used once its content is there, every figure is drawn.
 READY = """() => document.querySelector("#page > *") && !document.querySelector("[data-dash-is-loading]")
-  && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))
-  && [...document.querySelectorAll(".ag-root-wrapper")].every(grid => grid.querySelector(".ag-row"))"""
+  && [...document.querySelectorAll(".chart")].every(chart => chart.querySelector("svg"))"""
 #: Zooms and pans the timeline; returns the drawing time of each frame, ms.
 FRAMES = """async () => {
   const timeline = tracekitTimeline.current(), drawn = [];
@@ -53,7 +52,7 @@ FRAMES = """async () => {
 
 INTRO = f"""## Dashboard
 
-Time until a page can be used (content there, figures drawn, grids filled), in Chromium on the same machine. Cold: a
+Time until a page can be used (content there, figures drawn), in Chromium on the same machine. Cold: a
 new browser profile and a job not opened before; warm: the same page reloaded. CPU: CPU seconds of the cold page. Two
 stores: {JOBS:,} jobs of 16 workers with two
 large ones, and {MANY_JOBS:,} jobs of {many_jobs.LARGE.dp * many_jobs.LARGE.pp:,} workers on {many_jobs.HOSTS:,} hosts
@@ -207,83 +206,23 @@ def _pages(browser: Browser, store: Path, jobs: list[str], title: str) -> str:
     return f"{title}:\n\n" + table(["page", "cold s", "warm s", "server CPU s", "browser CPU s"], rows)
 
 
-#: Actions on the table of all jobs, in this order; each ends once its result is visible.
-ACTIONS = {
-    "unfold": """async () => {
-      document.querySelector("#all-jobs-summary").scrollIntoView();
-      document.querySelector("#all-jobs-summary").click();
-      await until(first);
-    }""",
-    "sort": """async () => {
-      const top = first();
-      grid().applyColumnState({state: [{colId: "shown", sort: "desc"}]});
-      await until(() => first() !== top);
-    }""",
-    "search": """async () => {
-      grid().setGridOption("quickFilterText", "00077");
-      await until(() => grid().getDisplayedRowCount() < 20);
-      grid().setGridOption("quickFilterText", "");
-    }""",
-    "export": "async () => grid().getDataAsCsv().length",
-    "scroll, a frame": """async () => {
-      const body = document.querySelector("#fleet-grid .ag-body-viewport");
-      body.scrollIntoView();
-      for (let at = 0; at < FRAMES; at++) {
-        body.scrollTop += 120;
-        await frame();
-      }
-    }""",
-}
-SCROLLED_FRAMES = 120
-_IN_PAGE = """() => {
-  window.FRAMES = %d;
-  window.frame = () => new Promise((done) => requestAnimationFrame(done));
-  window.until = async (there) => { while (!there()) await frame(); await frame(); };
-  window.first = () => document.querySelector('#fleet-grid .ag-row[row-index="0"] [col-id="shown"]')?.innerText;
-  window.grid = () => dash_ag_grid.getApi("fleet-grid");
-}"""
+#: Views of the table of all jobs.
+VIEWS = ("/?sort=job", "/?q=00077", "/?verdict=straggler", "/?at=100")
 
 
 def _table(browser: Browser, store: Path) -> str:
-    """Time of each action on the table of all jobs."""
-    took: dict[str, list[tuple[float, float]]] = {name: [] for name in ACTIONS}
+    """The views of the table of all jobs, and all of it as a file."""
     with _serving(store) as server:
-        for _ in range(3):
-            context = browser.new_context(viewport={"width": 1280, "height": 900})
-            page = context.new_page()
-            _until_ready(page, server.url)
-            page.evaluate(_IN_PAGE % SCROLLED_FRAMES)
-            watching = context.new_cdp_session(page)
-            watching.send("Performance.enable", {"timeDomain": "threadTicks"})
-            for name, action in ACTIONS.items():
-                began, busy = time.perf_counter(), _busy_s(watching)
-                page.evaluate(action)
-                took[name].append((time.perf_counter() - began, _busy_s(watching) - busy))
-            rows = page.evaluate("() => grid().getDisplayedRowCount()")
-            context.close()
+        rows = [[view, *_middle([_visit(browser, server, view) for _ in range(RUNS)])] for view in VIEWS]
         before = server.cpu_s()
         with urlopen(f"{server.url}/download/jobs.csv") as answer:
             size = len(answer.read())
         spent = server.cpu_s() - before
-    shown = [_in_ms(name, values) for name, values in took.items()]
-    heads = ["", "ms", "CPU ms of the page's thread"]
+    heads = ["view", "cold s", "warm s", "server CPU s", "browser CPU s"]
     return (
-        f"The table of {rows:,} jobs on the page Jobs; a frame of scrolling brings in 3 rows:\n\n{table(heads, shown)}"
-        "\n\n"
+        f"The table of all jobs, sorted, searched, narrowed, and its hundredth part:\n\n{table(heads, rows)}\n\n"
         f"All of it as a file of the server: {size / 1e6:.1f} MB, {spent:.2f} CPU seconds."
     )
-
-
-def _busy_s(watching: CDPSession) -> float:
-    """CPU seconds of the page's thread so far."""
-    metrics = {one["name"]: one["value"] for one in watching.send("Performance.getMetrics")["metrics"]}
-    return float(metrics["TaskDuration"])
-
-
-def _in_ms(name: str, values: list[tuple[float, float]]) -> list[str]:
-    """A row with the medians of wall and CPU time; per frame for an action that draws many."""
-    count = SCROLLED_FRAMES if name.endswith("a frame") else 1
-    return [name, *(f"{statistics.median(column) / count * 1e3:.1f}" for column in zip(*values, strict=True))]
 
 
 def _wire(browser: Browser, store: Path) -> str:

@@ -7,6 +7,7 @@
     ["/", "find a job, rank, worker or host"],
     ["?", "show these keys"],
     ["g j", "all jobs"],
+    ["j k", "next, previous job of the table; Enter opens it"],
     ["Esc", "close, or let go of what is kept"],
   ];
   const TIMELINE_KEYS = [
@@ -95,10 +96,16 @@
 
   let before = null;
 
+  function row(by) {
+    const links = [...document.querySelectorAll("#jobs a.job")], at = links.indexOf(document.activeElement);
+    if (links.length) links[Math.min(Math.max(at + by, 0), links.length - 1)].focus();
+  }
+
   document.addEventListener("keydown", function (event) {
     const writes = event.target.closest("input, textarea, select, [contenteditable]");
     if (writes || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    const act = { "/": find, "?": help, j: before === "g" ? () => document.querySelector(".brand").click() : null }[event.key];
+    const all = () => document.querySelector(".brand").click();
+    const act = { "/": find, "?": help, j: before === "g" ? all : () => row(1), k: () => row(-1) }[event.key];
     before = event.key;
     if (!act) return;
     event.preventDefault();

@@ -1,11 +1,11 @@
 // Pages of what goes on refresh by themselves: once the store has changed, the page is asked for again and React puts
-// what differs into the document, so that the reader stays where they are. And the windows of a job, played.
+// what differs into the document, so that the reader stays where they are.
 (function () {
   "use strict";
 
-  const POLL_MS = 3000, PLAY_MS = 1200, LONGEST_WAIT = 25;
+  const POLL_MS = 3000;
   const REFRESHED = ["/", "/job", "/incidents", "/hosts"];
-  let asked = null, playing = null;
+  let asked = null;
 
   const path = () => (document.getElementById("page") || { dataset: {} }).dataset.page;
   const chosen = () => new URLSearchParams(window.location.search).has("window");
@@ -18,7 +18,7 @@
   // Of a window that was chosen nothing changes, and nothing is taken from under a person who writes.
   function wanted() {
     const busy = document.activeElement && document.activeElement.matches("input, textarea, select");
-    return !document.hidden && REFRESHED.includes(path()) && !chosen() && !busy && !playing;
+    return !document.hidden && REFRESHED.includes(path()) && !chosen() && !busy;
   }
 
   async function look() {
@@ -46,35 +46,6 @@
       badge.className = stale ? "badge slow loud" : "badge fine";
     }
   }
-
-  function stop() {
-    window.clearInterval(playing);
-    playing = null;
-  }
-
-  function play(windows) {
-    const address = new URL(window.location.href), job = address.searchParams.get("job");
-    let at = 0, waited = 0;
-    const next = function () {
-      const drawn = document.querySelector("[data-window]");
-      const isDrawn = !at || (drawn && drawn.dataset.window === windows[at - 1]);
-      if (!isDrawn && ++waited < LONGEST_WAIT) return; // each window is seen, however busy the server is
-      waited = 0;
-      const here = new URLSearchParams(window.location.search);
-      if (at >= windows.length || path() !== "/job" || here.get("job") !== job) return stop();
-      address.searchParams.set("window", windows[at++]);
-      window.history.replaceState(window.history.state, "", address);
-      ask();
-    };
-    playing = window.setInterval(next, PLAY_MS);
-    next();
-  }
-
-  document.addEventListener("click", function (event) {
-    const button = event.target.closest("button[data-play]");
-    if (button && playing) stop();
-    else if (button) play(button.dataset.play.split(" "));
-  });
 
   window.setInterval(age, 1000);
   window.setTimeout(look, POLL_MS);

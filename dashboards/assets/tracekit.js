@@ -73,18 +73,17 @@
     return answer;
   };
 
-  // Cells of AG Grid tables; React escapes every text.
-  const cells = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
-
-  cells.JobLink = function (props) {
-    const target = at(`/job?job=${encodeURIComponent(props.data.name)}`);
-    return React.createElement("a", { href: target }, props.value);
-  };
-
-  // AG Grid gives the focus to cells and not to the links in them: Enter on any cell follows the link of its row.
-  document.addEventListener("keydown", function (event) {
-    const row = event.key === "Enter" && event.target.matches(".ag-cell") && event.target.closest(".ag-row");
-    const link = row && row.querySelector("a");
-    if (link) link.click();
+  // The table of jobs: the first button of a row keeps its job, that of another row compares the two.
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("button[data-compare]");
+    if (!button) return;
+    const first = document.querySelector("button[data-compare][aria-pressed=true]");
+    for (const one of document.querySelectorAll("button[data-compare]")) {
+      one.textContent = first || one === button ? "Compare" : "with this";
+      one.setAttribute("aria-pressed", String(!first && one === button));
+    }
+    if (!first || first === button) return;
+    const query = new URLSearchParams({ job: first.dataset.compare, with: button.dataset.compare });
+    window.location.assign(at(`/compare?${query}`));
   });
 })();

@@ -21,13 +21,17 @@ from tracekit.fleet.study import Study
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """Figures of a study. `curves`: quantiles as of `figures.quantiles`; `culprits`: recurring ones at that `rate`."""
+    """Figures of a study. `curves`: quantiles as of `figures.quantiles`; `culprits`: recurring ones at that `rate`.
+
+    `jobs`: those that count, with `causes`, their kinds of cause; the job that loses most first.
+    """
 
     name: str
     figures: FleetFigures
     curves: pl.DataFrame
     culprits: pl.DataFrame
     rate: float
+    jobs: pl.DataFrame
 
 
 class FleetStudy:
@@ -56,10 +60,15 @@ class FleetStudy:
             self.report()
 
     def _report(self) -> FleetReport:
+        jobs = counted_jobs(self._study)
+        causes = self._study.table("causes").group_by("job").agg(causes=pl.col("kind").unique()).collect()
         return FleetReport(
             self.path.name,
             figures_of(self._study),
-            quantiles(counted_jobs(self._study), CURVE),
+            quantiles(jobs, CURVE),
             recurring_culprits(self._study, FALSE_DISCOVERY_RATE),
             FALSE_DISCOVERY_RATE,
+            jobs.join(causes, on="job", how="left").sort(
+                "lost_gpu_hours", "job", descending=[True, False], nulls_last=True
+            ),
         )

@@ -143,6 +143,7 @@ class Results:
     live_jobs = _of_live(LiveTables.live_jobs)
     incidents = _of_live(LiveTables.incidents)
     count_incidents = _of_live(LiveTables.count_incidents)
+    trends = _of_live(LiveTables.trends)
     host_history = _of_live(LiveTables.host_history)
     gpu_history = _of_live(LiveTables.gpu_history)
 

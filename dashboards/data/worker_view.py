@@ -37,7 +37,7 @@ def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str 
     """Parse the view in an address; invalid parts are dropped or moved to the nearest valid value, with a remark."""
     view = WorkerView()
     if step:
-        view = _read_step(found, step, view)
+        view = choose_step(found, step, view)
     if worker:
         view = choose_worker(found, worker, view)
     if host:
@@ -46,7 +46,8 @@ def read_view(found: WorkerMap, step: str | None, worker: str | None, host: str 
     return view
 
 
-def _read_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
+def choose_step(found: WorkerMap, step: str, view: WorkerView) -> WorkerView:
+    """Return `view` at the analysed step next to `step`, with a remark if that is another one."""
     if not _NUMBER.fullmatch(step):
         return _say(view, f"{short(step)!r} is not a step number: all steps are shown.")
     position = int(np.abs(found.steps - int(step)).argmin())

@@ -1,4 +1,4 @@
-"""The figure of the page Fleet: distribution of S and waste over jobs and over GPU-hours."""
+"""The figure of the page Fleet: distribution of S over jobs and over GPU-hours."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tracekit.show.figures.base import figure
 from tracekit.show.figures.theme import Theme
 
 
-def distribution(curves: pl.DataFrame, of: str, title: str, theme: Theme) -> go.Figure:
-    """The share of jobs, and of GPU-hours, with at most a given value. `of`: `slowdown` or `waste`, as in `curves`."""
-    drawn = figure(theme, height=280, x=title, y="share with at most that", legend=True)
+def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:
+    """The share of jobs, and of GPU-hours, with at most a given S."""
+    drawn = figure(theme, height=280, x="slowdown", y="share with at most that", legend=True)
     for column, name, colour in (
-        (f"{of}_jobs", "of jobs", theme.recorded),
-        (f"{of}_hours", "of GPU-hours", theme.accent),
+        ("slowdown_jobs", "of jobs", theme.recorded),
+        ("slowdown_hours", "of GPU-hours", theme.accent),
     ):
         drawn.add_scatter(
             x=curves[column].to_list(),
@@ -23,6 +23,6 @@ def distribution(curves: pl.DataFrame, of: str, title: str, theme: Theme) -> go.
             mode="lines",
             line={"shape": "vh", "color": colour, "width": 2},
         )
-    drawn.update_xaxes(tickformat=".0%" if of == "waste" else ".2f")
+    drawn.update_xaxes(tickformat=".2f")
     drawn.update_yaxes(tickformat=".0%", range=[0, 1.01])
     return drawn

@@ -27,7 +27,7 @@ def build(q: str = "", **_: str) -> list[Component]:
     """`q`: text that the name of a host, or the UUID or host of a GPU, contains."""
     found = results()
     tables = [
-        _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED))
+        _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED), everyone=bool(q))
         for title, what, read in (
             ("Hosts, the most frequent culprits first", "Host", found.host_history),
             ("GPUs that were culprits", "GPU", found.gpu_history),
@@ -48,10 +48,14 @@ def build(q: str = "", **_: str) -> list[Component]:
     return [html.H1("Hosts"), _search(q), said, *shown]
 
 
-def _history_panel(title: str, what: str, machines: pl.DataFrame) -> Component | None:
-    """A row per host or GPU; None where there is none."""
+def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: bool) -> Component | None:
+    """A row per host or GPU that was a culprit, or per one found; None where none is known."""
     if machines.is_empty():
         return None
+    found = machines["found"][0]
+    machines = machines if everyone else machines.filter(pl.col("blamed") > 0)
+    if machines.is_empty():
+        return panel(title, note(f"None of {found:,} was ever the culprit."))
     rows = [
         [
             [html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])],
@@ -62,7 +66,9 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame) -> Component |
         for row in machines.iter_rows(named=True)
     ]
     table = row_table((what, "History", "In which jobs", "Last seen"), rows, f"{what}s")
-    return panel(title, table, _left_out(machines))
+    more = found - machines.height
+    said = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
+    return panel(title, table, *([note(said)] if more else []))
 
 
 def _verdict(blamed: int, jobs: int) -> str:
@@ -82,11 +88,6 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
         )
         for one in row["culprit_in"] or ()
     ]
-
-
-def _left_out(listed: pl.DataFrame) -> Component | None:
-    more = listed["found"][0] - listed.height
-    return note(f"{more:,} more are not listed: search for a part of the name.") if more else None
 
 
 def _search(text: str) -> Component:

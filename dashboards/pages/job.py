@@ -5,7 +5,7 @@ The same for a job of any source; only pipelines have workers, to which the page
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,17 @@ from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictu
 from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.section_parts import experts_picture, sections
 from tracekit.dashboards.ui.charts import waterfall
-from tracekit.dashboards.ui.components import as_table, attributes, href, html_table, name_cells, note, panel, term
+from tracekit.dashboards.ui.components import (
+    as_table,
+    attributes,
+    folded,
+    href,
+    html_table,
+    name_cells,
+    note,
+    panel,
+    term,
+)
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
@@ -60,21 +70,24 @@ def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any], advise
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause['when']}")
     if costs:
         price = cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"])
-        head += [": ", way(stored, price, "/time") or price, f", {sure(cause['confidence'])}"]
+        head += [": ", way(stored, price, "/workers") or price, f", {sure(cause['confidence'])}"]
     parts: list[Component] = [html.Div(head), html.Div(cause["effect"])]
-    if cause["evidence"]:
-        parts.append(html.Ul([html.Li(one["words"]) for one in cause["evidence"]], className="evidence"))
-    for label, key in (
-        ("Looks like", "signature"),
-        ("What to do", "suggested_fix"),
-        ("More to check", "next_check"),
-        ("Wrong if", "refuted_by"),
-    ):
-        if cause[key] and (key != "suggested_fix" or cause["kind"] in advised_kinds):
-            parts.append(html.Div([html.Span(f"{label}: ", className="label"), cause[key]]))
+    advice = (("What to do", "suggested_fix"), ("More to check", "next_check"))
+    parts += _labelled(cause, [each for each in advice if each[1] != "suggested_fix" or cause["kind"] in advised_kinds])
+    method = _labelled(cause, (("Looks like", "signature"), ("Wrong if", "refuted_by")))
+    if figures := [html.Li(one["words"]) for one in cause["evidence"]]:
+        method.insert(0, html.Ul(figures, className="evidence"))
+    if method:
+        parts.append(folded("Method", *method))
     if stored.has_workers and (costs or cause["suggested_fix"]):
         parts.append(html.Div(_ways_on(cause, stored.name), className="ways-on"))
     return parts
+
+
+def _labelled(cause: dict[str, Any], rows: Sequence[tuple[str, str]]) -> list[Component]:
+    """The sentences of a cause under these keys, each after its label."""
+    labels = [(html.Span(f"{label}: ", className="label"), cause[key]) for label, key in rows if cause[key]]
+    return [html.Div(list(each)) for each in labels]
 
 
 def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
@@ -106,7 +119,7 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     whole = report["job"]["whole"]
     then = [f"{whole.capitalize()} then, ", term("recorded")]
     heads = ["Fix", "Where", term("sure", "Sure"), then, f"Saves a {whole}", term("GPU-hours a day")]
-    rows = []
+    rows: dict[bool, list[Component]] = {True: [], False: []}
     for fix in report["fixes"]:
         confidence = fix["confidence"]
         cells = [html.Td("-" if confidence is None else percent_sure(confidence), className="number")]
@@ -117,19 +130,25 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
             a_day = f"{fix['saved_gpu_hours_per_day']:,.1f}" if report["assumptions"] else "-"
             figures = [seconds(fix["new_step_s"]), saves, a_day]
             cells += [html.Td(figure, className="number") for figure in figures]
-        rows.append(html.Tr([html.Td(_title(fix)), html.Td(fix_place(report, fix), className="short"), *cells]))
-    name_cells(rows, ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day"))
-    said = [*report["assumptions"], "A fix without a confidence is for no named cause: any job could try it"]
-    return [
-        html.Div(
-            html_table(heads, rows, numbers=range(2, 6)),
+        row = html.Tr([html.Td(_title(fix)), html.Td(fix_place(report, fix), className="short"), *cells])
+        rows[confidence is not None].append(row)
+    parts = []
+    for for_cause, label in ((True, "Fixes for a cause"), (False, "Fixes that any job could try")):
+        if not rows[for_cause]:
+            continue
+        name_cells(
+            rows[for_cause],
+            ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day"),
+        )
+        table = html.Div(
+            html_table(heads, rows[for_cause], numbers=range(2, 6)),
             className="table-wide stacked",
             tabIndex=0,
             role="region",
-            **attributes(aria_label="All fixes, priced"),
-        ),
-        note(f"{'. '.join(said)}."),
-    ]
+            **attributes(aria_label=label),
+        )
+        parts.append(table if for_cause else folded(f"{label}: {len(rows[False])}", table))
+    return [*parts, *(note(f"{words}.") for words in report["assumptions"])]
 
 
 def _title(fix: dict[str, Any]) -> list[Any]:

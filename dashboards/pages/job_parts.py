@@ -73,10 +73,10 @@ def _rows(stored: Stored, report: dict[str, Any]) -> list[AnswerRow]:
     return [
         ("Who", answer["who"], way(stored, "worker map", "/workers", worker=culprit(report))),
         ("Why", why, path),
-        ("Costs", answer["cost"], path if why is None else way(stored, "steps", "/time")),
+        ("Costs", answer["cost"], path if why is None else way(stored, "steps", "/workers")),
         ("More to check", answer["check"], None),
         ("Also", f"{len(others)} more: {'; '.join(others)}" if others else None, None),
-        ("Trust", trust, way(stored, "recorded and replayed", "/attribution")),
+        ("Trust", trust, None),
         *((remark["name"], remark["words"], None) for remark in report["remarks"]),
     ]
 
@@ -103,26 +103,13 @@ def pictures(stored: Stored, report: dict[str, Any]) -> list[Component]:
     return [html.Div(parts, className="pictures")]
 
 
-def _share(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}%}"
-
-
 def numbers(report: dict[str, Any]) -> list[Any]:
-    """The figures behind the trust, and the paper's."""
-    trust = report["trust"]
-    papers = [
-        part
-        for name, key in (("M_W", "m_w"), ("M_S", "m_s"))
-        if key in report
-        for part in (", ", term(name), f" {_share(report[key], 0)}")
-    ]
-    return [
-        term("replay error"),
-        f" {_share(trust['replay_error'], 2)}, ",
-        term("launch delays"),
-        f" add {_share(trust['discrepancy'], 1)}",
-        *papers,
-    ]
+    """The figures behind the trust."""
+    error, discrepancy = (
+        "-" if value is None else f"{value:.{digits}%}"
+        for value, digits in ((report["trust"]["replay_error"], 2), (report["trust"]["discrepancy"], 1))
+    )
+    return [term("replay error"), f" {error}, ", term("launch delays"), f" add {discrepancy}"]
 
 
 def fix_levels(stored: Stored, report: dict[str, Any]) -> list[Level]:
@@ -132,7 +119,7 @@ def fix_levels(stored: Stored, report: dict[str, Any]) -> list[Level]:
         return href(path, job=stored.name) if stored.has_workers else None
 
     at, theme = report["step_time_s"]["recorded"], viewer().theme
-    levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), page("/time"))]
+    levels = [Level("Recorded", 0, at, theme.recorded, seconds(at), page("/workers"))]
     for title, saved_s in _sequence(report):
         levels.append(Level(title, at, at - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
         at -= saved_s

@@ -1,7 +1,7 @@
 """The windows of a job on its page: which one is shown, the way to the others, and how the job went over all of them.
 
-In: a stored job. Out: components; nothing of a job with one window that nobody watches. assets/live.js plays through
-the windows and keeps the age of the newest up to date.
+In: a stored job. Out: components; nothing of a job with one window that nobody watches. assets/live.js keeps the age of
+the newest up to date.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ def window_bar(stored: Stored) -> list[Component]:
         _way("Earlier window", stored.name, earlier),
         html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{newest}{steps}"),
         _way("Later window", stored.name, later),
-        html.Button(
-            "Play", title="Show these windows one after the other", **attributes(data_play=" ".join(map(str, numbers)))
-        ),
         _age(live),
     ]
     if chosen_window(stored.name) is not None:

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
-from dash import html
+import polars as pl
+from dash import dcc, html
 from dash.development.base_component import Component
 
+from tracekit.base.errors import StoreError
+from tracekit.base.text import short
 from tracekit.dashboards.data.fleet_study import FleetReport
 from tracekit.dashboards.figures.fleet import distribution
 from tracekit.dashboards.pages.job_parts import tone_class
-from tracekit.dashboards.ui.components import attributes, figure_panel, html_table, inline_csv, note, panel
-from tracekit.dashboards.ui.context import study, viewer
+from tracekit.dashboards.ui.components import (
+    attributes,
+    figure_panel,
+    folded,
+    href,
+    html_table,
+    inline_csv,
+    note,
+    panel,
+    row_table,
+)
+from tracekit.dashboards.ui.context import results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
-from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
+from tracekit.fleet.words import BY_CAUSE, BY_TEAM, Table, answer_rows, culprits_table, headline, hours, tables
+
+#: Jobs that are listed.
+MOST_JOBS = 8
 
 
-def build(**_: str) -> list[Component]:
-    """The report on the study that the server was given."""
+def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
+    """The report on the study that the server was given. `team`, `cause`: those of the jobs that are listed."""
     served = study()
     if served is None:
         how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
@@ -28,26 +46,68 @@ def build(**_: str) -> list[Component]:
     answer = [part for about, words in answer_rows(found) for part in (html.Dt(about), html.Dd(words))]
     tone = Tone.BAD if found.straggling_jobs.value > 0 else Tone.GOOD
     verdict = html.P(headline(found), className="verdict")
+    drilled = {
+        BY_CAUSE: ("cause", found.causes["kind"].to_list()),
+        BY_TEAM: ("team", found.groups["team"]["group"].to_list()),
+    }
+    every = list(tables(found))
+    first = [_panel(table, *drilled[table.title]) for table in every if table.title in drilled]
+    rest = [_panel(table) for table in every if table.title not in drilled]
+    (first if report.culprits.height else rest).append(_culprits(report))
     return [
         html.H1(f"Fleet: {report.name}"),
         html.Section([verdict, html.Dl(answer, className="answer")], className=f"panel hero {tone_class(tone)}"),
-        *([html.Div(list(_distributions(report)), className="row")] if found.jobs else []),
-        _culprits(report),
-        html.Div([html.Div(_panel(table), className="half") for table in tables(found)], className="row"),
+        _halves(_jobs(report, team, cause), *first, *([_distribution(report)] if found.jobs else [])),
+        folded("All tables", _halves(*rest)),
     ]
 
 
-def _distributions(report: FleetReport) -> Iterator[Component]:
-    for of, title in (("slowdown", "Slowdown"), ("waste", "Waste")):
-        table = report.curves.select("quantile", f"{of}_jobs", f"{of}_hours")
-        drawn = figure_panel(
-            f"{title}: cumulative distribution",
-            distribution(report.curves, of, title, viewer().theme),
-            label=f"Share of jobs and of GPU-hours with at most that {title}",
-            table=table,
-            csv=inline_csv(table),
-        )
-        yield html.Div(drawn, className="half")
+def _halves(*parts: Component) -> Component:
+    return html.Div([html.Div(part, className="half") for part in parts], className="row")
+
+
+def _distribution(report: FleetReport) -> Component:
+    table = report.curves.select("quantile", "slowdown_jobs", "slowdown_hours")
+    return figure_panel(
+        "Slowdown: cumulative distribution",
+        distribution(report.curves, viewer().theme),
+        label="Share of jobs and of GPU-hours with at most that slowdown",
+        table=table,
+        csv=inline_csv(table),
+    )
+
+
+def _jobs(report: FleetReport, team: str, cause: str) -> Component:
+    """The jobs that lose most, those of the store as links."""
+    jobs = report.jobs
+    if team:
+        jobs = jobs.filter(pl.col("team").fill_null("unknown") == team)
+    if cause:
+        jobs = jobs.filter(pl.col("causes").list.contains(cause))
+    names = set(jobs["name"].head(MOST_JOBS)) & _stored()
+    rows = [
+        [
+            dcc.Link(short(row["name"]), href=href("/job", job=row["name"]))
+            if row["name"] in names
+            else short(row["name"]),
+            short(row["team"] or "unknown"),
+            f"{row['slowdown']:.3f}",
+            hours(row["lost_gpu_hours"]),
+        ]
+        for row in jobs.head(MOST_JOBS).filter(pl.col("slowdown").is_not_null()).iter_rows(named=True)
+    ]
+    of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
+    table = row_table(("Job", "Team", "Slowdown", "GPU-hours lost"), rows, "Jobs that lose most", (2, 3))
+    everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
+    return panel(
+        f"Jobs that lose most{f': {of}' if of else ''}", table, note(f"{jobs.height:,} jobs"), extra=everything
+    )
+
+
+def _stored() -> set[str]:
+    with suppress(StoreError):  # a study can be served without a store
+        return set(results().jobs()["name"])
+    return set()
 
 
 def _culprits(report: FleetReport) -> Component:
@@ -55,17 +115,24 @@ def _culprits(report: FleetReport) -> Component:
     if not table.rows:
         return panel(table.title, note("None beyond chance."))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
-    return panel(table.title, _shown(table), note(table.note), extra=csv)
+    return panel(table.title, _shown(table, table.rows), note(table.note), extra=csv)
 
 
-def _panel(table: Table) -> Component:
-    return panel(table.title, _shown(table), *([note(table.note)] if table.note else []))
+def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
+    """A table; with `by`, a parameter of this page, each row leads to the jobs of its value."""
+    cells: list[Any] = list(table.rows)
+    if by:
+        cells = [
+            [dcc.Link(first, href=href("/fleet", **{by: value})), *others]
+            for (first, *others), value in zip(table.rows, values, strict=False)  # of many, the first are listed
+        ]
+    return panel(table.title, _shown(table, cells), *([note(table.note)] if table.note else []))
 
 
-def _shown(table: Table) -> Component:
+def _shown(table: Table, cells: Sequence[Any]) -> Component:
     numbers = [at for at, figures in enumerate(table.figures()) if figures]
     # On a phone the table scrolls sideways, so the keyboard must reach it.
-    return html_table(table.heads, table.rows, numbers, tabIndex=0, **attributes(aria_label=table.title))
+    return html_table(table.heads, cells, numbers, tabIndex=0, **attributes(aria_label=table.title))
 
 
 page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])

@@ -28,7 +28,7 @@ from tracekit.dashboards.data.whatif_query import (
     read_query,
     suggestions,
 )
-from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, ask_button, fixes_panel, kept_panel
+from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, ask_button, fixes_panel, kept_panel, losses_panel
 from tracekit.dashboards.ui.callbacks import answers
 from tracekit.dashboards.ui.components import attributes, panel, told
 from tracekit.dashboards.ui.context import replays, results
@@ -128,6 +128,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
     return [
         fixes_panel(stored.report),
+        losses_panel(stored),
         _form(stored.report, view, seen),
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),

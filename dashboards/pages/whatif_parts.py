@@ -14,12 +14,14 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, sure, with_error
+from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
 from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import (
     attributes,
     figure_parts,
+    folded,
     html_table,
     inline_csv,
     note,
@@ -29,6 +31,9 @@ from tracekit.dashboards.ui.components import (
     term,
 )
 from tracekit.dashboards.ui.context import viewer
+
+#: Op kinds, or places, that are listed with what is lost to them: so many, if they cost this share of the step.
+MOST_LOSSES, SMALLEST_LOSS = 8, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +58,69 @@ def fixes_panel(report: dict[str, Any]) -> Component:
     if not fixes:
         return panel("Priced fixes", note("The analysis promises no saving for any fix: ask a question of your own."))
     step_s = report["step_time_s"]["recorded"]
-    rows = []
+    rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
         query = query_of(fix) if "by_worker" in report else None
         ask = "" if query is None else ask_button("Edit", query)
         bound = "at most " if fix["bound"] else ""
-        title = fix["title"] if fix.get("confidence") is None else f"{fix['title']} ({sure(fix['confidence'])})"
+        confidence = fix.get("confidence")
+        title = fix["title"] if confidence is None else f"{fix['title']} ({sure(confidence)})"
         times = f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}"
-        rows.append([title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")])
+        cells = [title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")]
+        rows[confidence is not None].append(cells)
     heads = ["Fix", f"A {report['job']['whole']}, recorded", "Saves", html.Th("", className="ask")]
     said = note(
         "Edit puts a fix into the form below, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
-    table = html_table(heads, rows, numbers=(1, 2))
-    return panel(
-        "Priced fixes", html.Div(table, className="table-wide", tabIndex=0), *([said] if "by_worker" in report else [])
+    of_causes, of_any_job = (
+        html.Div(html_table(heads, some, numbers=(1, 2)), className="table-wide", tabIndex=0)
+        for some in (rows[True], rows[False])
     )
+    return panel(
+        "Priced fixes",
+        *([of_causes] if rows[True] else []),
+        *([said] if "by_worker" in report else []),
+        *([folded(f"Fixes that any job could try: {len(rows[False])}", of_any_job)] if rows[False] else []),
+    )
+
+
+def losses_panel(stored: Stored) -> Component:
+    """What a step loses to each op kind, and to each stage and DP rank, the most first; each can be asked about."""
+    report = stored.report
+    assert report is not None
+    places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")]
+    parts = [_losses(report, "Op kind", [("by_kind", "kind", "kind")])]
+    if stored.has_workers:
+        parts.append(_losses(report, "Stage or DP rank", places))
+    said = note(
+        "Against the average op of the job, each by itself and without launch delays. Ask tells what the speed of its"
+        " peers would save."
+    )
+    return panel(
+        "What a step loses, and to whom",
+        html.Div([html.Div(one, className="half") for one in parts], className="row"),
+        said,
+    )
+
+
+def _losses(report: dict[str, Any], head: str, tables: Sequence[tuple[str, str, str]]) -> Component:
+    """One of these tables. `tables`: a table of the report, its column and the word of a selection for it."""
+    found = [
+        (row["saved_s"], f"{word}={row[column]}")
+        for table, column, word in tables
+        for row in report[table]
+        if (row.get("saved_s") or 0.0) >= SMALLEST_LOSS * report["step_time_s"]["recorded"]
+    ]
+    rows = [
+        [
+            selection.removeprefix("kind=").replace("dp_rank=", "DP rank ").replace("=", " "),
+            seconds(lost_s),
+            html.Td(ask_button("Ask", WhatifQuery(selection)), className="ask"),
+        ]
+        for lost_s, selection in sorted(found, reverse=True)[:MOST_LOSSES]
+    ]
+    return html_table([head, f"Lost a {report['job']['whole']}", html.Th("", className="ask")], rows, numbers=(1,))
 
 
 def ask_button(title: str, query: WhatifQuery) -> Component:

@@ -1,4 +1,4 @@
-"""Workers: which worker, host, stage or DP rank is slow, over all steps and step by step."""
+"""Workers: which worker, host, stage or DP rank is slow, since when, over all steps and step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import (
     ALL,
-    ClientsideFunction,
     Input,
     Output,
     State,
@@ -24,21 +23,24 @@ from dash import (
 from dash.development.base_component import Component
 
 from tracekit.dashboards.data.queries import Stored
-from tracekit.dashboards.data.worker_view import WorkerView, address, choose_worker, read_view
-from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest
+from tracekit.dashboards.data.worker_view import WorkerView, address, choose_step, choose_worker, read_view
+from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest, slowest_steps
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, figure_parts, guarded, href, note, panel, term
+from tracekit.dashboards.ui.components import attributes, figure_panel, figure_parts, guarded, href, note, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.drawn import drawing
 from tracekit.dashboards.ui.forms import scale, text_field
-from tracekit.dashboards.ui.sentences import advice_words, believed, diagnosis_words, listed, space_words
+from tracekit.dashboards.ui.sentences import believed, listed, space_words, time_words
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.show.figures.time import step_times, step_workers
 from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.show.figures.workers import worker_heatmap
 from tracekit.trace.model import Worker
 
 #: Bars of the strip above the scrubber; more steps are pooled.
 MOST_BARS = 240
+#: Workers that are shown step by step.
+MOST_ROWS = 40
 #: Workers of a host that are marked on the map.
 MOST_MARKED = 500
 
@@ -51,16 +53,15 @@ def build(
     assert report is not None
     view = read_view(found, step, worker, host)
     pattern = [
-        html.P(diagnosis_words(report), className="verdict"),
-        html.P(advice_words(report)),
         html.P(believed(report, space_words(report["patterns"]["space"], found))),
+        html.P(believed(report, time_words(report["patterns"]["time"], report["by_step"]))),
     ]
     listing = html.Div(slowest(found, view.position, _cell(found, view)), id="workers-list")
     one = html.Div(_detail(stored.name, found, view), id="workers-detail")
     draining = html.Div(hosts(found, view.host, report), id="workers-hosts")
     return [
         html.Div(_said(view), id="workers-said", role="status"),
-        panel("Which workers are slow", *pattern, *_missing(report)),
+        panel("Who and since when", *pattern, *_missing(report)),
         html.Div(
             [
                 html.Div(_map_panel(stored, found, view), className="twothirds"),
@@ -75,6 +76,14 @@ def build(
             ],
             className="row",
         ),
+        html.Div(
+            [
+                html.Div(_times_panel(stored), className="twothirds"),
+                html.Div(panel("Slowest steps", slowest_steps(stored)), className="third"),
+            ],
+            className="row",
+        ),
+        _steps_panel(stored, found),
         dcc.Store(id="workers-job", data=stored.name),
         dcc.Store(id="workers-view", data=address(found, view)),
     ]
@@ -139,8 +148,35 @@ def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     )
 
 
+def _times_panel(stored: Stored) -> Component:
+    by_step, starts = stored.table("by_step"), results().step_starts(stored.name)
+    moments = [viewer().moment(starts.get(step)) for step in by_step["step"]]
+    return figure_panel(
+        ["Time of each step: ", term("recorded"), ", ", term("ideal")],
+        step_times(by_step, moments, viewer().theme),
+        label=f"Recorded and ideal time of {by_step.height:,} steps",
+        table=by_step,
+        csv=href("/download/by_step.csv", job=stored.name),
+        id="workers-times",
+        extra=html.Span("a click shows the step on the map", className="note"),
+    )
+
+
+def _steps_panel(stored: Stored, found: WorkerMap) -> Component:
+    cells = found.worst(None, MOST_ROWS)
+    return figure_panel(
+        [term("slowdown alone", "Slowdown"), f" of the {len(cells):,} slowest workers, step by step"],
+        step_workers(found, cells, viewer().theme),
+        label=f"Slowdown of {len(cells):,} workers in {len(found.steps):,} steps",
+        table=found.table.head(MOST_ROWS),
+        csv=href("/download/by_worker_per_step.csv", job=stored.name),
+        id="workers-steps",
+        extra=html.Span("a click shows the worker and the step", className="note"),
+    )
+
+
 def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
-    """Plays the map step by step. The strip above the slider shows S of each step; position 0 is all steps."""
+    """Chooses the step of the map. The strip above the slider shows S of each step; position 0 is all steps."""
     count = len(found.steps)
     slider = scale(
         "workers-step",
@@ -152,7 +188,6 @@ def _scrubber(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
     ends = html.Div(marks, className="ends", **attributes(aria_hidden="true"))
     return html.Div(
         [
-            html.Button("Play", id="workers-play", **attributes(aria_label="Play the map step by step")),
             html.Div([_strip(stored, count), slider, ends], className="scrub-track"),
             html.Div(_readout(stored, found, view), id="workers-readout", className="scrub-readout"),
         ],
@@ -185,13 +220,13 @@ def _readout(stored: Stored, found: WorkerMap, view: WorkerView) -> list[Any]:
 
 
 class Point(TypedDict):
-    """A cell of the map: DP rank and stage first."""
+    """A cell of the map: DP rank and stage first; in figures of steps, the step comes first."""
 
-    customdata: list[int]
+    customdata: list[int | str]
 
 
 class Clicked(TypedDict):
-    """A click on the map, as far as it is read."""
+    """A click on a figure, as far as it is read."""
 
     points: list[Point]
 
@@ -208,6 +243,8 @@ class Shown(TypedDict):
     Output("workers-said", "children"),
     Input("workers-step", "value"),
     Input("workers-map", "clickData"),
+    Input("workers-times", "clickData"),
+    Input("workers-steps", "clickData"),
     Input("workers-go", "value"),
     Input({"type": "pick-worker", "value": ALL, "place": ALL}, "n_clicks"),
     Input({"type": "pick-host", "value": ALL, "place": ALL}, "n_clicks"),
@@ -216,9 +253,17 @@ class Shown(TypedDict):
 )
 @guarded
 def change(
-    position: int | str, clicked: Clicked | None, typed: str | None, _workers: Any, _hosts: Any, job: str, shown: Shown
+    position: int | str,
+    cell: Clicked | None,
+    of_time: Clicked | None,
+    of_steps: Clicked | None,
+    typed: str | None,
+    _workers: Any,
+    _hosts: Any,
+    job: str,
+    shown: Shown,
 ) -> Any:
-    """Follow the slider, a click on the map, a worker typed or a button. The parts of the page are set one by one, so
+    """Follow the slider, a click on a figure, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.
     """
     if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
@@ -227,9 +272,12 @@ def change(
     assert stored.report is not None  # else there were no map
     step = shown["step"]
     before = read_view(found, None if step is None else str(step), shown["worker"], shown["host"])
+    clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
     view = _followed(found, replace(before, said=()), position, clicked, typed)
     if view.said:
         return _said(view)
+    if view.position is not None and ctx.triggered_id in ("workers-times", "workers-steps"):
+        set_props("workers-step", {"value": view.position + 1})
     set_props("workers-map", {"figure": drawing(draw(found, view))})
     set_props("workers-list", {"children": slowest(found, view.position, _cell(found, view))})
     set_props("workers-readout", {"children": _readout(stored, found, view)})
@@ -251,6 +299,10 @@ def _followed(
         case "workers-map" if clicked and clicked["points"]:
             who = clicked["points"][0]["customdata"]
             return choose_worker(found, ",".join(map(str, who[:2])), view)
+        case "workers-times" | "workers-steps" if clicked and clicked["points"]:
+            of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
+            view = choose_step(found, "".join(map(str, of)), view)
+            return choose_worker(found, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
         case "workers-go" if typed:
             return choose_worker(found, typed, view)
         case {"type": "pick-worker", "value": str(value)}:
@@ -261,19 +313,7 @@ def _followed(
 
 
 clientside_callback(
-    ClientsideFunction("workers", "play"),
-    Output("workers-play", "children"),
-    Input("workers-play", "n_clicks"),
-    State("workers-step", "value"),
-    State("workers-step", "max"),
-    prevent_initial_call=True,
-)
-clientside_callback(
-    ClientsideFunction("workers", "arrived"),
-    Input("workers-view", "data"),
-    State("workers-step", "value"),
-    State("workers-step", "max"),
-    prevent_initial_call=True,
+    "function (view) { window.tracekit.remember(view); }", Input("workers-view", "data"), prevent_initial_call=True
 )
 
 job_page(__name__, "/workers", "Workers", build, lambda found, texts: [partial(found.worker_map, texts["job"])])

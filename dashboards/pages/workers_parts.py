@@ -12,18 +12,20 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import short
+from tracekit.base.text import seconds, short
+from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.worker_view import comma
-from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, scrolled, term
+from tracekit.dashboards.ui.components import attributes, figure_parts, href, html_table, note, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
 from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.show.figures.workers import worker_over_steps
 from tracekit.trace.model import Worker
 
-#: Workers and hosts listed.
+#: Workers, hosts and steps listed.
 LISTED = 10
 HOSTS_LISTED = 12
+SLOWEST_STEPS = 10
 
 
 def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:
@@ -72,6 +74,20 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
     table = html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain tight")
     return [*said, scrolled(table, "Slowest workers", style="whole")]
+
+
+def slowest_steps(stored: Stored) -> Component:
+    """The slowest steps, each with the way to its timeline."""
+    rows = [
+        [
+            f"{row['step']}",
+            seconds(row["recorded_s"]),
+            f"{row['slowdown']:.3f}",
+            dcc.Link("timeline", href=href("/timeline", job=stored.name, step=row["step"])),
+        ]
+        for row in stored.table("by_step").top_k(SLOWEST_STEPS, by="recorded_s").iter_rows(named=True)
+    ]
+    return html_table(["Step", "Recorded", term("slowdown", "Slowdown"), "Open"], rows, numbers=(1, 2), style="tight")
 
 
 def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:

@@ -25,6 +25,8 @@ MOST_ROWS, MOST_COLUMNS, FIGURED_CELLS = 32, 32, 128
 FEW_COLUMNS = 8
 #: Bars of steps; more are pooled, and the slowest of each pool is drawn.
 MOST_BARS = 60
+#: Windows of a trend.
+MOST_TREND = 24
 _INKS = ("#1f2328", "#ffffff")
 
 
@@ -128,21 +130,16 @@ def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
     return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")
 
 
-def share_bars(shares: Sequence[float], noun: str) -> Component:
-    """Shares from 0 to 1, the largest first, a bar each; of many the largest of each pool."""
-    block = -(-len(shares) // MOST_BARS)
-    shown = [max(shares[at : at + block]) for at in range(0, len(shares), block)]
-    top = max(*shown, 0.01)
+def trend(shares: Sequence[float]) -> Component:
+    """The shares that the last windows lose, a bar each from 0 to the largest of them, at least 10 %."""
+    shown = shares[-MOST_TREND:]
+    top = max(*shown, 0.1)
     bars = [
-        html.Span(html.I(style={"height": f"{share / top:.1%}", "background": viewer().theme.slow[3]}))
+        html.Span(html.I(style={"height": f"{max(share, 0.0) / top:.0%}", "background": viewer().theme.slow[3]}))
         for share in shown
     ]
-    half = sum(share >= top / 2 for share in shares)
-    caption = (
-        f"{len(shares):,} {noun}{'s' if len(shares) > 1 else ''}: {top:.0%} the largest, {half:,} at half of it or more"
-    )
-    picture = html.Div(bars, className="bars", **attributes(aria_hidden="true"))
-    return html.Figure([picture, html.Figcaption(caption)], className="picture")
+    words = f"lost in the last {len(shown)} windows: {shown[0]:.0%} to {shown[-1]:.0%}, {max(shown):.0%} at most"
+    return html.Div(bars, className="bars trend", title=words, role="img", **attributes(aria_label=words))
 
 
 def key(words: str, colour: str) -> Component:

@@ -7,12 +7,11 @@ are untrusted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 from urllib.parse import quote, urlencode
 
-import dash_ag_grid as dag
 import plotly.graph_objects as go
 import polars as pl
 from dash import dcc, html
@@ -20,19 +19,16 @@ from dash.development.base_component import Component
 
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.safe_csv import safe_csv
-from tracekit.dashboards.ui.context import chosen_window, prefixed, viewer
+from tracekit.dashboards.ui.context import chosen_window, prefixed
 from tracekit.dashboards.ui.drawn import Chart, drawing
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.show.figures.theme import DARK
 
 Children = Component | str | None | Sequence[Any]
 _Arguments = ParamSpec("_Arguments")
 
 #: Most rows in the table of a figure; its CSV has all of them.
 MOST_ROWS = 200
-#: A grid with more rows than this scrolls.
-FEW_ROWS = 14
 
 
 def href(path: str, **state: object) -> str:
@@ -71,6 +67,11 @@ def panel(title: Children, *children: Any, id: str | None = None, extra: Childre
     body = html.Div(list(children), **named(id))
     head = html.Div([html.H2(title), html.Div(extra, className="panel-extra")], className="panel-head")
     return html.Section([head, body], className="panel")
+
+
+def folded(title: str, *children: Any) -> Component:
+    """Details that most readers skip."""
+    return html.Details([html.Summary(title), *children], className="folded")
 
 
 def note(text: Children) -> Component:
@@ -211,34 +212,3 @@ def shown(value: Any) -> str | Component:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
     return value if isinstance(value, Component) else str(value)
-
-
-def grid(
-    rows: list[dict[str, Any]] | None,
-    columns: list[dict[str, Any]],
-    *,
-    id: str,  # noqa: A002 - Dash's name
-    label: str,
-    count: int,
-    options: Mapping[str, Any] | None = None,
-) -> Component:
-    """A large table that sorts and filters in the browser. `rows`: None if they come later; `count`: their number."""
-    theme = "themeQuartz.withPart(agGrid.colorSchemeDark)" if viewer().theme is DARK else "themeQuartz"
-    return html.Div(
-        dag.AgGrid(
-            id=id,
-            rowData=rows,
-            columnDefs=columns,
-            defaultColDef={"sortable": True, "resizable": True, "minWidth": 80},
-            columnSize="responsiveSizeToFit",
-            dashGridOptions={
-                "theme": {"function": theme},
-                "animateRows": False,
-                "domLayout": "autoHeight" if count <= FEW_ROWS else "normal",
-                **(options or {}),
-            },
-            style={"height": None if count <= FEW_ROWS else "560px"},
-        ),
-        role="region",
-        **attributes(aria_label=label),
-    )

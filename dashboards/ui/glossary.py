@@ -14,8 +14,6 @@ GLOSSARY: Final[dict[str, str]] = {
     "summed excess": "Slowdown alone less 1, summed over the workers of the host: what they cost together, as if"
     " it added up.",
     "S alone": "The ideal job with only this set of ops as recorded, divided by the ideal job (added back).",
-    "If ideal": "Change of the step time if only this set of ops were ideal and all else as it ran, both without launch"
-    " delays (removed). A fix is priced otherwise: as fast as its peers, with launch delays.",
     "launch delays": "Host-side time (data loading, Python, kernel launches) between an op being ready and its start.",
     "waste": "1 - 1/S: the share of the GPU time that the ideal job would not need. The verdict counts what goes with"
     " the causes instead, which is more where a slow worker is a large part of the mean.",
@@ -29,8 +27,6 @@ GLOSSARY: Final[dict[str, str]] = {
     "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5 %.",
     "replay error": "How far the replay with launch delays is from the recorded step time.",
     "discrepancy": "What launch delays add: T(recorded) / T(original) - 1.",
-    "M_W": "Share of the loss that comes back if the slowest 3 % of the workers (at least one) were ideal.",
-    "M_S": "Share of the loss that comes back if the last pipeline stage were ideal.",
     "worker": "One data-parallel rank x pipeline stage cell, with all its tensor- and context-parallel ranks.",
     "stage": "Pipeline stage, pp_rank: a slice of the model's layers.",
     "DP rank": "Position among the data-parallel replicas, dp_rank.",

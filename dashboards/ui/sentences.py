@@ -2,7 +2,7 @@
 
 In: a report (docs/report-schema.md), or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `diagnosis_words`, `advice_words`, `first_action` and `host_words` say what is wrong or what to do, and
+Only `headline`, `first_action` and `host_words` say what is wrong or what to do, and
 they take it from the report's `verdict` and `answer`. All others describe a figure and conclude nothing.
 """
 
@@ -15,19 +15,14 @@ from statistics import fmean
 from typing import Any
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.base.text import cost, seconds, short, sure
+from tracekit.base.text import cost, short, sure
 from tracekit.report.nodes import nodes_of
 from tracekit.report.verdict import LossKind
 from tracekit.show.figures.worker_map import WorkerMap
-from tracekit.trace.model import COMMUNICATION, OpKind, ReportedKind, Worker
+from tracekit.trace.model import Worker
 
 #: Longer lists are cut.
 MOST_NAMED = 6
-#: Kinds by what a person would look at.
-_NETWORK = {*map(str, COMMUNICATION), *map(str, ReportedKind)}
-_HOST = {str(kind) for kind in (OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY)}
-#: Microbatches whose forward and backward correlate by this much are marked.
-SAME_MICROBATCHES = 0.9
 #: Losses to launch delays: they make a replay fall short of the recording, and are priced with it.
 _LAUNCH_DELAYS = (LossKind.INPUT, LossKind.HOST)
 
@@ -109,24 +104,6 @@ def fix_place(report: Report, fix: Mapping[str, Any]) -> str:
 def believed(report: Report, words: str) -> str:
     """`words` about figures of a report, marked if the figures are not trustworthy."""
     return words if report["trust"]["trustworthy"] else f"Not trustworthy: {words}"
-
-
-def diagnosis_words(report: Report) -> str:
-    """The verdict and the further causes, worded as on the page Job."""
-    if not report["trust"]["trustworthy"] and not _promised(report):
-        return f"Not trustworthy: {_distrust(report)}."
-    others = report["answer"]["others"]
-    return headline(report).sentence + (f" Also: {'; '.join(others)}." if others else "")
-
-
-def advice_words(report: Report) -> str:
-    """The first action, its saving and the confidence of its cause; the reason if there is no action."""
-    first = first_action(report)
-    if first is None:
-        return f"No advice: {why_no_advice(report)}."
-    confidence = report["verdict"]["confidence"]
-    certain = "" if confidence is None else f" ({sure(confidence)})"
-    return f"Do this first: {first[0]}{f'; {first[1]}' if first[1] else ''}{certain}."
 
 
 def first_action(report: Report) -> tuple[str, str] | None:
@@ -299,33 +276,3 @@ def listed(items: Sequence[str]) -> str:
     """List the first few of `items` and the number of the rest."""
     more = f" and {len(items) - MOST_NAMED:,} more" if len(items) > MOST_NAMED else ""
     return ", ".join(items[:MOST_NAMED]) + more
-
-
-def kinds_words(report: Report) -> str:
-    """Savings of ideal compute, communication and host work, each kind alone, next to the whole loss."""
-    times, trust = report["step_time_s"], report["trust"]
-    saved = {"compute": 0.0, "communication": 0.0, "host work": 0.0}
-    for row in report["by_kind"]:
-        group = "communication" if row["kind"] in _NETWORK else "host work" if row["kind"] in _HOST else "compute"
-        saved[group] += row["saved_s"]
-    parts = ", ".join(f"{group} {seconds(saved[group])}" for group in sorted(saved, key=lambda group: -saved[group]))
-    return (
-        f"All ideal, a step takes {seconds(times['ideal'])} instead of {seconds(times['original'])}. Saved by each kind"
-        f" ideal alone, added up: {parts}. Launch delays, left out here, add {trust['discrepancy']:.1%} to the step."
-    )
-
-
-def correlation_words(report: Report) -> str:
-    """The stages whose forwards and backwards of a microbatch are long together, and the diagnosis of it."""
-    rows = report["forward_backward_correlation"]
-    high = [str(row["pp_rank"]) for row in rows if row["r"] is not None and row["r"] >= SAME_MICROBATCHES]
-    if not high:
-        where = f"r reaches {SAME_MICROBATCHES} on no stage."
-    elif len(high) == len(rows):
-        where = f"r reaches {SAME_MICROBATCHES} on every stage."
-    else:
-        where = f"r reaches {SAME_MICROBATCHES} on stage {listed(high)} of {len(rows):,}."
-    kind = "sequence-length-imbalance"
-    found = [cause for cause in named_causes(report) if cause["kind"] == kind]
-    verdict = f"names sequence lengths ({sure(found[0]['confidence'])})" if found else "does not name sequence lengths"
-    return f"{where} The diagnosis {verdict}."

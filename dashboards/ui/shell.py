@@ -26,6 +26,7 @@ from tracekit.dashboards.ui.components import attributes, badge, guarded, href, 
 from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline
 from tracekit.show.figures.theme import DARK
+from tracekit.store import HANG
 
 Layout = Callable[..., Any]
 #: Most impossible rows of a store that a page lists; the server's log has all.
@@ -48,8 +49,6 @@ class Tab:
 TABS = (
     Tab("Job", "/job", any_job=True),
     Tab("Workers", "/workers"),
-    Tab("Attribution", "/attribution"),
-    Tab("Time", "/time"),
     Tab("Pipeline", "/pipeline"),
     Tab("What-if", "/whatif", any_job=True),
     Tab("Timeline", "/timeline", any_job=True),
@@ -161,7 +160,7 @@ def job_head(stored: Stored, active: str) -> Component:
         if tab.path == active
         else dcc.Link(tab.title, href=href(tab.path, job=stored.name), className="job-tab")
         for tab in TABS
-        if tab.any_job or stored.has_workers
+        if (tab.any_job or stored.has_workers) and (tab.path != "/hang" or active == "/hang" or _hung(stored.name))
     ]
     return html.Div(
         [
@@ -171,6 +170,11 @@ def job_head(stored: Stored, active: str) -> Component:
         ],
         className="job-head",
     )
+
+
+def _hung(job: str) -> bool:
+    """Whether a hang of the job was recorded."""
+    return any(one.cause.kind == HANG for one in results().incidents(job))
 
 
 def _which_window(stored: Stored, path: str) -> list[Component]:

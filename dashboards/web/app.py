@@ -6,7 +6,6 @@ and metrics.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from html import escape
 from importlib import import_module
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from dash import Dash, _callback
-from dash.fingerprint import build_fingerprint
 
 from tracekit.dashboards.data.fleet_study import FleetStudy
 from tracekit.dashboards.data.queries import Results
@@ -28,15 +26,11 @@ from tracekit.show.figures.base import figure
 from tracekit.show.figures.theme import LIGHT
 
 _DOCUMENT = """<!DOCTYPE html>
-<html lang="en" data-libraries="%libraries%" data-prefix="%prefix%">
+<html lang="en" data-prefix="%prefix%">
 <head>{%metas%}<script src="%prefix%assets/theme.js"></script><title>{%title%}</title>{%favicon%}{%css%}</head>
 <body>{%app_entry%}<footer>{%config%}{%scripts%}{%renderer%}</footer></body>
 </html>
 """
-
-
-#: Component libraries that only some pages need, and their bundles (assets/libraries.js).
-_LATE_LIBRARIES = {"dash_ag_grid": "dash_ag_grid.min.js"}
 
 
 def make_app(store: Path, access: Access | None = None, study: Path | None = None) -> Dash:
@@ -57,7 +51,7 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
         assets_ignore=r"theme\.js",  # inlined in the document
         requests_pathname_prefix=access.prefix,
         routes_pathname_prefix="/",
-        index_string=_document(access.prefix),
+        index_string=_DOCUMENT.replace("%prefix%", escape(access.prefix)),
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
     )
     results = Results(store)
@@ -72,20 +66,6 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
     app.layout = frame
     figure(LIGHT)  # Plotly loads its modules with the first figure: better now than with the first page
     return app
-
-
-def _document(prefix: str) -> str:
-    """The document around every page: names the late-loaded libraries by version, so that browsers cache them."""
-    libraries = {}
-    for name, bundle in _LATE_LIBRARIES.items():
-        library = import_module(name)
-        bundles = library._js_dist  # noqa: SLF001  the name by which Dash itself asks a library what it consists of
-        (resource,) = (each for each in bundles if each["relative_package_path"] == bundle)
-        resource["async"] = "lazy"  # Dash serves it without naming it in the document
-        modified = int((Path(str(library.__file__)).parent / bundle).stat().st_mtime)
-        fingerprint = build_fingerprint(bundle, library.__version__, modified)
-        libraries[name] = f"{prefix}_dash-component-suites/{name}/{fingerprint}"
-    return _DOCUMENT.replace("%libraries%", escape(json.dumps(libraries))).replace("%prefix%", escape(prefix))
 
 
 @cache

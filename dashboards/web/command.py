@@ -22,7 +22,7 @@ from tracekit.base.s3 import absolute, shown
 from tracekit.base.text import printable
 
 _PATH = click.Path(path_type=Path)
-_EXTRAS = ("dash", "dash_ag_grid", "flask_compress", "gunicorn", "plotly", "waitress")
+_EXTRAS = ("dash", "flask_compress", "gunicorn", "plotly", "waitress")
 
 
 @click.command("dashboard")

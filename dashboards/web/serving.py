@@ -191,8 +191,7 @@ def _restrict(app: Dash, access: Access, response: flask.Response) -> flask.Resp
         headers["Cache-Control"] = _KEPT if "m" in flask.request.args else "no-cache"
     headers.setdefault("Cache-Control", "no-store")
     if response.mimetype == "text/html":
-        # Dash's own inline scripts are allowed by their hashes. AG Grid sets styles from scripts; charts
-        # are images of themselves while they are saved.
+        # Dash's own inline scripts are allowed by their hashes; charts are images of themselves while they are saved.
         headers["Content-Security-Policy"] = (
             f"default-src 'self'; script-src 'self' {' '.join(app.csp_hashes())}; style-src 'self' 'unsafe-inline';"
             " img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; object-src 'none';"

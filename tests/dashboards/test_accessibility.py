@@ -17,12 +17,17 @@ from tests.dashboards.watched import write_watched
 Visit = Callable[..., Page]
 
 JOB = "job=slow-worker"
-PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "workers", "attribution", "time", "whatif", "timeline", "hang")))
+PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "workers", "whatif", "timeline", "hang")))
 PAGES = (*PAGES, f"/compare?{JOB}&with=healthy", *(f"/{page}?job=gpu_slow_input" for page in ("job", "timeline")))
 #: Pages about what goes on in a store of watched jobs.
-WATCHED = ("/incidents", "/hosts", "/hosts?q=node-d", "/job?job=live")
+WATCHED = ("/", "/incidents", "/hosts", "/hosts?q=node-d", "/job?job=live")
 #: What tells that a page is whole, where its first part is not all of it.
-WHOLE = {"/timeline": "#timeline-slowest tbody tr", "/whatif": "#whatif-select", "/compare": "#compare-with"}
+WHOLE = {
+    "/": "#jobs tbody tr",
+    "/timeline": "#timeline-slowest tbody tr",
+    "/whatif": "#whatif-select",
+    "/compare": "#compare-with",
+}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 #: All rules of WCAG AA, and those among them that look at colours: the themes differ in nothing else.
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
@@ -36,9 +41,6 @@ MOST_BYTES, MOST_REQUESTS, MOST_LATER_BYTES = 400_000, 45, 150_000
 
 def whole(page: Page, path: str) -> None:
     """Until all of the page is there."""
-    if path == "/":
-        page.click("#all-jobs > summary")
-        page.wait_for_selector(".ag-row a")
     if selector := WHOLE.get(path.partition("?")[0]):
         page.wait_for_selector(selector)
 

@@ -19,7 +19,7 @@ from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
 Show = Callable[..., Serving]
-OF_JOBS = ("/job", "/workers", "/attribution", "/time", "/pipeline", "/whatif", "/timeline", "/compare", "/hang")
+OF_JOBS = ("/job", "/workers", "/pipeline", "/whatif", "/timeline", "/compare", "/hang")
 OF_ALL = ("/", "/incidents", "/hosts")
 #: Markup, quotes, a mark that turns text to the left, and as many characters as a name can have.
 ODD_NAMES = ("<b>\"quoted\" & 'so'</b> \u202eesrever \u05e9\u05dc\u05d5\u05dd", "long" * 75)
@@ -43,7 +43,7 @@ def test_a_job_deleted_while_its_page_is_open_is_said_there_with_the_way_to_the_
         visit(f"{path}?job=live", base=base, within=page)
         expect(page.locator(".problem").first).to_contain_text("no job named 'live'")
     page.click(".problem a")
-    expect(page.locator("#all-jobs-summary")).to_contain_text("All 1 job")
+    expect(page.locator("#jobs a.job")).to_have_text(["over"])
 
 
 def test_a_window_that_is_gone_leads_to_the_newest_one(tmp_path: Path, show: Show, visit: Visit) -> None:
@@ -63,12 +63,13 @@ def test_a_filter_that_matches_nothing_says_so(tmp_path: Path, show: Show, visit
     page.click("text=All hosts")
     expect(page.locator("#page td b").first).to_have_text("node-d")
     visit("/", base=base, within=page)
-    page.click("#all-jobs > summary")
-    page.wait_for_selector(".ag-row a")
-    page.fill("#fleet-q", "no such job")
-    expect(page.locator("#all-jobs .ag-overlay")).to_contain_text("No Matching Rows")
-    page.fill("#fleet-q", "over")
-    expect(page.locator(".ag-row a")).to_have_text(["over"])
+    page.fill("#jobs-q", "no such job")
+    page.press("#jobs-q", "Enter")
+    expect(page.locator("#page")).to_contain_text("No job fits.")
+    page.click("text=All jobs")
+    page.fill("#jobs-q", "OVER")
+    page.press("#jobs-q", "Enter")
+    expect(page.locator("#jobs a.job")).to_have_text(["over"])
 
 
 @pytest.fixture

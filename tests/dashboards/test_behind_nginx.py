@@ -97,8 +97,7 @@ def test_a_person_logs_in_and_sees_every_kind_of_page(proxied: Proxied, browser:
     page.click("text=Timeline of this worker")
     page.wait_for_selector("#timeline-slowest tbody tr")
     page.click(".brand")
-    page.click("#all-jobs > summary")
-    page.click(".ag-row a")
+    page.click("#jobs a.job")
     page.wait_for_selector(".hero")
     with page.expect_download() as download:
         page.click("text=causes.csv")

@@ -18,11 +18,12 @@ from tracekit.fleet.paper import CITATION, SHARE
 
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10
+BY_CAUSE, BY_TEAM = "GPU-hours lost by cause", "Who pays: by team"
 _TITLES = {
     "size": "By size, GPUs",
     "week": "By week of the first traced step",
     "gpu_model": "By GPU model",
-    "team": "Who pays: by team",
+    "team": BY_TEAM,
     "host": "By host, causes of the machine",
 }
 
@@ -52,7 +53,7 @@ def headline(found: FleetFigures) -> str:
         return "No job counts: every one was left out."
     return (
         f"{_percent(found.straggling_jobs.value)} of {found.jobs:,} jobs straggle;"
-        f" {_percent(found.lost.value)} of {hours(found.gpu_hours)} GPU-hours are lost"
+        f" {_percent(found.lost.value)} of {hours(found.gpu_hours)} GPU-hours are lost to it"
     )
 
 
@@ -79,7 +80,10 @@ def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
         given_back = ("at most " if best.bound else "") + hours(best.gpu_hours)
         yield (
             "Best fix",
-            f"{_fix(best)}: gives back {given_back} GPU-hours, {between(best.share)}, in {best.jobs:,} jobs",
+            (
+                f"{_fix(best)}: gives back {given_back} of all {hours(found.gpu_hours)} GPU-hours,"
+                f" {between(best.share)}, in {best.jobs:,} jobs"
+            ),
         )
     yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {found.samples:,} samples"
     if len(found.analyses) > 1:
@@ -102,7 +106,7 @@ def _causes(found: FleetFigures) -> Table:
         "Jobs that lose at least 1 % of their step to it. Causes overlap: they do not add up. The GPU-hours lost in all"
         " are what differences between workers cost; causes that slow all alike, such as checkpoints, come on top."
     )
-    return Table("GPU-hours lost by cause", ("Cause", "jobs", "GPU-hours", "of all"), rows, note)
+    return Table(BY_CAUSE, ("Cause", "jobs", "GPU-hours", "of all"), rows, note)
 
 
 def _fixes(found: FleetFigures) -> Table:

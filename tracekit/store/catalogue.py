@@ -55,6 +55,7 @@ SELECT jobs.job_id, jobs.name, jobs.source, counted.windows, counted.all_steps, 
        newest.problem IS NOT NULL OR newest.slowdown IS NOT NULL OR newest.tracekit IS NOT NULL AS analysed,
        CASE WHEN priced.number IS NULL THEN newest.lost_gpu_hours_per_day
             ELSE coalesce(priced.saved_gpu_hours_per_day, 0) END AS gives_back,
+       priced.verdict, priced.headline, priced.share,
        newest.* EXCLUDE (job_id, added_at)
 FROM jobs
 JOIN (SELECT job_id, max(number) AS number, count(*) AS windows, sum(steps)::BIGINT AS all_steps,
@@ -118,6 +119,7 @@ class Catalogue:
         """One row per job: name, source, and the columns of `windows` for its newest window.
 
         `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
+        `verdict`, `headline`, `share`: of its findings, null where it has none.
         `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch.
         """
         return self._job_list()

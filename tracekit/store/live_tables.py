@@ -77,6 +77,14 @@ LEFT JOIN endings ON endings.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
+#: The share of the step that each window of these jobs loses, in order.
+_TRENDS = """
+SELECT jobs.name, list(findings.share ORDER BY number)
+FROM jobs JOIN findings USING (job_id)
+WHERE list_contains($names::VARCHAR[], jobs.name)
+GROUP BY jobs.name
+"""
+
 #: The last jobs of each host or GPU, and those in which a trusted window had a cause on it alone. `place`: index of a
 #: job in the order of their newest windows; `blamed_on`: a list of `culprits`.
 _MACHINES = """
@@ -181,6 +189,10 @@ class LiveTables:
     def live_jobs(self) -> pl.DataFrame:
         """One row per job for metrics: its newest window, and totals over all."""
         return frame(self.connection.sql(_LIVE_JOBS))
+
+    def trends(self, names: Collection[str]) -> dict[str, list[float]]:
+        """The share of the step that each analysed window of these jobs loses, oldest first, by job."""
+        return dict(self.connection.execute(_TRENDS, {"names": list(names)}).fetchall())
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
         """The hosts with `text` in their name, at most `most`, the most frequent culprits first.

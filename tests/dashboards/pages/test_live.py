@@ -104,7 +104,7 @@ def test_the_page_of_a_job_says_how_old_it_is(
     store.append(window(0, analysed=True))
     now = SimpleNamespace(time=datetime(year, 1, 1, tzinfo=UTC).timestamp)
     monkeypatch.setattr("tracekit.dashboards.pages.job_windows.time", now)
-    assert any(line.startswith(said) for line in Pages(store.path).lines("/job", job="live"))
+    assert any(said in line for line in Pages(store.path).lines("/job", job="live"))
 
 
 def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tmp_path: Path) -> None:
@@ -141,6 +141,9 @@ def test_a_host_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path
     assert {host for one in culprits for host in one.cause.hosts} == {"node-d"}
     lines = Pages(store.path).lines("/hosts")
     assert "culprit in 3 of its last 9 jobs" in lines[lines.index("node-d") + 1]
+    assert "node-a" not in lines
+    assert any(line.startswith("3 more are not listed: they were the culprit less often, or never.") for line in lines)
+    lines = Pages(store.path).lines("/hosts", q="node-a")
     assert "never the culprit in its last 9 jobs" in lines[lines.index("node-a") + 1]
 
 
@@ -158,17 +161,6 @@ def test_a_gpu_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path:
     assert "GPU-3 on node-e" in Pages(store.path).lines("/hosts", q="GPU-3")
 
 
-#: Keeps every window that the page comes to show: one of those that are played is there for a second only.
-SEE_WINDOWS = """() => {
-  window.seen = [];
-  let last = document.querySelector('[data-window]').dataset.window;
-  new MutationObserver(() => {
-    const drawn = document.querySelector('[data-window]');
-    if (drawn && drawn.dataset.window !== last) window.seen.push(last = drawn.dataset.window);
-  }).observe(document.body, { subtree: true, childList: true, attributes: true });
-}"""
-
-
 def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
     tmp_path: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:
@@ -181,13 +173,9 @@ def test_a_page_shows_a_new_window_by_itself_and_keeps_the_place_of_its_reader(
     store.append(window(1, analysed=True))
     expect(opened.get_by_text("Window 1 of 0 to 1")).to_be_attached()
     assert opened.evaluate("() => [window.reader, window.scrollY]") == ["here", 200]
-    opened.evaluate(SEE_WINDOWS)
-    opened.get_by_role("button", name="Play").click()
-    opened.wait_for_function("() => window.seen.join() === '0,1'")
-    expect(opened).to_have_url(re.compile("window=1"))
 
 
-TABS = ("/workers", "/attribution", "/time", "/pipeline", "/whatif", "/timeline", "/compare")
+TABS = ("/workers", "/pipeline", "/whatif", "/timeline", "/compare")
 
 
 @pytest.mark.parametrize("path", TABS)
@@ -231,5 +219,5 @@ def test_lists_of_many_are_cut_off_and_say_how_many_there_are(tmp_path: Path, mo
     assert "job-1" not in text
     hosts = pages.text("/hosts")
     assert "culprit in 3 of its last 3 jobs" in hosts
-    assert "3 more are not listed: search for a part of the name." in hosts
+    assert "3 more are not listed: they were the culprit less often" in hosts
     assert "never the culprit in its last 3 jobs" in pages.text("/hosts", q="node-b")

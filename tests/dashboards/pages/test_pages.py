@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dash.development.base_component import Component
 from msgspec import structs
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
+from tests.dashboards.watched import write_watched
 from tests.handmade import run, slow_trace
 from tracekit.base.text import cost
 from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
-
-#: Pixels of a row of the table of all jobs.
-ROW_HEIGHT = 36
 
 Visit = Callable[..., Page]
 Serve = Callable[[Path], Serving]
@@ -32,33 +31,75 @@ def whatif(store: Path, job: str) -> dict[str, Any]:
     return report
 
 
-def open_table(page: Page) -> None:
-    """Unfold the table of all jobs, which is loaded then."""
-    page.click("#all-jobs > summary")
-    page.wait_for_selector(".ag-row a")
-
-
-def test_the_fleet_ranks_the_jobs_by_what_they_lose(visit: Visit) -> None:
-    page = visit("/", theme="dark")
-    open_table(page)
-    names = page.locator(".ag-cell[col-id=shown]").all_inner_texts()
+def test_every_job_is_in_the_table_the_one_that_loses_most_first(visit: Visit, serving: Serving) -> None:
+    names = visit("/", theme="dark").locator("#jobs a.job").all_inner_texts()
     assert names[0] == "slow-worker"
-    assert {"healthy", "collected-healthy"} == set(names[-2:])
+    assert set(names[-2:]) == {"healthy", "collected-healthy"}
     assert len(names) == 8
+    pages = Pages(serving.store)
+    cells = next(lines(row) for row in found(pages.page("/"), "Tr") if "slow-worker" in lines(row))
+    lost = whatif(serving.store, "slow-worker")["verdict"]
+    figures = [f"{lost['share']:.0%}", f"{lost['lost_gpu_hours_per_day']:,.1f}"]
+    assert cells[:4] == ["slow-worker", "straggler", *figures]
+    assert listed(pages.page("/", sort="job")) == sorted(names)
 
 
-def test_a_row_of_the_fleet_opens_its_job_by_keyboard(visit: Visit) -> None:
+def listed(page: Component) -> list[str]:
+    """The jobs of the table, in its order."""
+    return [lines(link)[0] for link in found(page, "Link", "job")]
+
+
+def test_facets_and_the_filter_narrow_the_table_and_lead_on_from_each_other(serving: Serving) -> None:
+    pages = Pages(serving.store)
+    page = pages.page("/", verdict="uneven work")
+    assert listed(page) == ["sequence-lengths", "slow-last-stage"]
+    links = {link.href for link in found(page, "Link", "facet")}
+    assert "/?verdict=stalls" in links
+    assert "/" in links  # the chosen one leads back
+    assert listed(pages.page("/", verdict="uneven work", q="STAGE")) == ["slow-last-stage"]
+    assert listed(pages.page("/", q="Imbalance stage")) == ["slow-last-stage"]  # words of its cause
+    assert listed(pages.page("/", host="host-0001")) == ["slow-worker"]
+    assert listed(pages.page("/", days="1")) == listed(pages.page("/"))
+    nothing = pages.text("/", team="<b>", sort="x", at="-3", days="y", status="running")
+    assert "No job fits." in nothing
+    assert "0 of 8 jobs" in nothing
+
+
+def test_many_jobs_come_in_parts(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.dashboards.pages.jobs.MOST_ROWS", 3)
+    pages = Pages(serving.store)
+    parts = [pages.page("/", sort="job", at=at) for at in ("1", "2", "3")]
+    assert [listed(part) for part in parts] == [
+        ["collected", "collected-healthy", "gpu_slow_input"],
+        ["healthy", "python-gc", "sequence-lengths"],
+        ["slow-last-stage", "slow-worker"],
+    ]
+    assert listed(pages.page("/", sort="job", at="99")) == listed(parts[2])
+    assert {"/?sort=job&at=1", "/?sort=job&at=3"} <= {link.href for link in found(parts[1], "Link")}
+
+
+def test_keys_move_through_the_table_and_two_jobs_are_compared(visit: Visit, serving: Serving) -> None:
     page = visit("/")
-    open_table(page)
-    page.focus("#fleet-q")
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.matches('.ag-row *')"):
-            break
-    name = page.evaluate("document.activeElement.textContent")
+    page.wait_for_selector("#jobs a.job")
+    for key, name in (("j", "slow-worker"), ("j", "sequence-lengths"), ("k", "slow-worker"), ("k", "slow-worker")):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.textContent") == name
     page.keyboard.press("Enter")
     page.wait_for_selector(".job-title")
-    assert page.inner_text("h1") == name == "slow-worker"
+    assert page.inner_text("h1") == "slow-worker"
+    visit("/", within=page)
+    page.click("[data-compare=healthy]")
+    page.click("[data-compare=slow-worker]")
+    page.wait_for_url(f"{serving.url}/compare?job=healthy&with=slow-worker")
+
+
+def test_what_burns_now_has_a_card_and_a_trend_of_its_windows(tmp_path: Path) -> None:
+    pages = Pages(write_watched(tmp_path / "s.store"))
+    (card,) = found(pages.page("/"), "Article")
+    assert lines(card)[0] == "live"  # the incident of the other job is over
+    trends = [one.title for one in found(pages.page("/"), "Div", "trend")]
+    assert trends[0] == "lost in the last 2 windows: 39% to 39%, 39% at most"
+    assert trends[1].startswith("lost in the last 3 windows: 39% to 0%")
 
 
 @pytest.fixture
@@ -79,55 +120,37 @@ def doubtful(tmp_path: Path, show: Serve) -> Serving:
     return show(store.path)
 
 
-def test_a_row_of_the_fleet_names_its_causes_on_one_line_and_all_of_them_when_pointed_at(
-    visit: Visit, doubtful: Serving
-) -> None:
-    page = visit("/", width=1280, base=doubtful.url)
-    open_table(page)
-    cell = page.locator(".ag-row", has_text="doubtful").locator("[col-id=causes]")
-    everything = cell.get_attribute("title")
-    assert everything == cell.inner_text()
-    assert [one.split(":")[0] for one in everything.split("; ")] == ["slow worker", "python gc", "late data"]
-    inside = cell.bounding_box()
-    assert inside is not None
-    assert inside["height"] <= ROW_HEIGHT
-
-
-def test_jobs_that_are_not_trustworthy_are_marked_and_in_no_sum(visit: Visit, doubtful: Serving) -> None:
+def test_a_row_names_its_causes_when_pointed_at_and_one_that_is_not_trustworthy_is_in_no_sum(doubtful: Serving) -> None:
     lost = whatif(doubtful.store, "good")["verdict"]["lost_gpu_hours_per_day"]
-    page = visit("/", base=doubtful.url)
-    open_table(page)
-    cards = page.inner_text(".figures")
-    assert "straggling (slowdown >= 1.1): 1 of 1" in cards
-    assert f"{lost:,.0f}\nGPU-hours lost a day" in cards
-    assert "1\nnot trustworthy, so not counted here" in cards
-    assert page.locator("[col-id=trust].slow").all_inner_texts() == ["no"]
+    page = Pages(doubtful.store).page("/")
+    (row,) = [row for row in found(page, "Tr") if "doubtful" in lines(row)]
+    titles = [cell.title for cell in found(row, "Td") if getattr(cell, "title", None)]
+    assert [one.split(":")[0] for one in titles[1].split("; ")] == ["slow worker", "python gc", "late data"]
+    assert "no verdict" in lines(row)
+    assert f"1 job needs attention: {lost:,.0f} of" in "\n".join(lines(page))
 
 
-@pytest.mark.parametrize("path", ["/workers", "/time", "/attribution"])
-def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(doubtful: Serving, path: str) -> None:
+def test_sentences_about_a_job_that_is_not_trustworthy_say_so_first(doubtful: Serving) -> None:
     pages = Pages(doubtful.store)
-    said = ["\n".join(lines(one)) for one in found(pages.page(path, job="doubtful"), "P", "verdict")]
+    said = [line for line in pages.lines("/workers", job="doubtful") if "stands out" in line or "slowdown is" in line]
     assert said
-    assert all(words.startswith(("Not trustworthy: ", "The trace does not")) for words in said)
-    assert "Not trustworthy: " not in pages.text(path, job="good")
+    assert all(words.startswith("Not trustworthy: ") for words in said)
+    assert "Not trustworthy: " not in pages.text("/workers", job="good")
 
 
 def test_a_second_dashboard_in_the_process_answers_like_the_first(visit: Visit, odd: Serving, serving: Serving) -> None:
-    for server in (odd, serving):
-        page = visit("/", base=server.url)
-        open_table(page)
-        page.fill("#fleet-q", "python")
-        page.wait_for_url("**q=python")
+    for server, number in ((odd, 3), (serving, 8)):
+        expect(visit("/", base=server.url).locator("#jobs a.job")).to_have_count(number)
 
 
 def test_a_job_shows_its_verdict_causes_and_fixes(visit: Visit, serving: Serving) -> None:
     found = whatif(serving.store, "slow-worker")
     page = visit("/job?job=slow-worker", theme="dark")
-    text = page.inner_text("#page")
     assert f"straggler, {found['verdict']['share']:.0%} lost" in page.inner_text(".job-title")
     sentence, answer = found["verdict"]["sentence"], found["answer"]
     card = page.inner_text(".hero")
+    page.evaluate("document.querySelectorAll('.folded').forEach((one) => { one.open = true; })")
+    text = page.inner_text("#page")
     assert all(answer[part] in card for part in ("who", "cost", "check", "action", "saves", "trust"))
     assert f"{sentence[1:]}." in text
     for cause in found["causes"]:

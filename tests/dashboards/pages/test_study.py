@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dash.development.base_component import Component
 from playwright.sync_api import Page
 
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages
+from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.test_accessibility import AXE, RULES, RUN
 from tests.documents.evil import EVIL
 from tests.fleet.written import job, write_study
-from tests.handmade import run
+from tests.handmade import run, slow_trace
 from tracekit.fleet.study import Study
+from tracekit.job.pipeline import PipelineJob
+from tracekit.store import Incoming, Store
 
 
 @pytest.fixture
@@ -32,14 +35,36 @@ def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) ->
     pages = Pages(tmp_path / "no.store", study.path)
     lines = pages.lines("/fleet")
     assert "Fleet: last week" in lines
-    assert "50.0% of 4 jobs straggle; 37.5% of 400 GPU-hours are lost" in lines
+    assert "50.0% of 4 jobs straggle; 37.5% of 400 GPU-hours are lost to it" in lines
     text = "\n".join(lines)
     for title in ("Slowdown: cumulative distribution", "GPU-hours lost by cause", "Our fleet beside the paper's"):
         assert title in text
     assert "None beyond chance." in lines
     part = study.part("jobs")
     study.read("jobs").filter(name="a").write_parquet(part)
-    assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost" in pages.text("/fleet")
+    assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost to it" in pages.text("/fleet")
+
+
+def test_teams_and_causes_lead_to_their_jobs_and_those_to_the_store(study: Study, tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    trace = slow_trace((0,))
+    store.add([Incoming(trace, "a", "x", PipelineJob(trace).stored())])
+    pages = Pages(store.path, study.path)
+    page = pages.page("/fleet")
+    links = {link.href for link in found(page, "Link")}
+    assert {"/fleet?cause=python-gc", "/fleet?team=y", "/fleet?team=unknown", "/job?job=a"} <= links
+    assert "/job?job=b" not in links
+    assert listed(page) == ["a", "b", "c", "d"]
+    assert listed(pages.page("/fleet", team="y")) == ["b"]
+    assert listed(pages.page("/fleet", cause="python-gc")) == ["a"]
+    assert listed(pages.page("/fleet", team="y", cause="python-gc")) == []
+    assert "/fleet" in {link.href for link in found(pages.page("/fleet", team=EVIL), "Link")}
+
+
+def listed(page: Component) -> list[str]:
+    """The jobs that the page lists."""
+    (table,) = [one for one in found(page, "Div", "stacked") if getattr(one, "aria-label") == "Jobs that lose most"]
+    return [lines(row)[0] for row in found(table, "Tr")][1:]
 
 
 def test_without_a_study_or_with_a_damaged_one_the_page_says_what_to_do(study: Study, tmp_path: Path) -> None:
@@ -56,7 +81,7 @@ def test_the_page_opens_from_any_other_for_everybody(
 ) -> None:
     serving = serve(tmp_path / "no.store", study=study.path)
     page = visit("/fleet", base=serving.url, theme=theme, width=390)
-    page.wait_for_selector("text=Waste: cumulative distribution")
+    page.wait_for_selector("text=Slowdown: cumulative distribution")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     page.evaluate(AXE)
     assert page.evaluate(RUN, RULES) == []

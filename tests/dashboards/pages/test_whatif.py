@@ -136,6 +136,7 @@ def test_a_suggestion_is_asked_with_one_click(visit: Visit, serving: Serving) ->
 def test_the_button_of_a_fix_gives_its_own_price_and_it_can_be_edited(visit: Visit, serving: Serving) -> None:
     """Each fix of the table fills in its own edit: the answer saves what the row promises."""
     page = visit(address())
+    page.click("text=Fixes that any job could try: 3")
     fixes = json.loads(tracekit.load(SLOW).whatif().to_json())["fixes"]
     for at, fix in enumerate([fix for fix in fixes if fix["edit"]]):
         page.locator(".plain .ask button").nth(at).click()

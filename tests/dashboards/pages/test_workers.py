@@ -22,6 +22,8 @@ READ_MAP = """() => {
     const heat = document.querySelector("#workers-map").figure.data[0];
     return Array.from(heat.z, (row) => Array.from(row));
 }"""
+READ_LINES = """() => document.querySelector("#workers-times").figure.data
+    .map((line) => [line.name, Array.from(line.y)])"""
 READ_OUTLINES = """() => document.querySelector("#workers-map").figure.layout.shapes
     .map((box) => [box.x0, box.y0, box.line.color, box.line.width])"""
 
@@ -49,7 +51,6 @@ def test_the_map_and_the_list_show_the_slowdowns_of_the_report(visit: Visit, ser
     ]
     text = page.inner_text("#page")
     assert f"One worker stands out: rank 9 on host-0001, with a slowdown alone of {worst['slowdown']:.3f}" in text
-    assert "Rank 9 on host-0001 costs 31% of each step: computes 80% slower than its peers." in text
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
@@ -90,12 +91,24 @@ def test_scrubbing_shows_the_map_of_each_step_and_the_address_brings_it_back(vis
     wait_for_state(page, job=JOB)
 
 
-def test_playing_goes_through_the_steps_and_stops_at_the_last(visit: Visit) -> None:
-    page = open_map(visit, f"/workers?job={JOB}&step=200")
-    page.click("#workers-play")
-    expect(page.locator("#workers-readout")).to_contain_text("Step 201: slowdown ")
-    expect(page.locator("#workers-play")).to_have_text("Play")
-    wait_for_state(page, job=JOB, step="201")
+def test_figures_of_steps_show_the_report_and_a_click_on_them_goes_to_the_step(visit: Visit, serving: Serving) -> None:
+    report = whatif(serving.store, JOB)
+    page = open_map(visit, f"/workers?job={JOB}")
+    page.wait_for_selector("#workers-times .line")
+    lines = dict(page.evaluate(READ_LINES))
+    for name in ("recorded", "ideal"):
+        assert lines[name] == pytest.approx([row[f"{name}_s"] for row in report["by_step"]])
+    click_figure(page, "workers-times", 2.5 / 12, 0.5)
+    expect(page.locator("#workers-readout")).to_contain_text("Step 102: slowdown ")
+    expect(page.locator("#workers-step")).to_have_value("3")
+    wait_for_state(page, job=JOB, step="102")
+    click_figure(page, "workers-steps", 4.5 / 12, 1.5 / 16)
+    expect(page.locator("#workers-readout")).to_contain_text("Step 104: slowdown ")
+    second = Results(serving.store).worker_map(JOB).worst(None, 2)[1]
+    wait_for_state(page, job=JOB, step="104", worker=f"{second // 4},{second % 4}")
+    slowest = max(report["by_step"], key=lambda row: row["recorded_s"])["step"]
+    first = page.get_by_role("link", name="timeline", exact=True).first
+    assert first.get_attribute("href") == f"/timeline?job={JOB}&step={slowest}"
 
 
 def test_a_typed_worker_is_shown_and_one_that_is_not_there_is_said(visit: Visit) -> None:

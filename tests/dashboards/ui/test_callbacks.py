@@ -30,12 +30,11 @@ RIGHT: dict[str, Any] = {
     "whatif-kinds.value": [],
     "workers-step.value": 1,
     "workers-map.clickData": CLICKED,
+    "workers-times.clickData": CLICKED,
+    "workers-steps.clickData": CLICKED,
     "workers-go.value": "1,2",
     "workers-job.data": "slow-worker",
     "workers-view.data": SHOWN,
-    "time-rows.value": "all",
-    "all-jobs-summary.n_clicks": 1,
-    "time-job.data": "slow-worker",
     "compare-mode.value": "split",
     "compare-with.value": None,
     "compare-split.value": "105",
@@ -92,7 +91,7 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
     client = make_app(sample_store).server.test_client()
     client.get("/")
     found = callbacks(sample_store)
-    assert len(found) == 7  # one shows the pages
+    assert len(found) == 5  # one shows the pages
     for name, one in found.items():
         right = client.post("/_dash-update-component", json=request(name, one, {}))
         assert right.status_code in (200, 204), right.text
@@ -115,7 +114,6 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
         ("/whatif?job=slow-worker", "whatif._look", "[data-whatif=suggest]"),
         ("/whatif?job=slow-worker", "whatif._report", "[data-whatif=suggest]"),
         ("/workers?job=slow-worker", "workers._followed", "#workers-list button"),
-        ("/time?job=slow-worker", "time._worker_parts", "text=all in order"),
         ("/compare?job=slow-worker", "compare._chosen", "text=This job before a step"),
     ],
 )

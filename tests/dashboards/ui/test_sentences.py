@@ -1,4 +1,4 @@
-"""What the patterns, the kinds and the correlations mean in words."""
+"""What the patterns mean in words."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from tests.figures.test_worker_map import small
 from tracekit.dashboards.ui.sentences import (
     believed,
-    correlation_words,
-    kinds_words,
     listed,
     space_words,
     time_words,
@@ -99,34 +97,3 @@ def test_a_report_that_is_not_trustworthy_says_so_first() -> None:
 def test_long_lists_are_cut_and_counted() -> None:
     assert listed([str(number) for number in range(9)]) == "0, 1, 2, 3, 4, 5 and 3 more"
     assert listed(["0", "1"]) == "0, 1"
-
-
-def test_kinds_are_added_up_to_compute_communication_and_host_work() -> None:
-    saved = {"forward-compute": 0.5, "optimizer": 0.3, "backward-pp-comm": 0.1, "all-to-all": 0.2, "gc": 0.05}
-    words = kinds_words(
-        {
-            "step_time_s": {"original": 5.0, "ideal": 4.0},
-            "trust": {"discrepancy": 0.01},
-            "by_kind": [{"kind": kind, "saved_s": value} for kind, value in saved.items()],
-        }
-    )
-    assert "compute 800.0 ms, communication 300.0 ms, host work 50.0 ms" in words
-    assert "4.00 s instead of 5.00 s" in words
-
-
-def test_a_correlation_is_a_figure_and_only_the_diagnosis_names_sequence_lengths() -> None:
-    for values, words in (
-        ([0.95, 0.99, 0.91], "r reaches 0.9 on every stage."),
-        ([0.1, None, 0.99], "r reaches 0.9 on stage 2 of 3."),
-        ([0.1, None], "r reaches 0.9 on no stage."),
-    ):
-        report: dict[str, Any] = {
-            "forward_backward_correlation": [{"pp_rank": stage, "r": value} for stage, value in enumerate(values)],
-            "trust": {"trustworthy": True},
-            "causes": [{"kind": "healthy", "confidence": 1.0, "suggested_fix": ""}],
-            "answer": {"accounts": []},
-        }
-        assert correlation_words(report) == f"{words} The diagnosis does not name sequence lengths."
-        report["causes"] = [{"kind": "sequence-length-imbalance", "confidence": 0.8}]
-        report["answer"]["accounts"] = [{"kind": "sequence-length-imbalance"}]
-        assert correlation_words(report) == f"{words} The diagnosis names sequence lengths (80% sure)."

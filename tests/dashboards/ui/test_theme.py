@@ -38,8 +38,8 @@ def colour(paper: str) -> str:
 
 def shown(page: Page) -> tuple[str, str]:
     """The paper of the page, and that of its figures, which the server colours."""
-    page.wait_for_selector("#attribution-kind svg")
-    return page.evaluate(PAPER), page.evaluate("document.querySelector('#attribution-kind').figure.layout.font.color")
+    page.wait_for_selector("#workers-map svg")
+    return page.evaluate(PAPER), page.evaluate("document.querySelector('#workers-map').figure.layout.font.color")
 
 
 def paper(page: Page) -> str:
@@ -61,13 +61,13 @@ def test_the_theme_follows_the_system_until_somebody_chooses(on_a_system: Open, 
     page.emulate_media(color_scheme="dark")
     assert paper(page) == colour(LIGHT.paper)
     again = page.context.new_page()
-    again.goto(f"{serving.url}/attribution?job=slow-worker")
+    again.goto(f"{serving.url}/workers?job=slow-worker")
     assert shown(again) == (colour(LIGHT.paper), LIGHT.text)
 
 
 def test_figures_have_the_theme_of_the_system(on_a_system: Open, serving: Serving) -> None:
     page = on_a_system("dark")
-    page.goto(f"{serving.url}/attribution?job=slow-worker")
+    page.goto(f"{serving.url}/workers?job=slow-worker")
     assert shown(page) == (colour(DARK.paper), DARK.text)
 
 

@@ -320,8 +320,8 @@ class TestBrokenAndHostile:
         assert "did you mean 'slow-worker'?" in pages.text("/job", job="slow-workr")
 
     def test_names_in_the_address_that_no_page_knows_change_nothing(self, visit: Visit) -> None:
-        text = visit("/attribution?job=slow-worker&stored=1&report=1&self=1").inner_text("#page")
-        assert "Compute or communication" in text
+        text = visit("/whatif?job=slow-worker&stored=1&report=1&self=1").inner_text("#page")
+        assert "What a step loses" in text
         assert "Something broke" not in text
 
     @pytest.mark.parametrize("body", ["{}", "[]", "null", '"x"', '{"output":"nosuch.x"}', "[" * 100_000, "not JSON"])

@@ -1,4 +1,4 @@
-"""The card of a job that needs attention: what, who, what it costs, what to do first, and how its steps went.
+"""The card of a job that burns: what, who, what it costs, what to do first, and how its steps went.
 
 In: a stored job. Out: a component. Sentences come from its report's `answer` and `verdict` alone.
 """
