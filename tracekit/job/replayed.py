@@ -94,9 +94,7 @@ class ReplayedJob(Struct, frozen=True):
             ranks=self.trace.worker_ranks(),
             hosts=self.trace.hosts,
             attribution=found,
-            diagnosis=diagnose(
-                self.trace, self.replay, found, layers=layers, method=method, expert_loads=expert_loads
-            ),
+            diagnosis=diagnose(self.trace, self.replay, found, layers=layers, method=method, expert_loads=expert_loads),
             method=method,
             clocks=_clock_report(self.replay, method),
             posting=graph.posting,
