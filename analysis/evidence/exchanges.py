@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.evidence.ops import OpEvidence, Times
-from tracekit.analysis.graph.fold import fold
-from tracekit.analysis.graph.rules.registry import op_graph
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.replay.costs import measure_op_durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
-from tracekit.trace.op import OpTrace
 from tracekit.trace.schema import RECEIVED, SENT
 
 if TYPE_CHECKING:
+    from tracekit.analysis.evidence.ops import OpEvidence
     from tracekit.analysis.experts.loads import Loads
+    from tracekit.trace.op import OpTrace
 
 #: More ops than this take too long in every report; the last steps that fit are looked at.
 _MOST_OPS = 1_000_000
@@ -77,6 +73,8 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
         ],
         how="diagonal_relaxed",
     ).with_columns(stream=pl.lit(0))
+    from tracekit.trace.op import OpTrace
+
     hosts = pl.DataFrame(list(trace.hosts.items()), {"rank": ops.schema["rank"], "host": pl.String}, orient="row")
     ops = ops.join(hosts, on="rank", how="left", maintain_order="left") if trace.hosts else ops
     return OpTrace(ops.sort("step", "rank", "start", "peer"), trace.name, rules=("streams",))
@@ -85,8 +83,14 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
 def exchange_evidence(job: Trace, expert_loads: Loads | None) -> OpEvidence | None:
     """The evidence on the all-to-alls of a trace and the work between them; None if it has none."""
     trace = exchange_trace(job)
-    if trace is None:
+    if trace is None:  # as most pipelines: they need none of these modules
         return None
+    from tracekit.analysis.evidence.ops import OpEvidence, Times
+    from tracekit.analysis.graph.fold import fold
+    from tracekit.analysis.graph.rules.registry import op_graph
+    from tracekit.analysis.replay.costs import measure_op_durations
+    from tracekit.analysis.replay.graph_replay import GraphReplay
+
     graph = fold(op_graph(trace))
     replay = GraphReplay(graph, measure_op_durations(graph))
     return OpEvidence(trace, graph, replay, Times.of(graph, replay), expert_loads=expert_loads)

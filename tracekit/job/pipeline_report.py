@@ -16,7 +16,7 @@ from msgspec import Struct
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.job import bubbles_words, experts
+from tracekit.job import experts
 from tracekit.job import pipeline_words as words
 from tracekit.job.tables import JSON_TABLES, ReportTables, bubble_frames
 from tracekit.report.bubbles import Bubbles
@@ -148,12 +148,16 @@ class PipelineReport(ReportTables):
         """See `Report.remarks_of_source`."""
         yield from words.pipeline_remarks(self)
         if self.bubbles is not None:
+            from tracekit.job import bubbles_words
+
             yield "Bubbles", bubbles_words.sentence(self.bubbles)
         yield from experts.remarks(self)
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`; else, pipelines are drawn as maps of workers and steps."""
         if self.bubbles is not None:
+            from tracekit.job import bubbles_words
+
             yield from bubbles_words.tables(self.bubbles)
         if full and not self.experts_asked:
             yield from experts.loads(self.experts)
