@@ -21,7 +21,7 @@ from tracekit.trace.rl import Format, PhaseLog, StepTime
 #: Seconds of each timer of a step: its number, then by the timer's name as the framework prints it.
 Record = tuple[int, dict[str, float]]
 #: Colours, and what Ray puts before a line of a worker.
-_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\([\w.:]+ pid=[^)]*\)\s*")
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
 _NUMBER = r"(?:[\w.]+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
 #: Two clocks, or a sum and its parts, differ by this share of a step at most.
 TOLERANCE = 0.01
@@ -51,11 +51,11 @@ def plain(line: str) -> str:
 
 def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: str) -> PhaseLog:
     """All steps of a log; of a step that is logged twice, as after a restart, the last. Raises FormatError."""
+    steps: dict[int, dict[str, float]] = {}
     try:
         records = list(framework.records(lines))
     except ValueError as error:
         raise FormatError(f"{where}, {error}") from None
-    steps: dict[int, dict[str, float]] = {}
     for number, values in records:
         found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
         for name, value in found.items():
@@ -90,23 +90,24 @@ def _numbers(words: str) -> dict[str, float]:
 
 
 def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console.
-
-    Raises ValueError for JSON that is something else. A last line may be cut: it is still being written.
-    """
-    cut = ""
+    """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console."""
     for number, line in lines:
-        if cut and line:
-            raise ValueError(cut)
-        if line.startswith("{"):
+        if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
             try:
                 record = json.loads(line)
                 step, data = int(record["step"]), record["data"].items()
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                cut = f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger"
-                continue
-            yield step, {key: float(value) for key, value in data if isinstance(value, int | float)}
-        elif match := re.match(r"step:(\d+) - ", line):
+                raise ValueError(f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger") from None
+            # A time that is no number is an error, as NaN is.
+            yield (
+                step,
+                {
+                    key: float(value) if isinstance(value, int | float) else math.nan
+                    for key, value in data
+                    if key.startswith("timing_s/")
+                },
+            )
+        elif match := _VERL_STEP.search(line):
             pairs = re.findall(rf"(?<= - )([^\s:]+):{_NUMBER}", line)
             yield int(match[1]), {key: float(value) for key, value in pairs}
 
@@ -158,6 +159,7 @@ def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float])
     return StepTime.OVERLAPPED if phases.get("generate", 0.0) > waited * (1 + TOLERANCE) else StepTime.SERIAL
 
 
+_VERL_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
 _NEMO_STEP = "Total step time"
 FRAMEWORKS = (
     Framework(
@@ -224,15 +226,14 @@ FRAMEWORKS = (
         _serial,
     ),
 )
-#: What only lines of a framework have.
-_SIGNS = (
-    (re.compile(r"step:\d+ - .*\btiming_s/step:|\{.*\"timing_s/step\""), Format.VERL),
-    (re.compile(r"Global step \d+: \{.*'timing/"), Format.OPENRLHF),
-    (re.compile(r"\bperf \d+: \{.*'perf/"), Format.SLIME),
-    (re.compile(rf"\W*{_NEMO_STEP}: \d"), Format.NEMO_RL),
-)
 
 
 def format_of(line: str) -> Format | None:
     """The framework that printed a line with times of a step, None for any other line."""
-    return next((written for sign, written in _SIGNS if sign.match(line) or sign.search(line)), None)
+    if "timing_s/step" in line and (line.startswith("{") or _VERL_STEP.search(line)):
+        return Format.VERL
+    if "'timing/" in line and "Global step " in line:
+        return Format.OPENRLHF
+    if "'perf/" in line and re.search(r"\bperf \d+: \{", line):
+        return Format.SLIME
+    return Format.NEMO_RL if f"{_NEMO_STEP}: " in line else None

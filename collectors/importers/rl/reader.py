@@ -5,6 +5,8 @@ In: files. Out: a `PhaseLog` or a `Timeline`. Nothing in a file is executed: pic
 
 from __future__ import annotations
 
+import codecs
+import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -25,16 +27,15 @@ _GENERIC = (b'"trajectory"', b'"phase"')
 
 def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | Timeline:
     """Read the files of one run, in their order; `written_by`: None to find out. Raises FormatError."""
-    contents = [(path, _content(path)) for path in paths]
-    formats = {written_by or _format(path, content) for path, content in contents}
+    contents = {str(path): _content(path) for path in paths}
+    formats = {written_by} if written_by else set[Format]().union(*(_formats(*one) for one in contents.items()))
     if len(formats) > 1:
-        raise FormatError(f"{listed(map(str, paths))}: logs of {listed(sorted(formats))}; give the files of one run")
+        raise FormatError(f"{listed(contents)}: logs of {listed(sorted(formats))}; give the files of one run")
     (found,) = formats
-    where = listed(map(str, paths))
     if found is Format.TRAJECTORIES:
-        return read_trajectories(b"\n".join(content for _, content in contents), where)
+        return read_trajectories(contents)
     framework = next(one for one in FRAMEWORKS if one.format is found)
-    return read_phases(framework, chain.from_iterable(_lines(content) for _, content in contents), where)
+    return read_phases(framework, chain.from_iterable(map(_lines, contents.values())), listed(contents))
 
 
 def _content(path: Path) -> bytes:
@@ -44,6 +45,8 @@ def _content(path: Path) -> bytes:
             beginning = file.read(4096)
             if beginning.startswith(_PICKLES):
                 raise FormatError(f"{path}: a pickle, which could run any code if it were read; give the log as text")
+            if beginning.startswith(b"\x1f\x8b"):
+                raise FormatError(f"{path}: compressed; unpack it first (gunzip -k)")
             if b"\0" in beginning:
                 raise FormatError(f"{path}: not text; give the log that the framework printed")
             if path.stat().st_size > _LARGEST_FILE:
@@ -51,18 +54,30 @@ def _content(path: Path) -> bytes:
             content = beginning + file.read()
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+    content = _whole_lines(content.removeprefix(codecs.BOM_UTF8))
     if not content.strip():
         raise FormatError(f"{path}: an empty file; give the log of a run that has trained for a few steps")
     return content
 
 
-def _format(path: Path, content: bytes) -> Format:
-    """The format of a file. Raises FormatError."""
+def _whole_lines(content: bytes) -> bytes:
+    """Without a last line of JSON that is still being written, or whose writer was killed."""
+    end = content.rfind(b"\n") + 1
+    if content[end : end + 1] == b"{":
+        try:
+            json.loads(content[end:])
+        except (ValueError, RecursionError):
+            return content[:end]
+    return content
+
+
+def _formats(path: str, content: bytes) -> set[Format]:
+    """The formats of a file's lines. Raises FormatError if there are none."""
     first = content.lstrip()[:65536].split(b"\n", 1)[0]
     if first.startswith(b"{") and any(key in first for key in _GENERIC):
-        return Format.TRAJECTORIES
-    found = next((known for _, line in _lines(content) if (known := format_of(line)) is not None), None)
-    if found is None:
+        return {Format.TRAJECTORIES}
+    found = {known for _, line in _lines(content) if (known := format_of(line)) is not None}
+    if not found:
         raise FormatError(
             f"{path}, line 1: {first[:60].decode(errors='replace')!r}; no line is as {listed(Format)} write it. Give"
             " the output of the trainer with its timings, or docs/rl.md's generic format"

@@ -6,7 +6,7 @@ In: `{"trajectory", "step", "engine", "submit", "start", "end", "tokens", "tool_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -40,38 +40,44 @@ class _Line(Struct, gc=False):
 _decoder = msgspec.json.Decoder(_Line)
 
 
-def read_trajectories(data: bytes, where: str) -> Timeline:
-    """Read all lines. Raises FormatError, with the line, for one that is not as the module describes."""
-    try:
-        lines = _decoder.decode_lines(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        lines = _one_by_one(data, where)
+def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
+    """Read the files of a run, by their names. Raises FormatError, with file and line, for a line that is not as the
+    module describes.
+    """
+    lines = [line for where, content in contents.items() for line in _read(content, where)]
     phases = [line for line in lines if line.phase is not None]
     trajectories = [line for line in lines if line.phase is None]
-    for line in lines:
-        if line.end < line.start:
-            name = f"phase {short(line.phase)!r}" if line.phase else f"trajectory {quoted(line.trajectory)}"
-            raise FormatError(
-                f"{where}: {name} of step {line.step} ends at {line.end} s, before it starts at {line.start} s;"
-                " all times must be of one clock"
-            )
     return Timeline(
         Phases(np.array([line.phase or "" for line in phases], dtype=str), *_times(phases)),
-        _trajectories(trajectories, where) if trajectories else None,
+        _trajectories(trajectories) if trajectories else None,
     )
 
 
-def _one_by_one(data: bytes, where: str) -> list[_Line]:
-    """The lines, to name the one that cannot be read. A last line without its end is still being written."""
+def _read(content: bytes, where: str) -> list[_Line]:
+    try:
+        lines = _decoder.decode_lines(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        lines = _one_by_one(content, where)
+    for line in lines:
+        if line.phase is None and line.trajectory is None:
+            raise FormatError(f"{where}: a line of step {line.step} has neither a trajectory nor a phase; {_EXPECTED}")
+        if line.end < line.start:
+            name = f"phase {short(line.phase)!r}" if line.phase else f"trajectory {quoted(line.trajectory)}"
+            raise FormatError(
+                f"{where}: {name} of step {line.step} ends at {line.end} s, before it starts at {line.start} s; all"
+                " times must be of one clock"
+            )
+    return lines
+
+
+def _one_by_one(content: bytes, where: str) -> list[_Line]:
+    """The lines, to name the one that cannot be read."""
     lines = []
-    texts = data.split(b"\n")
-    for number, text in enumerate(texts, 1):
+    for number, text in enumerate(content.split(b"\n"), 1):
         if text.strip():
             try:
                 lines.append(_decoder.decode(text))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if number == len(texts) and not isinstance(error, msgspec.ValidationError):
-                    break
                 raise FormatError(f"{where}, line {number}: {error}; {_EXPECTED}") from None
     return lines
 
@@ -84,10 +90,7 @@ def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
     )
 
 
-def _trajectories(lines: list[_Line], where: str) -> Trajectories:
-    unnamed = next((line for line in lines if line.trajectory is None), None)
-    if unnamed is not None:
-        raise FormatError(f"{where}: a line of step {unnamed.step} has neither a trajectory nor a phase; {_EXPECTED}")
+def _trajectories(lines: list[_Line]) -> Trajectories:
     step, start, end = _times(lines)
     submit = np.array([line.start if line.submit is None else line.submit for line in lines])
     engines, engine = np.unique([str(line.engine) for line in lines], return_inverse=True)
