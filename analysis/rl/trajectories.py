@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, generations, partial_generations
-from tracekit.analysis.rl.latency import Ran, fit, queued
+from tracekit.analysis.rl.latency import Ran, fit, queued, started
 from tracekit.analysis.rl.loop import WARM_UP, Loop
 from tracekit.analysis.rl.phases import CONTRADICTION, contradiction, no_price
 from tracekit.analysis.rl.report import Generation, Loss, LossTime, PhaseTime, Price, RlReport, Run, leading
@@ -152,6 +152,7 @@ class _Generations:
         ).only(chosen)
         if not np.array_equal(np.unique(ran.step), np.arange(len(steps.numbers))):
             raise FormatError("some steps have trajectories and others none; record all of them or leave them out")
+        ran = ran if slots is None else started(ran, slots)
         self.ran, self.count, self.names = ran, int(chosen.sum()), trajectories.engines
         engines = fit(ran, len(trajectories.engines))
         waited, self.slots = queued(ran, engines)
