@@ -6,6 +6,7 @@ the decoding steps between a request's start and end are its tokens.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -129,6 +130,19 @@ def _least_squares(ran: Ran, times: _Times, latency: Floats, speeds: Floats) -> 
         if max(np.abs(np.where(small, 0.0, change)).max(), np.abs(faster).max()) < 1e-9:
             break
     return latency, speeds
+
+
+def started(ran: Ran, slots: int) -> Ran:
+    """The requests with starts that slots allow, for recorders that know only when a request was submitted: with all
+    slots taken, the next one starts when the first of those that run ends.
+    """
+    group = ran.step * (int(ran.engine.max()) + 1) + ran.engine
+    in_order, by_end = np.lexsort((ran.start, ran.submit, group)), np.lexsort((ran.end, group))
+    place = np.arange(len(group)) - np.searchsorted(group[in_order], group[in_order])
+    late = np.flatnonzero(place >= slots)
+    start = ran.start.copy()
+    start[in_order[late]] = np.maximum(start[in_order[late]], ran.end[by_end[late - slots]])
+    return msgspec.structs.replace(ran, start=np.minimum(start, ran.end))
 
 
 def queued(ran: Ran, engines: Engines) -> tuple[Bools, int | None]:

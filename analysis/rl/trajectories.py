@@ -14,7 +14,7 @@ import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, generations, partial_generations
-from tracekit.analysis.rl.latency import Ran, fit, queued
+from tracekit.analysis.rl.latency import Ran, fit, queued, started
 from tracekit.analysis.rl.loop import WARM_UP, Loop
 from tracekit.analysis.rl.phases import CONTRADICTION, contradiction, no_price
 from tracekit.analysis.rl.report import Generation, Loss, LossTime, PhaseTime, Price, RlReport, Run, leading
@@ -23,6 +23,8 @@ from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import short
 from tracekit.trace.rl import Format, Timeline, Trajectories
 
+#: What is recorded less than this apart happens at one time, seconds.
+_AT_ONCE_S = 1e-3
 #: A response is in the tail if it is longer than this percentile of its step.
 TAIL = 95
 
@@ -43,12 +45,12 @@ class _Steps:
         }
         nothing = np.full(len(numbers), np.nan)
         generate = self.spans.get("generate", (nothing, nothing, nothing))
-        if trajectories is not None:
-            asked = _span(numbers, trajectories.step, trajectories.submit, trajectories.end)
-            generate = tuple(np.where(np.isnan(one), other, one) for one, other in zip(generate, asked, strict=True))
+        if trajectories is not None and "generate" not in self.spans:
+            generate = (*_extent(numbers, trajectories.step, trajectories.submit, trajectories.end), nothing)
         reward = self.spans.get("reward", (nothing, nothing, nothing))
         trainer = [span for name, span in self.spans.items() if name not in ("generate", "reward", "sync")]
-        started = _least([start for start, _, _ in trainer], nothing)
+        # What begins before the generation has ended, such as an evaluation, is no training on it.
+        started = _least([np.where(start >= generate[1] - _AT_ONCE_S, start, np.nan) for start, *_ in trainer], nothing)
         finished = -_least([-end for _, end, _ in trainer], nothing)
         sync = self.spans.get("sync", (finished, finished, np.zeros(len(numbers))))
         started = np.where(np.isnan(started), sync[0], started)
@@ -64,11 +66,18 @@ class _Steps:
                 f"step {numbers[missing]} lacks its generation, training or sync, and later steps have it"
             )
         self.numbers = numbers[whole]
-        self.spans = {name: tuple(one[whole] for one in span) for name, span in self.spans.items()}
+        spans = {name: tuple(one[whole] for one in span) for name, span in self.spans.items()}
+        self.spans = {name: span for name, span in spans.items() if not np.isnan(span[0]).all()}
         self.generate_start, self.generate_end = generate[0][whole], generate[1][whole]
         self.reward_end = np.fmax(reward[1][whole], self.generate_end)
         self.reward_s = np.nan_to_num(reward[2][whole])
         self.train_start, self.sync_start, self.sync_end = started[whole], sync[0][whole], sync[1][whole]
+
+    @property
+    def after_generation(self) -> list[str]:
+        """Phases that begin once the generation of their step has ended."""
+        early = {name: np.nanmedian(start - self.generate_end) for name, (start, _, _) in self.spans.items()}
+        return [name for name, by in early.items() if by >= -_AT_ONCE_S]
 
     @property
     def step_times(self) -> Floats:
@@ -82,7 +91,7 @@ class _Steps:
             known = (trajectories.version >= 0) & (trajectories.step >= self.numbers[WARM_UP])
             if known.any():
                 return max(0, int(np.median(trajectories.step[known] - trajectories.version[known])))
-        synced = np.searchsorted(self.sync_end, self.generate_start + 1e-6, side="right")
+        synced = np.searchsorted(self.sync_end, self.generate_start + _AT_ONCE_S, side="right")
         return max(0, int(np.median((np.arange(len(self.numbers)) - synced)[WARM_UP:])))
 
     def loop(self) -> Loop:
@@ -118,14 +127,22 @@ class _Steps:
 
 
 def _span(numbers: Ints, step: Ints, start: Floats, end: Floats) -> tuple[Floats, ...]:
-    """Start, end and total of what one phase took in each step, nan in steps without it."""
+    """Start and end of a phase in each step, and for how long it was in it, nan in steps without it."""
+    first, last = _extent(numbers, step, start, end)
+    at, reached, total = np.searchsorted(numbers, step), first.copy(), last - last
+    for one in np.lexsort((start, at)).tolist():  # several ranks may record a phase, each its own part
+        total[at[one]] += max(0.0, end[one] - max(start[one], reached[at[one]]))
+        reached[at[one]] = max(reached[at[one]], end[one])
+    return first, last, total
+
+
+def _extent(numbers: Ints, step: Ints, start: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """The first start and the last end in each step, nan in steps without any."""
+    first, last = np.full(len(numbers), np.nan), np.full(len(numbers), np.nan)
     at = np.searchsorted(numbers, step)
-    first, last, total = (np.full(len(numbers), fill) for fill in (np.inf, -np.inf, 0.0))
-    np.minimum.at(first, at, start)
-    np.maximum.at(last, at, end)
-    np.add.at(total, at, end - start)
-    there = np.isfinite(first)
-    return np.where(there, first, np.nan), np.where(there, last, np.nan), np.where(there, total, np.nan)
+    np.fmin.at(first, at, start)
+    np.fmax.at(last, at, end)
+    return first, last
 
 
 def _least(columns: list[Floats], nothing: Floats) -> Floats:
@@ -152,6 +169,7 @@ class _Generations:
         ).only(chosen)
         if not np.array_equal(np.unique(ran.step), np.arange(len(steps.numbers))):
             raise FormatError("some steps have trajectories and others none; record all of them or leave them out")
+        ran = ran if slots is None else started(ran, slots)
         self.ran, self.count, self.names = ran, int(chosen.sum()), trajectories.engines
         engines = fit(ran, len(trajectories.engines))
         waited, self.slots = queued(ran, engines)
@@ -243,14 +261,18 @@ def analyse_trajectories(
     step_s = float(recorded.mean())
     loop = steps.loop()
     generation_s = float(loop.generate[WARM_UP:].mean())
+    if min(step_s, generation_s) <= 0:
+        raise FormatError(f"the mean step takes {step_s} s, its generation {generation_s} s; expected more than 0 s")
     made = None if steps.trajectories is None else _Generations(steps, steps.trajectories, slots)
     if made is not None:
         loop = loop.replace(generate=made.replayed)
     phases = {name: float(np.nan_to_num(total[WARM_UP:]).mean()) for name, (_, _, total) in steps.spans.items()}
     phases.setdefault("generate", generation_s)
     times = loop.step_times()
-    trainer_s = math.fsum(seconds for name, seconds in phases.items() if name not in ("generate", "reward"))
-    flagged = contradiction(trainer_s + (0 if loop.staleness else phases["generate"]), step_s)
+    one_by_one = [name for name in steps.after_generation if name != "reward"]
+    if not loop.staleness:
+        one_by_one.append("generate")
+    flagged = contradiction(math.fsum(phases[name] for name in one_by_one), step_s)
     if flagged is None and made is not None:
         flagged = made.clock_off(steps, step_s)
     losses = [] if flagged else _losses(loop, steps.reward_s, made, times)
@@ -336,9 +358,9 @@ def _price(
         if made.slots is None:
             assumed.append("no limit on the requests of an engine, as none queued: --slots sets one")
     if one.generate_s is not None:
-        changed = changed.replace(generate=changed.generate * (one.generate_s / generation_s))
+        changed = changed.replace(generate=_with_mean(changed.generate, one.generate_s))
     if one.train_s is not None:
-        changed = changed.replace(train=changed.train * (one.train_s / float(changed.train[WARM_UP:].mean())))
+        changed = changed.replace(train=_with_mean(changed.train, one.train_s))
     times = loop.step_times()
     saved_s = float((times - changed.step_times()).mean())
     price_s = float(recorded.mean()) - saved_s
@@ -359,3 +381,9 @@ def _price(
         old + (carried or 0) if algorithm else None,
         "; ".join(assumed) or None,
     )
+
+
+def _with_mean(seconds: Floats, mean_s: float) -> Floats:
+    """Durations of steps, scaled to another mean."""
+    now_s = float(seconds[WARM_UP:].mean())
+    return seconds * (mean_s / now_s) if now_s > 0 else np.full_like(seconds, mean_s)

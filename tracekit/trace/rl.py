@@ -45,7 +45,7 @@ class PhaseLog(Struct, frozen=True, eq=False):
 
 
 class Phases(Struct, frozen=True, eq=False):
-    """Recorded phases. `name`, `role`: names, [phases]; `step`, `start`, `end`: [phases], seconds of one clock."""
+    """Recorded phases; all arrays are [phases]. `start`, `end`: seconds of one clock."""
 
     name: npt.NDArray[np.str_]
     step: _Ints

@@ -14,7 +14,8 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.base.errors import FormatError
-from tracekit.base.text import quoted, short
+from tracekit.base.text import listed, quoted, short
+from tracekit.collectors.importers.rl.frameworks import TOLERANCE
 from tracekit.trace.rl import Phases, Timeline, Trajectories
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -49,7 +50,7 @@ def read_trajectories(contents: Mapping[str, bytes]) -> Timeline:
     trajectories = [line for line in lines if line.phase is None]
     return Timeline(
         Phases(np.array([line.phase or "" for line in phases], dtype=str), *_times(phases)),
-        _trajectories(trajectories) if trajectories else None,
+        _trajectories(trajectories, listed(contents)) if trajectories else None,
     )
 
 
@@ -59,15 +60,24 @@ def _read(content: bytes, where: str) -> list[_Line]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         lines = _one_by_one(content, where)
     for line in lines:
-        if line.phase is None and line.trajectory is None:
-            raise FormatError(f"{where}: a line of step {line.step} has neither a trajectory nor a phase; {_EXPECTED}")
-        if line.end < line.start:
-            name = f"phase {short(line.phase)!r}" if line.phase else f"trajectory {quoted(line.trajectory)}"
-            raise FormatError(
-                f"{where}: {name} of step {line.step} ends at {line.end} s, before it starts at {line.start} s; all"
-                " times must be of one clock"
-            )
+        if (wrong := _wrong(line)) is not None:
+            raise FormatError(f"{where}: {wrong}")
     return lines
+
+
+def _wrong(line: _Line) -> str | None:
+    """What contradicts itself in a line, None if nothing does."""
+    if line.phase is None and line.trajectory is None:
+        return f"a line of step {line.step} has neither a trajectory nor a phase; {_EXPECTED}"
+    took = line.end - line.start
+    if took >= 0 and line.tool_s <= took * (1 + TOLERANCE):
+        return None
+    name = f"phase {short(line.phase)!r}" if line.phase else f"trajectory {quoted(line.trajectory)}"
+    if took < 0:
+        times = f"ends at {line.end} s, before it starts at {line.start} s; all times must be of one clock"
+    else:
+        times = f"takes {took} s, of which {line.tool_s} s in tools; count tools that run at the same time once"
+    return f"{name} of step {line.step} {times}"
 
 
 def _one_by_one(content: bytes, where: str) -> list[_Line]:
@@ -90,7 +100,9 @@ def _times(lines: Sequence[_Line]) -> tuple[Any, Any, Any]:
     )
 
 
-def _trajectories(lines: list[_Line]) -> Trajectories:
+def _trajectories(lines: list[_Line], where: str) -> Trajectories:
+    if not any(line.tokens for line in lines):
+        raise FormatError(f"{where}: no trajectory has tokens; give the number that each decoded")
     step, start, end = _times(lines)
     submit = np.array([line.start if line.submit is None else line.submit for line in lines])
     engines, engine = np.unique([str(line.engine) for line in lines], return_inverse=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, decode
-from tracekit.analysis.rl.latency import Ran, fit, queued
+from tracekit.analysis.rl.latency import Ran, fit, queued, started
 
 
 def ran(engines: Engines, *, count: int = 60, steps: int = 3, tools: bool = False, seed: int = 1) -> Ran:
@@ -44,6 +44,14 @@ def test_slots_are_seen_where_requests_queued() -> None:
     waited, slots = queued(known, found)
     assert slots == 7
     assert waited.sum() == 3 * 2 * (30 - 7)
+
+
+def test_slots_tell_when_requests_started_whose_submission_alone_was_recorded() -> None:
+    known = ran(Engines(0.008, 0.0005, np.ones(2), 7))
+    submitted = msgspec.structs.replace(known, start=known.submit)
+    assert started(submitted, 7).start.tolist() == known.start.tolist()
+    assert started(known, 7).start.tolist() == known.start.tolist()
+    assert started(known, 2).start.max() <= known.end.max()  # fewer slots than the recording had
 
 
 def test_a_wait_that_no_other_request_ended_is_no_queue() -> None:

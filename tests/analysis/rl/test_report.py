@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -45,6 +46,17 @@ def test_the_account_of_a_step_by_hand(tmp_path: Path) -> None:
     assert report.generation.base_s == pytest.approx(0.25)
     assert report.generation.per_request_s == pytest.approx(0.25)
     assert report.generation.error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_phases_of_several_ranks_count_once_and_an_evaluation_is_no_training(tmp_path: Path) -> None:
+    more = [line | {"end": line["end"] - 0.5} for line in lines() if line.get("phase") == "train"]
+    more += [{"phase": "testing", "step": step, "start": 11.0 * step + 1, "end": 11.0 * step + 2} for step in range(4)]
+    report = analyse(write(tmp_path / "run.jsonl", [*lines(), *more]), "staleness=1")
+    assert {one.phase: one.seconds for one in report.phases} == {
+        "generate": 5.5, "train": 4.0, "sync": 1.0, "testing": 1.0, "reward": 0.5,
+    }  # fmt: skip
+    assert (report.unaccounted_s, report.trainer_wait_s, report.replayed_s) == (0.0, 6.0, pytest.approx(11.0))
+    assert prices(report) == pytest.approx({"staleness=1": 5.5})
 
 
 def test_losses_by_hand(tmp_path: Path) -> None:
@@ -195,3 +207,34 @@ def test_a_scenario_that_cannot_be_read_says_what_could(tmp_path: Path) -> None:
         analyse(path, "split=1:1")
     with pytest.raises(SelectionError, match="no whole number of engines"):
         analyse(path, "split=3:1", gpus="rollout=2,trainer=2")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_times_end_in_finite_figures_or_in_one_error(tmp_path: Path, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    asked = (
+        "staleness=1",
+        "staleness=9",
+        "partial=0.01",
+        "engines=5",
+        "split=2:1",
+        "longest-first",
+        "generate=3,train=2",
+    )
+    reports = 0
+    for _ in range(40):
+        written = lines(int(chance.integers(3, 6)))
+        for _ in range(int(chance.integers(0, 3))):
+            line = written[int(chance.integers(len(written)))]
+            key = str(chance.choice([key for key in line if isinstance(line[key], int | float)]))
+            line[key] = type(line[key])(chance.choice([0, 1e-9, 3, 1e9, 1e14, line["start"], line["end"]]))
+        try:
+            report = analyse(write(tmp_path / "run.jsonl", written), *asked, gpus="rollout=1,trainer=2", slots=2)
+        except FormatError:
+            continue
+        assert "null" not in msgspec.json.encode([report.step_s, report.losses, report.generation]).decode()
+        assert all(one.step_s is None or np.isfinite(one.step_s) for one in report.what_if)
+        assert (report.flagged is None) == any(one.step_s is not None for one in report.what_if)
+        assert headline(report)
+        reports += 1
+    assert reports >= 15

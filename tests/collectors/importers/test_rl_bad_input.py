@@ -76,6 +76,20 @@ def test_what_cannot_be_read_is_named(tmp_path):
                 read_rl([tmp_path / "log"])
 
 
+def test_trajectories_that_contradict_themselves_are_named(tmp_path):
+    first = json.loads(
+        next(line for line in write(tmp_path / "log", lines()).read_text().splitlines() if "tokens" in line)
+    )
+    for change, message in (
+        ({"end": first["start"] - 1}, "trajectory '0-0' of step 0 ends at -1.0 s, before it starts at 0.0 s"),
+        ({"end": 10.0, "tool_s": 10.2}, "trajectory '0-0' of step 0 takes 10.0 s, of which 10.2 s in tools"),
+        ({"tokens": 0}, "no trajectory has tokens"),
+    ):
+        with case(message), pytest.raises(FormatError, match=f"{tmp_path / 'log'}: {message}"):
+            read_rl([write(tmp_path / "log", [first | change])])
+    read_rl([write(tmp_path / "log", [first | {"end": 10.0, "tool_s": 10.05}])])  # clocks agree to 1 %
+
+
 def test_a_compressed_log_says_what_to_do(tmp_path):
     (tmp_path / "log.gz").write_bytes(gzip.compress(VERL.encode()))
     with pytest.raises(FormatError, match="compressed; unpack it first"):
