@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,8 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 from prometheus_client import generate_latest
 
+from tests.dashboards.watched import analysed, trace
 from tests.handmade import run
 from tests.test_store_windows import window
+from tracekit.live.delivery_log import DeliveryLog
+from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
@@ -36,12 +40,13 @@ HEALTHY = verdict(kind="balanced")
 
 def after(*windows: WindowVerdict) -> list[Incident]:
     """All incidents of a job with these windows, a minute each."""
-    known: list[Incident] = []
+    known: dict[int, Incident] = {}
     for number, shown in enumerate(windows):
-        still_open = [one for one in known if one.closed_at is None]
-        done = [one for one in known if one.closed_at is not None]
-        known = done + list(followed(still_open, "job", number, shown, NOON + timedelta(minutes=number)))
-    return known
+        before = [one for one in known.values() if not one.settled]
+        for one in followed(before, "job", number, shown, NOON + timedelta(minutes=number)):
+            stored = dataclasses.replace(one, incident_id=one.incident_id or len(known) + 1)
+            known[stored.incident_id] = stored
+    return list(known.values())
 
 
 def test_a_cause_is_one_incident_from_the_first_window_that_shows_it_to_the_second_that_does_not() -> None:
@@ -55,6 +60,34 @@ def test_a_cause_is_one_incident_from_the_first_window_that_shows_it_to_the_seco
 def test_a_cause_that_comes_and_goes_is_one_incident() -> None:
     (incident,) = after(verdict(SLOW), HEALTHY, verdict(SLOW), HEALTHY, verdict(SLOW))
     assert (incident.seen_window, incident.clear, incident.closed_at) == (4, 0, None)
+
+
+def test_another_cause_at_the_same_ranks_is_the_same_incident_and_the_costliest_is_its_cause() -> None:
+    """What is found to slow a rank down may change from window to window."""
+    other = replace(LATE, ranks=(3, 4), cost_s=0.03)
+    (incident,) = after(verdict(SLOW), verdict(other, SLOW), HEALTHY, verdict(SLOW))
+    assert (incident.opened_window, incident.seen_window, incident.cause) == (0, 3, SLOW)
+    assert after(verdict(SLOW), verdict(other, SLOW))[0].cause == other
+
+
+def test_a_place_that_is_slow_again_before_it_was_gone_as_long_as_it_lasted_opens_its_incident_again() -> None:
+    slow, gone = [verdict(SLOW)] * 5, [HEALTHY] * 4
+    (closed,) = after(*slow, *gone)
+    assert (closed.closed_window, closed.clear, closed.settled) == (6, 4, False)
+    assert closed.closed_because == "no longer seen since window 5"
+    (again,) = after(*slow, *gone, verdict(SLOW))
+    assert (again.closed_at, again.seen_window, again.clear, again.windows) == (None, 9, 0, 10)
+    (cured,) = after(*slow, *gone, HEALTHY)
+    assert (cured.settled, cured.closed_because) == (True, "cured, gone since window 5")
+    assert [one.opened_window for one in after(*slow, *gone, HEALTHY, verdict(SLOW))] == [0, 10]
+    small = verdict(replace(SLOW, share=0.04))
+    assert after(*slow, *gone, small)[0].closed_window == 6  # it takes as much as to open one
+
+
+def test_a_fault_through_a_hundred_windows_is_one_incident_closed_within_two_of_its_end() -> None:
+    seen = (verdict(replace(SLOW, ranks=(3, *extra))) for extra in [(), (4,)] * 50)
+    (incident,) = after(*seen, *[HEALTHY] * 300)
+    assert (incident.opened_window, incident.seen_window, incident.closed_window) == (0, 99, 101)
 
 
 def test_another_part_and_other_ranks_are_other_incidents() -> None:
@@ -116,6 +149,26 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
     assert run("store", "incidents", "--store", store.path, "--open").out == ""
     assert store.history("live", 2)["number"].to_list() == [1, 2]
+
+
+def test_an_incident_of_a_store_opens_again_under_its_number_and_that_is_news(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    changes, log = StoreChanges(store), DeliveryLog(store, "http://127.0.0.1/")
+    assert (changes.look().opened, log.left(None)) == ((), ([], []))
+    said = []
+    for slow in (True, True, True, False, False, True):
+        store.append(analysed(trace(slow=slow)))
+        found = changes.look()
+        news = [(one.incident_id, "opened") for one in found.opened] + [
+            (one.incident_id, "closed") for one in found.closed
+        ]
+        log.note(news)
+        assert log.left(None) == ([], [])
+        said += news
+    (incident,) = store.incidents()
+    number = incident.incident_id
+    assert said == [(number, "opened"), (number, "closed"), (number, "opened")]
+    assert (incident.opened_window, incident.seen_window, incident.closed_at) == (0, 5, None)
 
 
 STANDS: dict[str, Any] = {

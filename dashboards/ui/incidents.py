@@ -28,7 +28,10 @@ def incident_table(incidents: Sequence[Incident]) -> Component:
 
 def _row(incident: Incident) -> list[Any]:
     is_open = incident.closed_at is None
-    state = badge("open", Tone.BAD, loud=True) if is_open else badge("closed", Tone.GOOD, loud=False)
+    state = (
+        badge("closed", Tone.GOOD, loud=False) if incident.settled else badge("may come back", Tone.UNSURE, loud=False)
+    )
+    state = badge("open", Tone.BAD, loud=True) if is_open else state
     what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
     if is_open:
         what += [

@@ -115,7 +115,7 @@ def test_what_opens_and_closes_is_posted_with_all_that_is_to_be_said() -> None:
         "closed_at": None,
     }
     assert closed["closed_at"] == NOON.timestamp() + 300
-    assert (opened["closed_because"], closed["closed_because"]) == (None, "cured in window 6")
+    assert (opened["closed_because"], closed["closed_because"]) == (None, "no longer seen since window 5")
     assert (notifier.counts.sent, notifier.counts.failed, notifier.counts.dropped) == (2, 0, 0)
 
 
@@ -247,7 +247,8 @@ def test_slack_gets_a_text_in_its_markup() -> None:
         "<https://dash/job?job=job+%3C1%3E&amp;window=4|the page of this window>",
     ]
     assert slack_message([], [CLOSED], "")["text"] == (
-        ":large_green_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, cured in window 6: rank 3: slow"
+        ":large_green_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, no longer seen since window 5:"
+        " rank 3: slow"
     )
     ended = replace(CLOSED, closed_window=None)
     assert slack_message([], [ended], "")["text"] == (

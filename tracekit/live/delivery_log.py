@@ -37,18 +37,18 @@ class DeliveryLog:
 
         Incidents that had closed before the receiver was first used are not sent.
         """
-        sent, after = self._noted()
+        last, after = self._noted()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
         if after is None:
             after = max((one.incident_id for one in incidents), default=0)
             self._add([f"after {after}\n"])
-        opened = [one for one in incidents if one.closed_at is None and (one.incident_id, "opened") not in sent]
+        opened = [one for one in incidents if one.closed_at is None and last.get(one.incident_id) != "opened"]
         closed = [
             one
             for one in incidents
             if one.closed_at is not None
-            and (one.incident_id > after or (one.incident_id, "opened") in sent)
-            and (one.incident_id, "closed") not in sent
+            and (one.incident_id > after or one.incident_id in last)
+            and last.get(one.incident_id) != "closed"
         ]
         return opened[::-1], closed[::-1]
 
@@ -62,16 +62,16 @@ class DeliveryLog:
                 file.write(self._unwritten)
             self._unwritten = ""
 
-    def _noted(self) -> tuple[set[tuple[int, str]], int | None]:
-        """Incidents already sent, and the last one before the first delivery, None for a new receiver."""
+    def _noted(self) -> tuple[dict[int, str], int | None]:
+        """How each incident was last sent, and the last one before the first delivery, None for a new receiver."""
         try:
             text = "" if self._file is None else self._file.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return set(), None
-        sent, after = set[tuple[int, str]](), None
+            return {}, None
+        last, after = dict[int, str](), None
         for words in map(str.split, text.splitlines()):
             if len(words) == 2 and words[0].isdecimal():
-                sent.add((int(words[0]), words[1]))
+                last[int(words[0])] = words[1]
             elif len(words) == 2 and words[0] == "after" and words[1].isdecimal():
                 after = int(words[1])
-        return sent, after
+        return last, after

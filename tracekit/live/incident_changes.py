@@ -1,4 +1,4 @@
-"""Changes of a store since the last look: new windows, and incidents that opened or closed.
+"""Changes of a store since the last look: new windows, and incidents that opened, opened again or closed.
 
 In: a store that any process writes. Out: `Changes`. So the process that adds windows and the one that reports them are
 independent and can run on different machines.
@@ -51,7 +51,11 @@ class StoreChanges:
             }
             # Not all of them: a job that is watched for weeks has many closed ones.
             incidents = catalogue.live.incidents(self._job, after=self._last, known=self._open)
-        new = [one for one in incidents if one.incident_id > self._last]
+        new = [
+            one
+            for one in incidents
+            if one.incident_id > self._last or (one.closed_at is None and one.incident_id not in self._open)
+        ]
         known = self._open | {one.incident_id for one in new}
         closed = [one for one in incidents if one.closed_at is not None and one.incident_id in known]
         found = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()

@@ -1,8 +1,9 @@
 """Incidents: how long a cause has been acting on a job, across its windows.
 
-In: the open incidents and the causes in a window. Out: which incidents open, continue and close. A cause opens an
-incident in the first window that shows it. The incident closes once several windows in a row no longer show it, so that
-a cause that comes and goes is one incident, and one alarm.
+In: the incidents that are not settled and the causes in a window. Out: which incidents open, continue, close and open
+again. A place, such as a rank, has one incident, whatever is found to slow it down. The incident closes once several
+windows in a row no longer show it, and opens again if the place is slow before it has been gone for as long as it
+lasted, so that what comes and goes is one incident under one number.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Incident:
 
     `opened_window`, `seen_window`, `closed_window`: the first and the last window that showed it, and the one that
     closed it; None for a hang, which no window shows, and for an incident closed by the end of the job. `clear`:
-    windows in a row that no longer showed it. `incident_id`: 0 until it is stored. `job_ending`: how its job ended, as
-    in "ended with exit code 1"; None while it runs, and if unknown.
+    windows in a row that no longer showed it, counted until it is settled. `incident_id`: 0 until it is stored.
+    `job_ending`: how its job ended, as in "ended with exit code 1"; None while it runs, and if unknown.
     """
 
     incident_id: int
@@ -57,14 +58,26 @@ class Incident:
         if self.closed_at is None:
             return None
         if self.closed_window is not None:
-            return f"cured in window {self.closed_window}"
+            if self.seen_window is None:
+                return f"steps go on in window {self.closed_window}"
+            gone = f"since window {self.seen_window + 1}"
+            return f"cured, gone {gone}" if self.settled else f"no longer seen {gone}"
         return f"the job {self.job_ending or 'ended'}"
 
-    def shows_in(self, sighting: Account) -> bool:
-        """Whether a sighting belongs to this incident: the same part of some of the same ranks, or of the whole job."""
-        if (self.cause.part or self.cause.kind) != (sighting.part or sighting.kind):
+    @property
+    def settled(self) -> bool:
+        """Whether it is over for good: its job has ended, or it has been gone for as long as it lasted."""
+        if self.closed_at is None:
             return False
-        return bool({*self.cause.ranks} & {*sighting.ranks}) or self.cause.ranks == sighting.ranks == ()
+        return not (self.closed_window and self.windows) or self.clear >= max(CLEAR_WINDOWS, self.windows)
+
+    def shows_in(self, sighting: Account) -> bool:
+        """Whether a sighting is at the place of this incident: some of the same ranks, or the same part of the whole
+        job. A hang has no such place.
+        """
+        if self.cause.ranks or sighting.ranks:
+            return self.cause.kind != HANG and bool({*self.cause.ranks} & {*sighting.ranks})
+        return (self.cause.part or self.cause.kind) == (sighting.part or sighting.kind)
 
 
 def followed(
@@ -75,17 +88,29 @@ def followed(
     at: datetime,
     moved_at: datetime | None = None,
 ) -> tuple[Incident, ...]:
-    """The incidents of a job after window `number`, which ended `at`: those of `before`, which were open, and new ones.
+    """The incidents of a job after window `number`, which ended `at`: those of `before`, not yet settled, and new ones.
 
     `moved_at`: when its last step began, None if unknown. A window that cannot be trusted opens and closes nothing.
     """
     if not verdict.judged:
         return tuple(before)
-    after = [_gone_on(incident, number, verdict, at, moved_at) for incident in before]
-    for sighting in verdict.alarming:
-        if not any(incident.shows_in(sighting) for incident in after):
+    going_on = [one for one in before if one.closed_at is None]
+    after = [_gone_on(incident, number, verdict, at, moved_at) for incident in going_on]
+    new = [sighting for sighting in verdict.alarming if not any(one.shows_in(sighting) for one in going_on)]
+    for incident in (one for one in before if one.closed_at is not None):
+        again = [sighting for sighting in new if incident.shows_in(sighting)]
+        new = [sighting for sighting in new if sighting not in again]
+        after.append(_seen(incident, number, again) if again else replace(incident, clear=incident.clear + 1))
+    for sighting in new:
+        if not any(incident.shows_in(sighting) for incident in after if incident.closed_at is None):
             after.append(Incident(0, job, sighting, at, number, number))
     return tuple(after)
+
+
+def _seen(incident: Incident, number: int, sightings: Sequence[Account]) -> Incident:
+    """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
+    cause = max(sightings, key=lambda one: one.cost_s)
+    return replace(incident, cause=cause, seen_window=number, clear=0, closed_at=None, closed_window=None)
 
 
 def _gone_on(
@@ -96,8 +121,8 @@ def _gone_on(
         over = moved_at is not None and moved_at > incident.opened_at
         return replace(incident, closed_at=at, closed_window=number) if over else incident
     seen = [one for one in verdict.sightings if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
-    if seen:  # several causes at one place are one incident, represented by the costliest
-        return replace(incident, cause=max(seen, key=lambda one: one.cost_s), seen_window=number, clear=0)
+    if seen:
+        return _seen(incident, number, seen)
     clear = incident.clear + 1
     if clear >= CLEAR_WINDOWS:
         return replace(incident, clear=clear, closed_at=at, closed_window=number)

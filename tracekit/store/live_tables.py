@@ -53,9 +53,14 @@ _INCIDENTS = """
 SELECT incident_id, jobs.name, cause, opened_at, opened_window, seen_window, clear, closed_at, closed_window, ending
 FROM incidents JOIN jobs USING (job_id) LEFT JOIN endings USING (job_id)
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
-    AND (incident_id > $after OR list_contains($known::INTEGER[], incident_id))
+    AND (closed_at IS NULL OR incident_id > $after OR list_contains($known::INTEGER[], incident_id))
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
 ORDER BY incident_id DESC
+"""
+#: Incidents that a window closed and that have not been gone for as long as they lasted, or for two windows.
+_UNSETTLED = """
+SELECT incident_id FROM incidents JOIN jobs USING (job_id)
+WHERE jobs.name = $name AND closed_window IS NOT NULL AND clear < greatest(2, seen_window - opened_window + 1)
 """
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with totals over all windows.
@@ -153,7 +158,7 @@ class LiveTables:
         known: Collection[int] = (),
         most: int | None = None,
     ) -> tuple[Incident, ...]:
-        """The incidents of one job or of all, newest first: those after number `after`, and `known` ones.
+        """The incidents of one job or of all, newest first: open ones, those after number `after`, and `known` ones.
 
         `most`: limit for the open ones, and for the closed ones.
         """
@@ -166,6 +171,13 @@ class LiveTables:
             for number, job, text, opened, first, last, clear, closed, closed_by, ending in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
+
+    def unsettled(self, name: str) -> tuple[Incident, ...]:
+        """The incidents of a job that are open or may open again."""
+        numbers = self.connection.execute(_UNSETTLED, {"name": name}).fetchall()
+        last = 1 << 30  # none is new
+        found = self.incidents(name, after=last, known=[number for (number,) in numbers])
+        return tuple(one for one in found if not one.settled)
 
     def is_watched(self, name: str) -> bool:
         """Whether a job is or was cut into windows, even if it has none."""

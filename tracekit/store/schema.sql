@@ -95,7 +95,7 @@ CREATE TABLE culprits (
 
 CREATE SEQUENCE incident_id START 1;
 
--- A cause that acts on a job for one window or more, or a hang.
+-- What slows a place of a job down for one window or more, or a hang.
 CREATE TABLE incidents (
     incident_id INTEGER PRIMARY KEY,
     job_id      INTEGER NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE incidents (
     opened_at   TIMESTAMP NOT NULL,             -- UTC
     opened_window INTEGER,                      -- null for a hang
     seen_window INTEGER,                        -- the last that showed it
-    clear       INTEGER NOT NULL,               -- windows in a row that no longer showed it
+    clear       INTEGER NOT NULL,               -- windows in a row that no longer showed it, until it is settled
     closed_at   TIMESTAMP,                      -- null while it is open
     closed_window INTEGER
 );

@@ -97,7 +97,7 @@ class Store:
             writer.write(job_id, number, item)
             verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
             if verdict is not None:
-                now, before = datetime.now(UTC), catalogue.live.incidents(item.name, only_open=True)
+                now, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
                 for incident in followed(before, item.name, number, verdict, now, _moved_at(item.trace)):
                     catalogue.live.put_incident(job_id, incident)
         return number
