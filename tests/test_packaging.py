@@ -70,6 +70,7 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
     assert {name for name in names if name.endswith(".py")} == modules()
     sources = {f"tracekit/collectors/nccl/{name}" for name in ("plugin.c", "abi.h", "ring.h")}
     assert {
+        "tracekit/SKILL.md",
         "tracekit/py.typed",
         "tracekit/show/card.css",
         "tracekit/store/schema.sql",
