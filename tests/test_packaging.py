@@ -70,6 +70,7 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
     assert {name for name in names if name.endswith(".py")} == modules()
     sources = {f"tracekit/collectors/nccl/{name}" for name in ("plugin.c", "abi.h", "ring.h")}
     assert {
+        "tracekit/SKILL.md",
         "tracekit/py.typed",
         "tracekit/show/card.css",
         "tracekit/store/schema.sql",
@@ -144,3 +145,17 @@ def test_the_links_for_type_checkers_are_relative(folder: str) -> None:
     link = ROOT / "tracekit" / folder
     assert link.is_symlink()
     assert link.readlink() == Path("..") / folder
+
+
+def test_a_strangers_package_written_over_ours_is_named(tmp_path: Path) -> None:
+    """On the package index, `tracekit` is another project's, with the same import: pip replaces `__init__.py`."""
+    package = tmp_path / "tracekit"
+    package.mkdir()
+    (package / "__init__.py").write_text('__version__ = "0.3.1"\n')
+    for name in ("__main__.py", "base"):
+        (package / name).symlink_to(ROOT / "tracekit" / name)
+    ran = subprocess.run([sys.executable, "-m", "tracekit", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert f"{package / '__init__.py'} is another project's package of that name" in line
+    assert line.endswith("pip uninstall tracekit, then pip install --force-reinstall tracekit-analysis")

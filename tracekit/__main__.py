@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
+import tracekit
 from tracekit.base.stderr import open_stderr, say
 
 EXIT_INTERRUPTED = 130
+EXIT_BAD_INPUT = 2
 #: Run Python's garbage collector after this many new objects. The default, 700, makes imports a tenth slower for
 #: nothing; a report of a small job makes 100,000 objects, hardly any of them in cycles.
 NEW_OBJECTS = 500_000
@@ -22,6 +24,12 @@ NEW_OBJECTS = 500_000
 def main() -> None:
     """Entry point: import the command line and run it."""
     open_stderr()
+    if "_HOMES" not in vars(tracekit):
+        say(
+            f"tracekit: {tracekit.__file__} is another project's package of that name, written over this one: "
+            "pip uninstall tracekit, then pip install --force-reinstall tracekit-analysis"
+        )
+        sys.exit(EXIT_BAD_INPUT)
     gc.set_threshold(NEW_OBJECTS)
     try:
         _command_line()()

@@ -44,6 +44,7 @@ _GROUPS = {
         "info": ("tracekit.commands.info", "What a trace, a folder or a store holds."),
         "export": ("tracekit.commands.export", "Write timelines for ui.perfetto.dev."),
         "open": ("tracekit.commands.door", "Open a trace, store or study in the browser."),
+        "mcp": ("tracekit.commands.mcp", "Answer an agent's questions (MCP server)."),
     },
     "Live": {
         "watch": ("tracekit.commands.watch", "Analyse a running job window by window."),

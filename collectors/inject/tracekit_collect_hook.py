@@ -77,6 +77,9 @@ def _report(error: BaseException) -> None:
     if isinstance(error, ImportError):
         reason = f"{python} cannot import tracekit's recorder ({error!s:.200})"
         advice = f"; install it: {install_command(python)}"
+        if (error.name or "").startswith("tracekit."):
+            there = getattr(sys.modules.get("tracekit"), "__file__", None)
+            advice = f"; {there} is another project's package of that name: pip uninstall tracekit, then{advice[1:]}"
     if first_to_say(reason):
         warn(f"{reason}, so training continues without being recorded{advice}")
 

@@ -52,7 +52,7 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
     elif job is not None:
         raise click.UsageError("--job chooses a hang in a store; DIRECTORY is not a store")
     else:
-        lines, report = _analyse(directory)
+        lines, report = analyse(directory)
     if out is not None:
         write_report(out, lines, report)
     click.echo(json.dumps(report) if as_json else "\n".join(lines))
@@ -75,7 +75,7 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     return found[0]
 
 
-def _analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
+def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, as text and as plain data."""
     from tracekit.analysis.hang.verdict import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records

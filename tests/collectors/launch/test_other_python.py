@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import sys
 import venv
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_it_trains_and_one_line_says_how_to_install_the_recorder(other, tmp_path
     interpreter, *pip, source = shlex.split(found[1])
     assert (interpreter, pip) == (str(other), ["-m", "pip", "install"])
     assert (Path(source) / "pyproject.toml").is_file()
+
+
+def test_a_strangers_package_of_the_same_name_is_named(other, tmp_path):
+    """On the package index, `tracekit` is another project's, with the same import."""
+    (packages,) = (other.parents[1] / "lib").glob("python*/site-packages")
+    stranger = packages / "tracekit" / "__init__.py"
+    stranger.parent.mkdir()
+    stranger.write_text('__version__ = "0.3.1"\n')
+    try:
+        ran, (first, _) = under_collect(tmp_path, other, TWICE, STEPS=2)
+    finally:
+        shutil.rmtree(stranger.parent)
+    assert ran.returncode == 0, ran.stderr
+    assert f"; {stranger} is another project's package of that name: pip uninstall tracekit, then install it: " in first
 
 
 def test_the_exit_code_of_a_training_that_fails_is_its_own(other, tmp_path):
