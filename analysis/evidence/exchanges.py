@@ -50,8 +50,8 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
     place = ["step", "rank"]
     exchanges = moved.with_columns(
         number=pl.int_range(pl.len()).over(place),
-        rows_sent=pl.col(SENT).list.sum(),
-        rows_received=pl.col(RECEIVED).list.sum(),
+        rows_sent=_rows(SENT),
+        rows_received=_rows(RECEIVED),
     ).join(spans, on=place, maintain_order="left")
     until = pl.col("start").shift(-1).over(place).fill_null(pl.col("ends"))
     work = exchanges.select(
@@ -78,6 +78,11 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
     hosts = pl.DataFrame(list(trace.hosts.items()), {"rank": ops.schema["rank"], "host": pl.String}, orient="row")
     ops = ops.join(hosts, on="rank", how="left", maintain_order="left") if trace.hosts else ops
     return OpTrace(ops.sort("step", "rank", "start", "peer"), trace.name, rules=("streams",))
+
+
+def _rows(name: str) -> pl.Expr:
+    """The rows to or from all ranks, null if they were not recorded."""
+    return pl.when(pl.col(name).list.len() > 0).then(pl.col(name).list.sum())
 
 
 def exchange_evidence(job: Trace, expert_loads: Loads | None) -> OpEvidence | None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from tracekit.collectors.merge.collective_ops import (
+    ALL_TO_ALL,
     CLIP,
     COMPUTES,
     CUT_AT_WAITS,
@@ -47,7 +48,6 @@ from tracekit.collectors.merge.waits import (
     without_meetings,
 )
 from tracekit.trace.model import Layout, OpKind
-from tracekit.trace.schema import RECEIVED
 
 #: If a wait is shorter than this, ns, its transfer had already finished.
 NO_WAIT_NS = 100_000
@@ -108,10 +108,9 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     exchanges = waits.clear()
     if layout.pp == 1:
         met = waits.filter("joins_all")
-        exchanges = met.filter(pl.col(RECEIVED).is_not_null()) if RECEIVED in met.columns else exchanges
-        others = met.join(exchanges, on=["rank", "start_ns"], how="anti")
+        exchanges = met.filter(ALL_TO_ALL)
         ops = with_exchanges_apart(ops, exchanges.select("rank", "start_ns", "end_ns"))
-        ops = with_waits_apart(ops, others.select("rank", "start_ns", "end_ns"))
+        ops = with_waits_apart(ops, met.filter(~ALL_TO_ALL).select("rank", "start_ns", "end_ns"))
     ops = _without_closures(with_one_clip(ops))
     inside_optimizers = _collected_inside(ops)
     ops = ops.join(inside_optimizers, on=OP_COLUMNS, how="anti", nulls_equal=True)

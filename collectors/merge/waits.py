@@ -13,7 +13,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.trace.model import OpKind
-from tracekit.trace.schema import RECEIVED, SENT
+from tracekit.trace.schema import RECEIVED, ROWS_TYPE, SENT
 
 _COLLECTIVES = {
     str(OpKind.FORWARD_COMPUTE): str(OpKind.FORWARD_COLLECTIVES),
@@ -78,10 +78,15 @@ def with_exchanges_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame
 
 
 def with_rows(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
-    """Add to all-to-alls the rows that they move: `waits` (rank, start_ns, sent, received); none without waits."""
+    """Add to all-to-alls the rows that they move: `waits` (rank, start_ns, and sent, received if ranks wrote them).
+
+    An empty list if they were not recorded; none without waits.
+    """
     if waits.is_empty():
         return ops
-    moved = waits.select("rank", "start_ns", SENT, RECEIVED).unique(["rank", "start_ns"])
+    none = pl.lit([], ROWS_TYPE)
+    rows = (pl.col(name).fill_null(none) if name in waits.columns else none.alias(name) for name in (SENT, RECEIVED))
+    moved = waits.select("rank", "start_ns", *rows).unique(["rank", "start_ns"])
     waited = pl.col("kind").is_in([*_COLLECTIVES.values()])
     joined = ops.join(moved, on=["rank", "start_ns"], how="left", maintain_order="left")
     return joined.with_columns(pl.when(waited).then(name).alias(name) for name in (SENT, RECEIVED))

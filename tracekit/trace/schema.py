@@ -48,8 +48,8 @@ POSTED, RESUMED = "posted", "resumed"
 #: An optional column: seconds of a worker's step in which the training thread of each of its ranks should have worked,
 #: and neither ran nor was ready to, ranks as above, on the first op of the worker's step; null elsewhere.
 OFF_CPU = "off_cpu"
-#: Optional columns of all-to-alls: the rows that the rank sends to and receives from each rank of the group; null if
-#: not recorded.
+#: Optional columns of all-to-alls: the rows that the rank sends to and receives from each rank of the group; empty if
+#: not recorded, null for other ops.
 SENT, RECEIVED = "sent", "received"
 ROWS_TYPE = pl.List(pl.Int64)
 

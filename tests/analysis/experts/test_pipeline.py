@@ -25,6 +25,9 @@ SKEW = np.array([[1900, 700, 700, 700], [700, 1800, 800, 700], [700, 600, 700, 2
 #: Ranks receive more than is sent, or one rank did not record what it moves.
 UNEQUAL = {"received": pl.when(pl.col("received").is_not_null()).then(pl.lit([900] * RANKS))}
 ONE_RANK_WITHOUT = {name: pl.when(pl.col("rank") != 2).then(name) for name in ("sent", "received")}
+NOT_RECORDED = {
+    name: pl.when(pl.col(name).is_not_null()).then(pl.lit([], pl.List(pl.Int64))) for name in ("sent", "received")
+}
 
 
 def trace(tokens: np.ndarray, *, slow: float = 1.0, **more: Any) -> Trace:
@@ -99,7 +102,9 @@ def test_a_worker_that_is_slow_beyond_its_tokens_is_named() -> None:
     assert set(blamed) == {1}
 
 
-@pytest.mark.parametrize("unknown", [UNEQUAL, ONE_RANK_WITHOUT], ids=["unequal", "one rank without"])
+@pytest.mark.parametrize(
+    "unknown", [UNEQUAL, ONE_RANK_WITHOUT, NOT_RECORDED], ids=["unequal", "one rank without", "not recorded"]
+)
 def test_without_loads_a_hot_rank_and_a_slow_worker_are_not_told_apart(unknown: dict[str, pl.Expr]) -> None:
     """Rank 2 has 1,900 tokens in the mean and its peers 700: 29 ms instead of 17 ms, 71 % longer."""
     found = report(HOT, **unknown)

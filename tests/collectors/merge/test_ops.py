@@ -193,6 +193,17 @@ def test_each_all_to_all_is_an_op_with_the_rows_that_it_moves(reduces):
     assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0, abs=1e-9)
 
 
+def test_an_all_to_all_without_rows_is_an_op_as_well():
+    """As of a recorder that keeps only the newest records."""
+    ranks = [exchanging(number, works, reduces=True) for number, works in enumerate(WORKS)]
+    for one in ranks:
+        del one.facts["rows"]
+    result = merged(*ranks)
+    assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(0, 10), (22, 52), (54, 59)]
+    moved = result.trace.ops.filter(rank=0, kind=OpKind.FORWARD_COLLECTIVES)
+    assert moved["sent"].to_list() == moved["received"].to_list() == [[], []]
+
+
 def test_what_context_parallel_ranks_wait_for_each_other_is_part_of_the_compute():
     """Their worker is one, so that no lane would meet rank 0 in an op of its own; `waited` says who was late."""
 
