@@ -179,7 +179,7 @@ def test_how_the_step_is_logged_decides_what_is_known() -> None:
         (StepTime.SERIAL, {"generate": 50, "train": 30}, 20.0, [70.0, None, 70.0]),
         (StepTime.SUMMED, {"generate": 60, "train": 40}, None, [60.0, None, 60.0]),
         (StepTime.OVERLAPPED, {"generate": 90, "train": 40}, 10.0, [100.0, None, 50.0]),
-        (StepTime.EXPOSED, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
+        (StepTime.SERIAL, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
         (StepTime.SERIAL, {"generate": 70, "train": 32}, -2.0, [None, None, None]),
     ):
         report = analyse_phases(logged(step_time, **phases), scenarios)
