@@ -34,7 +34,7 @@ def analyse_phases(log: PhaseLog, scenarios: Sequence[Scenario]) -> RlReport:
         None,
         phases.get("generate"),
         None,
-        None if log.step_time in (StepTime.OVERLAPPED, StepTime.EXPOSED) else 0,
+        None if beside or "generate" not in phases else 0,
         [PhaseTime(phase, seconds) for phase, seconds in sorted(phases.items(), key=lambda one: -one[1])],
         unaccounted_s,
         flagged,
@@ -75,8 +75,8 @@ def _price(
         return no_price(
             scenario, "needs trajectories, or generate=S and train=S: phases do not show what requests take"
         )
-    if log.step_time is StepTime.EXPOSED and scenario.generate_s is None:
-        return no_price(scenario, "the log has only what generation takes beyond the training beside it")
+    if "generate" not in log.phases and scenario.generate_s is None:
+        return no_price(scenario, "the log lacks the time of the generation, or has only what no training hides")
     generate_s, others_s = scenario.generate_s or generate_s, scenario.train_s or others_s
     beside = scenario.staleness if scenario.staleness is not None else log.step_time is StepTime.OVERLAPPED
     low_s = max(generate_s, others_s) if beside else generate_s + others_s

@@ -32,7 +32,6 @@ class StepTime(StrEnum):
     SERIAL = "serial"  # contains them, one after the other
     SUMMED = "summed"  # is their sum: no clock measured the step
     OVERLAPPED = "overlapped"  # generation runs beside the other phases
-    EXPOSED = "exposed"  # as OVERLAPPED, and only what generation takes beyond the other phases was logged
 
 
 class PhaseLog(Struct, frozen=True, eq=False):

@@ -146,8 +146,8 @@ def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
         yield steps, values
 
 
-def _serial(_: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
-    return StepTime.EXPOSED if "exposed-generation" in phases else StepTime.SERIAL
+def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
+    return StepTime.SERIAL
 
 
 def _sum_or_clock(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:

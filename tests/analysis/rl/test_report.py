@@ -125,10 +125,12 @@ def test_contradictions_are_flagged_and_not_priced(tmp_path: Path) -> None:
                 both.append(line | moved | {"trajectory": f"b{line['trajectory']}", "engine": "b"})
         return both
 
+    short = [line for line in off(2.5) if line.get("engine") != "b" or line["tokens"] == 2]
     longer = [line | ({"end": line["end"] + 5} if line.get("phase") == "train" else {}) for line in lines()]
     for name, written, words in (
         ("behind", off(-2.0), "trajectories of b lie 2.00 s outside"),
         ("ahead", off(3.0), "trajectories of b lie 3.00 s outside"),
+        ("ahead within the generation", short, "trajectories of b lie 2.50 s outside"),
         ("phases", longer, "more than the step itself"),
     ):
         report = analyse(write(tmp_path / name, written), "staleness=1")
@@ -177,7 +179,7 @@ def test_how_the_step_is_logged_decides_what_is_known() -> None:
         (StepTime.SERIAL, {"generate": 50, "train": 30}, 20.0, [70.0, None, 70.0]),
         (StepTime.SUMMED, {"generate": 60, "train": 40}, None, [60.0, None, 60.0]),
         (StepTime.OVERLAPPED, {"generate": 90, "train": 40}, 10.0, [100.0, None, 50.0]),
-        (StepTime.EXPOSED, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
+        (StepTime.SERIAL, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
         (StepTime.SERIAL, {"generate": 70, "train": 32}, -2.0, [None, None, None]),
     ):
         report = analyse_phases(logged(step_time, **phases), scenarios)
