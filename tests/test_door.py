@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.rl.logs import lines, write
 from tests.handmade import COMMANDS, run, slow_trace
 
 GPU_FOLDER = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
@@ -27,6 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy("slow.parquet", "one/only.parquet")
     Path("dumps").mkdir()
     Path("dumps/dump_0").write_bytes(pickle.dumps(DUMP))
+    Path("console.log").write_text("loading\nstep:1 - timing_s/gen:6.0 - timing_s/step:9.0\n")
+    write(Path("rl.jsonl"), lines())
     return tmp_path
 
 
@@ -37,6 +40,8 @@ def test_a_path_runs_the_command_that_reads_it() -> None:
         ("runs/gpus", ["whatif", "runs/gpus"]),
         ("runs", ["info", "runs"]),
         ("dumps", ["hang", "dumps"]),
+        ("console.log", ["rl", "console.log"]),
+        ("rl.jsonl", ["rl", "rl.jsonl"]),
     ):
         ran, expected = run(path), run(*same)
         assert (ran.code, ran.out) == (expected.code, expected.out), path

@@ -179,7 +179,8 @@ class _Commands(click.Group):
 def commands() -> None:
     """Find out what slows a large training job down, who causes it, and what each fix saves.
 
-    PATH is a trace, a folder of torch.profiler, dumps of a hung job, a store or a study: tracekit finds out which.
+    PATH is a trace, a folder of torch.profiler, dumps of a hung job, a log of RL post-training, a store or a study:
+    tracekit finds out which.
     """
 
 

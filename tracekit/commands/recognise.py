@@ -153,6 +153,16 @@ def is_dumps(path: Path) -> bool:
         return False
 
 
+def is_rl_log(path: Path) -> bool:
+    """True if a path is a log of post-training."""
+    from tracekit.collectors.importers.rl.reader import looks_like_rl
+
+    try:
+        return path.is_file() and looks_like_rl(path)
+    except OSError:
+        return False
+
+
 def is_store(path: Path) -> bool:
     """True if a path is a store."""
     from tracekit.store import Store
@@ -235,6 +245,8 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
         if wanted is Wanted.DUMPS:
             return f"one flight-recorder dump; name the folder with those of all ranks: `{hang}`"
         return f"a flight-recorder dump, not {wanted}; type `{hang}`"
+    if is_rl_log(path):
+        return f"a log of RL post-training, not {wanted}; type `{command('rl', path)}`"
     match path.suffix:
         case ".py" | ".sh":
             run = command("collect", "--", "python" if path.suffix == ".py" else "sh", path)

@@ -19,6 +19,8 @@ from tracekit.trace.rl import Format, PhaseLog, Timeline
 
 #: Largest file that is read, bytes.
 _LARGEST_FILE = 4 << 30
+#: What is read of a file to recognise it, bytes: consoles print much before the first step.
+_LOOKED_AT = 1 << 20
 #: A pickle of protocol 2 or later, and the archive in which torch saves one.
 _PICKLES = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"PK\x03\x04")
 #: Beginnings of the lines of the generic format.
@@ -36,6 +38,18 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
         return read_trajectories(contents)
     framework = next(one for one in FRAMEWORKS if one.format is found)
     return read_phases(framework, chain.from_iterable(map(_lines, contents.values())), listed(contents))
+
+
+def looks_like_rl(path: Path) -> bool:
+    """Whether a file is a log of post-training, by its beginning. Raises OSError if it cannot be read."""
+    with path.open("rb") as file:
+        content = file.read(_LOOKED_AT)
+    if b"\0" in content:
+        return False
+    try:
+        return bool(_formats(str(path), content))
+    except FormatError:
+        return False
 
 
 def _content(path: Path) -> bytes:
