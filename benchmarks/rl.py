@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections import Counter
@@ -77,4 +78,7 @@ def _large() -> str:
                     times = {"phase": phase, "step": step, "start": begun + first, "end": begun + last}
                     file.write(f"{json.dumps(times)}\n")
         cost = measure(*tracekit("rl", str(path), "--json"), runs=1, warm_up=0)
-    return f"`tracekit rl` on {steps * size:,} trajectories takes {cost.wall_s:.1f} s and {cost.peak_mb:.0f} MB."
+    return (
+        f"`tracekit rl` on {steps * size:,} trajectories takes {cost.cpu_s:.1f} s of CPU time, {cost.wall_s:.1f} s in all"
+        f" at a load of {os.getloadavg()[0]:.0f}, and {cost.peak_mb:.0f} MB."
+    )
