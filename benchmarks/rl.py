@@ -79,6 +79,6 @@ def _large() -> str:
                     file.write(f"{json.dumps(times)}\n")
         cost = measure(*tracekit("rl", str(path), "--json"), runs=1, warm_up=0)
     return (
-        f"`tracekit rl` on {steps * size:,} trajectories takes {cost.cpu_s:.1f} s of CPU time, {cost.wall_s:.1f} s in all"
-        f" at a load of {os.getloadavg()[0]:.0f}, and {cost.peak_mb:.0f} MB."
+        f"`tracekit rl` on {steps * size:,} trajectories takes {cost.cpu_s:.1f} s of CPU time, {cost.wall_s:.1f} s in"
+        f" all at a load of {os.getloadavg()[0]:.0f}, and {cost.peak_mb:.0f} MB."
     )

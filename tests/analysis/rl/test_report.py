@@ -125,10 +125,12 @@ def test_contradictions_are_flagged_and_not_priced(tmp_path: Path) -> None:
                 both.append(line | moved | {"trajectory": f"b{line['trajectory']}", "engine": "b"})
         return both
 
+    short = [line for line in off(2.5) if line.get("engine") != "b" or line["tokens"] == 2]
     longer = [line | ({"end": line["end"] + 5} if line.get("phase") == "train" else {}) for line in lines()]
     for name, written, words in (
         ("behind", off(-2.0), "trajectories of b lie 2.00 s outside"),
         ("ahead", off(3.0), "trajectories of b lie 3.00 s outside"),
+        ("ahead within the generation", short, "trajectories of b lie 2.50 s outside"),
         ("phases", longer, "more than the step itself"),
     ):
         report = analyse(write(tmp_path / name, written), "staleness=1")
