@@ -92,6 +92,5 @@ def _start(folder: Path, seed: int, *options: str) -> subprocess.Popen[bytes]:
 
 
 def _report(folder: Path, *options: str) -> dict[str, Any]:
-    files = map(str, sorted(folder.iterdir()))
-    ran = subprocess.run(tracekit("rl", *files, *options, "--json"), capture_output=True, text=True, check=True)
+    ran = subprocess.run(tracekit("rl", str(folder), *options, "--json"), capture_output=True, text=True, check=True)
     return json.loads(ran.stdout)

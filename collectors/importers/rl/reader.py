@@ -28,8 +28,11 @@ _GENERIC = (b'"trajectory"', b'"phase"')
 
 
 def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog | Timeline:
-    """Read the files of one run, in their order; `written_by`: None to find out. Raises FormatError."""
-    contents = {str(path): _content(path) for path in paths}
+    """Read the files of one run, in their order, of folders all `*.jsonl`; `written_by`: None to find out.
+
+    Raises FormatError.
+    """
+    contents = {str(file): _content(file) for path in paths for file in _files(path)}
     formats = {written_by} if written_by else set[Format]().union(*(_formats(*one) for one in contents.items()))
     if len(formats) > 1:
         raise FormatError(f"{listed(contents)}: logs of {listed(sorted(formats))}; give the files of one run")
@@ -52,6 +55,16 @@ def looks_like_rl(path: Path) -> bool:
         return False
 
 
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if files := sorted(path.glob("*.jsonl")):
+        return files
+    raise FormatError(
+        f"{path}: a folder without *.jsonl; give the log, or the folder that tracekit.rl has recorded into"
+    )
+
+
 def _content(path: Path) -> bytes:
     """What a file holds. Raises FormatError for one that is not text."""
     try:
@@ -69,7 +82,7 @@ def _content(path: Path) -> bytes:
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
     content = _whole_lines(content.removeprefix(codecs.BOM_UTF8))
-    if not content.strip():
+    if not content or content.isspace():
         raise FormatError(f"{path}: an empty file; give the log of a run that has trained for a few steps")
     return content
 

@@ -96,6 +96,15 @@ def test_a_compressed_log_says_what_to_do(tmp_path):
         read_rl([tmp_path / "log.gz"])
 
 
+def test_a_folder_stands_for_its_records(tmp_path):
+    with pytest.raises(FormatError, match="a folder without"):
+        read_rl([tmp_path])
+    for part in (0, 1):
+        write(tmp_path / f"{part}.jsonl", lines()[part::2])
+    (tmp_path / "notes.txt").write_text("not a log")
+    assert len(read_rl([tmp_path]).trajectories.step) == 12
+
+
 def test_errors_name_the_file_and_its_line(tmp_path):
     good, bad = write(tmp_path / "good.jsonl", lines()), write(tmp_path / "bad.jsonl", lines()[:2])
     bad.write_text(bad.read_text() + '{"phase": 7}\n')
