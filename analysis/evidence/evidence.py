@@ -170,7 +170,7 @@ class Evidence(Subject, frozen=True, eq=False):
 
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
         """Yield what a detector finds in the job, beyond what uneven experts explain."""
-        of_experts = detector.kind in get_args(ExpertCause)
+        of_experts = detector.kind in {*get_args(ExpertCause), "unknown-loads"}
         return detector.in_pipeline(self if of_experts else self.beyond_experts or self)
 
     @cached_property
