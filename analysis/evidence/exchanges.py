@@ -1,7 +1,7 @@
 """The all-to-alls of a pipeline trace as a job of their own: who computes how long between which of them.
 
-In: a trace with the rows that all-to-alls move, in the columns `sent` and `received`. Out: an `OpTrace`: on each rank,
-all-to-alls and the work between them, in turn; and its `OpEvidence`.
+In: a trace whose columns `sent` and `received` show which ops are all-to-alls, and the rows that they move. Out: an
+`OpTrace`: on each rank, all-to-alls and the work between them, in turn; and its `OpEvidence`.
 """
 
 from __future__ import annotations
