@@ -97,7 +97,7 @@ class UnknownLoads(UnevenExperts):
     signature = "the experts of a rank take longer than those of its peers, and its other kernels do not"
     refuted_by = "its loads are those of its peers"
     next_check = _LOG
-    suggested_fix = f"record how many tokens each rank gets: the split sizes of all ranks of its group, or {_LOG}"
+    suggested_fix = "record all ranks of its group, with split sizes or a log of tokens per expert (--expert-loads)"
     repair = Repair("balance-experts", "Make the experts of the rank as fast as those of its peers")
 
     def _candidates(self, evidence: OpEvidence) -> Iterator[Candidate]:

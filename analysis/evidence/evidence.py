@@ -172,12 +172,12 @@ class Evidence(Subject, frozen=True, eq=False):
 
     def candidates(self, detector: Detector) -> Iterator[Candidate]:
         """Yield what a detector finds in the job, beyond what uneven experts explain."""
-        of_experts = detector.kind in get_args(ExpertCause)
+        of_experts = detector.kind in {*get_args(ExpertCause), "unknown-loads"}
         return detector.in_pipeline(self if of_experts else self.beyond_experts or self)
 
     @cached_property
     def exchanges(self) -> OpEvidence | None:
-        """The all-to-alls and the work between them, None if the trace has none with their rows."""
+        """The all-to-alls and the work between them, None if the trace has none."""
         return exchange_evidence(self.trace, self.expert_loads)
 
     @cached_property
@@ -200,7 +200,7 @@ class Evidence(Subject, frozen=True, eq=False):
 
     @cached_property
     def beyond_experts(self) -> Evidence | None:
-        """The evidence on the job with equal loads of experts; None if that is the job as it is."""
+        """The evidence on the job of `even_experts`; None if that is the job as it is."""
         if self.even_experts is None:
             return None
         overlay = CostOverlay.recorded(self.replay)

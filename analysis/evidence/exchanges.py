@@ -1,7 +1,7 @@
 """The all-to-alls of a pipeline trace as a job of their own: who computes how long between which of them.
 
-In: a trace with the rows that all-to-alls move, in the columns `sent` and `received`. Out: an `OpTrace`: on each rank,
-all-to-alls and the work between them, in turn; and its `OpEvidence`.
+In: a trace whose columns `sent` and `received` show which ops are all-to-alls, and the rows that they move. Out: an
+`OpTrace`: on each rank, all-to-alls and the work between them, in turn; and its `OpEvidence`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
     place = ["step", "rank"]
     exchanges = moved.with_columns(
         number=pl.int_range(pl.len()).over(place),
-        rows_sent=_rows(SENT),
-        rows_received=_rows(RECEIVED),
+        rows_sent=_rows(SENT, trace.layout.dp),
+        rows_received=_rows(RECEIVED, trace.layout.dp),
     ).join(spans, on=place, maintain_order="left")
     until = pl.col("start").shift(-1).over(place).fill_null(pl.col("ends"))
     work = exchanges.select(
@@ -80,9 +80,9 @@ def exchange_trace(trace: Trace) -> OpTrace | None:
     return OpTrace(ops.sort("step", "rank", "start", "peer"), trace.name, rules=("streams",))
 
 
-def _rows(name: str) -> pl.Expr:
+def _rows(name: str, ranks: int) -> pl.Expr:
     """The rows to or from all ranks, null if they were not recorded."""
-    return pl.when(pl.col(name).list.len() > 0).then(pl.col(name).list.sum())
+    return pl.when(pl.col(name).list.len() == ranks).then(pl.col(name).list.sum())
 
 
 def exchange_evidence(job: Trace, expert_loads: Loads | None) -> OpEvidence | None:

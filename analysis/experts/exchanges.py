@@ -95,16 +95,12 @@ def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> Exchange
     )
     group, step = numbered(dispatches["group"])[begin], dispatches["step"].to_numpy()[begin]
     blocks = np.append(np.flatnonzero(np.diff(numbered(pl.Series(group), pl.Series(step)), prepend=-1)), len(begin))
-    layer, opens, backward = (
-        np.zeros(len(begin), np.int64),
-        np.zeros(len(begin), np.bool_),
-        np.zeros(len(begin), np.bool_),
-    )
-    ends = np.append(begin, len(place))
+    ends, of_steps = np.append(begin, len(place)), [(np.empty(0, np.int64), *np.empty((2, 0), np.bool_))]
     for first, last in pairwise(blocks.tolist()):
         inside = slice(ends[first], ends[last])
         rows = np.hstack([values[inside].reshape(last - first, -1) for values in (sent, received)])
-        layer[first:last], opens[first:last], backward[first:last] = _layers(rows, layers)
+        of_steps.append(_layers(rows, layers))
+    layer, opens, backward = map(np.concatenate, zip(*of_steps, strict=True))
     return Exchanges(
         group, step, layer, opens, backward, begin, np.cumsum(place == 0) - 1, dispatches["rank"].to_numpy(), place,
         sent, received, dispatches["row"].to_numpy(), combines["row"].to_numpy(),

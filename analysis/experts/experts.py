@@ -78,7 +78,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if self.logged is None or not job.has_experts:
             return job
         job = structs.replace(job, layers=len(self.logged.layers))
-        if job.known or self.cut:
+        if job.known:
             return job
         pairs, steps = job.exchanges, np.unique(job.exchanges.step)
         stated, at = self._stated(self.logged.at(steps)), np.searchsorted(steps, pairs.step)
@@ -101,7 +101,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @property
     def known(self) -> bool:
         """Whether it is known how many tokens each rank gets, and so what loads explain."""
-        return self.source in {"splits", "loads"} and not self.cut
+        return self.source in {"splits", "loads"} and not (self.cut and self.logged is None)
 
     @cached_property
     def steps(self) -> Ints:
@@ -185,7 +185,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if notes and self.logged is not None:
             notes.append(f"{self.logged.source} is not used")
         if self.cut:
-            notes.append("the profiler cut the lists of rows, so that nothing is priced; log tokens per expert")
+            notes.append("the profiler cut the lists of rows, so that no plan is priced")
         if self.shift:
             notes.append(f"step {self.steps[0] - self.shift} of the loads is step {self.steps[0]} of the recording")
         tokens = self.by_expert
@@ -214,9 +214,6 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if self.source is None:
             return []
         by_rank, ratio = self.by_rank, self._ratio
-        if self.cut and self.by_expert is not None:
-            by_rank = self._stated(self.by_expert)
-            ratio = _over_mean(by_rank)
         return [
             LayerLoads(
                 layer,
@@ -337,7 +334,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             layers=self.layers(),
             fits=self.job.fits if self.job.runs else [],
             rebalance=[self.rebalanced(plan) for plan in plans],
-            causes=self.causes(),
+            causes=[] if self.cut else self.causes(),
             notes=self.notes,
         )
 

@@ -141,6 +141,7 @@ def _aligned(
 
     communicates = pl.col("kernel_class") == str(KernelClass.COMMUNICATION)
     sizes = {group.name: len(group.ranks) for group in recording.groups}
+    size = pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64).fill_null(len(recording.ranks))
     phases = pl.concat([calls["phase"], pl.Series([None], dtype=pl.String)])[gpu["launch"].fill_null(-1)]
     ops = corrected(gpu, {}).with_columns(
         stream=name_numbers("stream", gpu["stream"]) if gpu["device"].n_unique() <= len(recording.ranks) else
@@ -150,11 +151,9 @@ def _aligned(
         communicates=communicates,
         phase=phases,
         profiler_step="step",
-        exchanges=pl.when(communicates & _EXCHANGES).then(
-            pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64).fill_null(len(recording.ranks))
-        ),
-        rows_sent=_rows("sent"),
-        rows_received=_rows("received"),
+        exchanges=pl.when(communicates & _EXCHANGES).then(size),
+        rows_sent=_rows("sent", size),
+        rows_received=_rows("received", size),
     )  # fmt: skip
     steps, pieces = (corrected(table, skew) for table in (recording.step_spans, recording.host))
     at_launch = {"operator": "inner", "inputs": "inputs", "recomputed": "recomputed", "action": "action"}
@@ -168,10 +167,12 @@ _EXCHANGES = pl.coalesce("collective", "name").str.contains(
 )
 
 
-def _rows(column: str) -> pl.Expr:
-    """The sum of the rows to or from each rank, null if there are none, or the profiler cut them."""
-    whole = pl.col(column).str.contains(r"^\[\d+(?:, ?\d+)*\]$")
-    return pl.when(whole).then(pl.col(column).str.extract_all(r"\d+").cast(pl.List(pl.Int64)).list.sum())
+def _rows(column: str, ranks: pl.Expr) -> pl.Expr:
+    """The sum of the rows to or from each of the ranks, null if they are not stated, or cut or damaged."""
+    whole = pl.col(column).str.contains(r"^\[\d{1,15}(?:, ?\d{1,15})*\]$") & (
+        pl.col(column).str.count_matches(r"\d+") == ranks
+    )
+    return pl.when(whole).then(pl.col(column).str.extract_all(r"\d{1,15}").cast(pl.List(pl.Int64)).list.sum())
 
 
 def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:

@@ -22,7 +22,7 @@ from tracekit.collectors.importers.kineto.sniff import traces_in
 _CALL = "c10d::alltoall_base_"
 #: Places of the rows received from and sent to each rank among the call's inputs.
 _RECEIVED, _SENT = 3, 4
-_ROWS = re.compile(r"\[\d+(, ?\d+)*\]")
+_ROWS = re.compile(r"\[\d{1,15}(, ?\d{1,15})*\]")
 _GZIP = b"\x1f\x8b"
 _LARGEST_FILE = 1 << 31
 
@@ -61,7 +61,8 @@ def host_exchanges(paths: Sequence[Path]) -> pl.DataFrame:
             for one in read.events
             if one.ts is not None and (mark := STEP.match(one.name or ""))
         )
-        calls = sorted((one.ts or 0.0, one.args) for one in read.events if one.ph == "X" and one.name == _CALL)
+        calls = [(one.ts or 0.0, one.args) for one in read.events if one.ph == "X" and one.name == _CALL]
+        calls.sort(key=lambda call: call[0])
         rank = len(found) if read.info is None or read.info.rank is None else read.info.rank
         found.append(pl.DataFrame(
             [(rank, _step(steps, at), at * 1e-6, _rows(args, _SENT), _rows(args, _RECEIVED)) for at, args in calls],

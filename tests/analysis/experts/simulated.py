@@ -57,7 +57,8 @@ def simulate(
     """Run steps with these tokens, of experts or of ranks, [steps, layers, either]; return step times, us.
 
     Rank 1 computes experts `slow` times, attention `late` times as long. `folder`: write a recording there. `lists`:
-    "all" rows to and from each rank are recorded, "cut" ones, "none", or no "numbers".
+    "all" rows to and from each rank are recorded, "cut" ones, "none", no "numbers", too many
+    "digits", those of "others", or too "few".
     """
     received = on_ranks(tokens) if tokens.shape[-1] == EXPERTS else tokens
     files = [Recorder(rank, []) for rank in range(RANKS)]
@@ -146,7 +147,8 @@ def _exchange(
 
 
 def _text(rows: list[int], lists: str) -> str:
-    return {"all": str(rows), "cut": f"{str(rows)[:-1]}, ...]", "none": "[]", "numbers": "[many]"}[lists]
+    texts = {"few": "[5, 5]", "all": str(rows), "cut": f"{str(rows)[:-1]}, ...]", "none": "[]", "numbers": "[many]"}
+    return (texts | {"digits": f"[{'9' * 5000}]", "others": str([len(rows) + rows[0] % 7] * RANKS)})[lists]
 
 
 def _said(name: str, number: int, rank: int) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def test_a_slow_rank_among_uneven_loads_is_still_named(tmp_path: Path, lists: st
     ("lists", "recorded", "why"),
     [
         ("none", (0, 1, 2, 3), "its loads were not recorded"),
-        ("numbers", (0, 1, 2, 3), "its loads were not recorded"),
+        *((lists, (0, 1, 2, 3), "its loads were not recorded") for lists in ("numbers", "digits", "others", "few")),
         ("cut", (0, 1, 2, 3), "the profiler cut the lists of its loads"),
         ("all", (1, 2, 3), "not all ranks of its group were recorded"),
     ],
@@ -137,9 +137,12 @@ def test_a_gpu_that_is_slow_at_other_kernels_too_is_blamed_without_loads(tmp_pat
     assert content["trust"]["trustworthy"]
 
 
+@pytest.mark.parametrize("lists", ["none", "cut"])
 @pytest.mark.parametrize(("tokens", "cause"), [(HOT_RANK, "hot-rank"), (HOT_EXPERT, "hot-expert")])
-def test_a_log_of_loads_reaches_findings_and_headline(tmp_path: Path, tokens: np.ndarray, cause: str) -> None:
-    recorded_us = np.mean(simulate(tokens, tmp_path / "recording", lists="none"))
+def test_a_log_of_loads_reaches_findings_and_headline(
+    tmp_path: Path, tokens: np.ndarray, cause: str, lists: str
+) -> None:
+    recorded_us = np.mean(simulate(tokens, tmp_path / "recording", lists=lists))
     saved_s = 3e-6 * (recorded_us - np.mean(simulate(even(tokens))))
     content = whatif(tmp_path / "recording", "--expert-loads", log(tmp_path / "loads.jsonl", tokens))
     assert [one["kind"] for one in content["causes"]] == [cause]
