@@ -40,8 +40,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_commands_run_without_optional_packages(folder: Path) -> None:
+    """And without knowing the name of the distribution, which is not that of the command."""
     code = (
-        f"import sys; sys.modules |= dict.fromkeys({OPTIONAL})\n"
+        f"import importlib.metadata, sys; sys.modules |= dict.fromkeys({OPTIONAL})\n"
+        "of = importlib.metadata.version; ours = lambda name: name.startswith('tracekit')\n"
+        "importlib.metadata.version = lambda name: 1 / 0 if ours(name) else of(name)\n"
         "from tracekit.__main__ import main\n"
         "for line in sys.stdin:\n"
         "    sys.argv = ['tracekit', *line.split()]\n"

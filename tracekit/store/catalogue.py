@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit import __version__
 from tracekit.base.command_line import command
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.base.stderr import say
@@ -310,8 +310,6 @@ def _text(value: object) -> str | None:
 
 #: Warns on stderr, once in each process.
 _warn = cache(say)
-#: Looking up the version of tracekit takes a third of an append.
-_version = cache(version)
 
 
 def _found(item: Incoming) -> dict[str, Any]:
@@ -320,7 +318,7 @@ def _found(item: Incoming) -> dict[str, Any]:
         return {}
     found = item.findings
     figures = found.figures() if isinstance(found, Findings) else {"problem": found.problem}
-    return {"tracekit": _version("tracekit")} | figures
+    return {"tracekit": __version__} | figures
 
 
 def _facts(trace: AnyTrace) -> dict[str, Any]:
