@@ -21,6 +21,8 @@ KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
 #: What takes less than this share of all host work goes with the rest of its reason.
 _SMALLEST_SHARE = 1e-3
 _ROWS_AT_ONCE = 1 << 14
+#: Parts are added up in so many turns: the tables for all at once are larger than the parts.
+_TURNS = 16
 #: Shorter parts of an op are left out, seconds.
 _SHORTEST_S = 1e-7
 
@@ -42,22 +44,25 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     left = end - begin - np.bincount(found["row"], found["did_s"], host.height)
     nothing = {"row": np.arange(host.height), "what": whats.height, "did_s": left, "did_n": 1}
     found = pl.concat([found, pl.DataFrame(nothing, found.schema)])
-    kept, renumbered = _longest(named, np.bincount(found["what"], found["did_s"], named.height))
-    parts = (
-        found.with_columns(did=pl.Series(renumbered.astype(np.int32)).gather(found["what"]))
-        .group_by("row", "did")
-        .agg(pl.col("did_s").sum(), pl.col("did_n").sum())
-        .filter(pl.col("did_s") > _SHORTEST_S)
-        .sort("row", "did")
-        .group_by("row", maintain_order=True)
-        .agg("did", "did_s", "did_n")
-    )
     host = host.drop("thread")
     for one, kind in KINDS.items():
         of_kind = found.filter((named["reason"] == one).gather(found["what"]))
         inside = np.bincount(of_kind["row"], of_kind["did_s"], host.height)
         mostly = pl.Series((2 * inside > end - begin) & (end > begin)) & (host["kind"] == "host")
         host = host.with_columns(kind=pl.when(mostly).then(pl.lit(kind)).otherwise("kind"))
+    kept, renumbered = _longest(named, np.bincount(found["what"], found["did_s"], named.height))
+    found = found.select("row", "did_s", "did_n", did=pl.Series(renumbered.astype(np.int32)).gather(found["what"]))
+    together = host.height // _TURNS + 1
+    parts = pl.concat(
+        found.filter(pl.col("row").is_between(first, first + together, closed="left"))
+        .group_by("row", "did")
+        .agg(pl.col("did_s").sum(), pl.col("did_n").sum())
+        .filter(pl.col("did_s") > _SHORTEST_S)
+        .sort("row", "did")
+        .group_by("row", maintain_order=True)
+        .agg("did", "did_s", "did_n")
+        for first in range(0, host.height, together)
+    )
     numbers = pl.DataFrame({"row": np.arange(host.height, dtype=np.int32)})
     numbers = numbers.join(parts, on="row", how="left", maintain_order="left")
     return host.hstack(numbers.drop("row")), kept

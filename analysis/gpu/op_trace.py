@@ -27,7 +27,7 @@ from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, Matches
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.kineto import GpuRecording
+from tracekit.trace.kineto import GpuRecording, joined
 from tracekit.trace.op import OpTrace
 
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
@@ -52,12 +52,13 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     gpu, calls, steps, pieces, skew = _aligned(recording, clocks)
     marks = pl.concat([steps.select("rank", "start"), _marks(recording, pieces)])
     host, whats = with_work(host_ops(calls, gpu, marks), pieces, recording.whats)
+    row_of_call = np.full(calls.height, -1, np.int64)
+    del calls, marks, pieces  # the largest tables; each copy of them is as large as all ops
     first = float(min(frame["start"].to_numpy().min() for frame in (gpu, host) if frame.height))
     window = _windows(gpu, host, first)
     gpu = gpu.with_columns(pl.col("start") - first)
     host = host.with_columns(pl.col("start") - first)
     before_host, before_gpu = window.height, window.height + host.height
-    row_of_call = np.full(calls.height, -1, np.int64)
     launches = host.with_row_index("at").filter(pl.col("role") != "synchronise")
     row_of_call[launches["call"].to_numpy()] = launches["at"].to_numpy() + before_host
     gpu = gpu.with_columns(
@@ -68,9 +69,9 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         copied=pl.when(pl.col("copied") >= 0).then(pl.col("copied") + before_gpu),
     )
     read = {*COLUMNS, *_OF_PEERS}
-    ops = pl.concat(
-        [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)], how="diagonal"
-    ).with_columns(_OF_PIPELINE)
+    parts = [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)]
+    del host, gpu, launches
+    ops = joined(parts).with_columns(_OF_PIPELINE)
     peer, from_end = _peers(ops, recording.step_spans)
     # Of ops at cut-off ends of windows or files, keep those that every rank has.
     whole = ~from_end & _on_all_ranks(np.zeros(ops.height, np.int64), ops) & (not recording.cut)

@@ -172,6 +172,16 @@ class GpuRecording:
         return tuple(sorted(self.files))
 
 
+def joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    """The rows of all frames, null in columns that a frame lacks; empties the list.
+
+    Each column becomes one chunk, one after the other: queries copy frames in several chunks as a whole.
+    """
+    rows = pl.concat(frames, how="diagonal")
+    frames.clear()
+    return pl.DataFrame([rows.drop_in_place(name).rechunk() for name in rows.columns])
+
+
 def _alias(name: str, number: int) -> str:
     """What stands for the name of a Python function, line, module or annotation: what the analysis knows of it."""
     if not name or name.startswith((LOADER, "torch/")):

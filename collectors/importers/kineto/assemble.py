@@ -30,6 +30,7 @@ from tracekit.trace.kineto import (
     STEP_SCHEMA,
     WHAT_SCHEMA,
     GpuRecording,
+    joined,
 )
 
 T = TypeVar("T")
@@ -67,10 +68,10 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     by_rank = {placement.ranks[number]: files[number] for number in order}
     return GpuRecording(
         name=name,
-        gpu_ops=pl.concat(gpu),
-        calls=pl.concat(calls),
+        gpu_ops=joined(gpu),
+        calls=joined(calls),
         step_spans=pl.concat(spans),
-        host=pl.concat(work),
+        host=joined(work),
         whats=pl.concat(whats),
         memory=pl.concat(memory),
         spans=whole,
