@@ -5,22 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from msgspec.structs import replace
 from prometheus_client import generate_latest
 
+from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
 from tests.handmade import run
 from tests.test_store_windows import window
 from tracekit.live.delivery_log import DeliveryLog
 from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import StoreMetrics, remembered
+from tracekit.live.watch import Watch
 from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
+from tracekit.store.handling import Change, is_muted, read_changes, write_change
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -169,6 +174,70 @@ def test_an_incident_of_a_store_opens_again_under_its_number_and_that_is_news(tm
     number = incident.incident_id
     assert said == [(number, "opened"), (number, "closed"), (number, "opened")]
     assert (incident.opened_window, incident.seen_window, incident.closed_at) == (0, 5, None)
+
+
+def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messages(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))
+    (incident,) = store.incidents()
+    number = incident.incident_id
+    for options in ((), ("--owner", "ann"), ("--mute", "4h", "--note", "<b>node is\n bad")):
+        assert run("store", "handle", str(number), "--store", store.path, *options, env={"USER": "bob"}).code == 0
+    first, second, third = store.handled(number)
+    assert (first.by, first.owner, second.owner, third.note) == ("bob", None, "ann", "<b>node is\n bad")
+    assert third.muted_until == third.at + 4 * 3600
+    shown = [line for line in run("store", "incidents", "--store", store.path).out.splitlines() if "Handled" in line]
+    assert [line.partition(" UTC, ")[2].partition(" until")[0] for line in shown] == [
+        "bob: acknowledged",
+        "bob: owner ann",
+        "bob: muted",
+    ]
+    assert "<b>node is" in Pages(store.path).text("/incidents")
+    assert (is_muted((first, second, third), third.at + 60), is_muted((first, third), third.at + 5 * 3600)) == (
+        True,
+        False,
+    )
+    assert not is_muted((third, Change(third.at + 1, "ann", muted_until=third.at + 1)), third.at + 60)
+    sent: list[int] = []
+    notifier = SimpleNamespace(tell=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
+    for told in ([], [number]):
+        Watch(store, None, None, print, notifier, DeliveryLog(store, "http://h/"))._tell_what_is_left()
+        DeliveryLog(store, "http://h/").note([])
+        assert sent == told
+        run("store", "handle", str(number), "--store", store.path, "--mute", "0m")
+
+
+def test_what_cannot_be_done_about_an_incident_is_said_in_a_line(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))
+    for options, said in (
+        (("99",), "no incident 99; `tracekit store incidents` lists them"),
+        (("1", "--mute", "soon"), "--mute 'soon'; expected a number of days, hours or minutes"),
+        (("1", "--note", "x" * 1001), "at most 1,000 characters"),
+        (("0",), "0 is not in the range"),
+    ):
+        ran = run("store", "handle", *options, "--store", store.path)
+        assert ran.code == 2, options
+        assert said in ran.message
+    (store.path / "handled").mkdir(exist_ok=True)
+    (store.path / "handled" / "1").write_bytes(b'{"at":1,"by":"ann"}\n\xff{\n[]\n{"at":2,"by":"bob","note":"n"}\n{"at"')
+    assert [(one.by, one.note) for one in store.handled(1)] == [("ann", None), ("bob", "n")]
+    assert run("store", "check", "--store", store.path).code == 0
+
+
+def test_changes_of_two_people_at_once_are_all_kept(tmp_path: Path) -> None:
+    (tmp_path / "handled").mkdir()
+    note = "x" * 1000
+    with ProcessPoolExecutor(2) as pool:
+        for each in [pool.submit(_write_many, tmp_path, who, note) for who in ("ann", "bob")]:
+            each.result()
+    found = read_changes(tmp_path, 7)
+    assert sorted((one.by, one.at) for one in found) == [(who, at) for who in ("ann", "bob") for at in range(200)]
+
+
+def _write_many(store: Path, who: str, note: str) -> None:
+    for at in range(200):
+        write_change(store, 7, Change(at, who, note=note))
 
 
 STANDS: dict[str, Any] = {

@@ -34,6 +34,7 @@ from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.lanes import lane_ops
 from tracekit.show.spans import StepOps, step_ops
 from tracekit.store import Store, StoredHang, TraceKind
+from tracekit.store.handling import Change
 from tracekit.store.live_tables import LiveTables
 from tracekit.trace.op import OpTrace
 
@@ -262,6 +263,10 @@ class Results:
             logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
         finally:
             self._ahead.release()
+
+    def handled(self, incident: int) -> tuple[Change, ...]:
+        """What people have done about an incident, oldest first."""
+        return self._store.handled(incident)
 
     def hangs(self, name: str | None = None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""

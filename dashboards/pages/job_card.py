@@ -1,4 +1,4 @@
-"""The card of a job that burns: what, who, what it costs, what to do first, and how its steps went.
+"""The card of a job that burns: what, what to do first, what that saves, and how its steps went.
 
 In: a stored job. Out: a component. Sentences come from its report's `answer` and `verdict` alone.
 """
@@ -39,13 +39,10 @@ def job_card(stored: Stored) -> Component:
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What to do first, what that saves, who, and what it costs."""
-    answer = report["answer"]
+    """What to do first, and what that saves."""
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", None)
     rows = {
         "Do first": html.B(action),
         "Saves": saves and saves.removeprefix("saves "),
-        "Who": answer["who"],
-        "Costs": answer["cost"],
     }
     return [(label, words) for label, words in rows.items() if words]

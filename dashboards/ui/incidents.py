@@ -13,9 +13,9 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import printable, short
 from tracekit.dashboards.ui.components import badge, href, row_table
-from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.live.incident_words import advice, lasted
+from tracekit.live.incident_words import advice, handling, lasted
 from tracekit.store import Incident
 
 _HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
@@ -37,6 +37,8 @@ def _row(incident: Incident) -> list[Any]:
         what += [
             html.Div([html.B(f"{title}: "), printable(text)], className="note") for title, text in advice(incident)
         ]
+    changes = results().handled(incident.incident_id)
+    what += [html.Div(words, className="note") for words in handling(changes, viewer().moment)]
     return [
         [f"{incident.incident_id} ", state],
         html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),

@@ -6,9 +6,11 @@ In: options. Out: a line for everything found or done. `check` exits with 3 if a
 from __future__ import annotations
 
 import functools
+import os
 import re
+import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,10 +91,11 @@ def windows(job: str, store: Path | None) -> None:
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
     """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
-    from tracekit.live.incident_words import advice, lasted
+    from tracekit.live.incident_words import advice, handling, lasted
     from tracekit.store import Store, default_store
 
-    for incident in Store(store or default_store()).incidents(job, only_open=only_open):
+    opened = Store(store or default_store())
+    for incident in opened.incidents(job, only_open=only_open):
         windows = "" if incident.opened_window is None else f" since window {incident.opened_window}"
         state = f"open for {lasted(incident)}"
         if incident.closed_at is not None:
@@ -104,6 +107,34 @@ def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
         if incident.closed_at is None:
             for title, text in advice(incident):
                 click.echo(f"{title:>14}: {printable(text)}")
+        for words in handling(opened.handled(incident.incident_id), _moment):
+            click.echo(f"{'Handled':>14}: {words}")
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+@store_command.command()
+@click.argument("incident", type=click.IntRange(min=1))
+@_STORE
+@click.option("--owner", metavar="NAME", help="Who takes it.")
+@click.option("--mute", metavar="AGE", help="Send no messages about it for so long, such as 4h; 0m: send them again.")
+@click.option("--note", metavar="TEXT", help="What others should know.")
+def handle(incident: int, store: Path | None, owner: str | None, mute: str | None, note: str | None) -> None:
+    """Acknowledge INCIDENT, by its number: say who takes it, mute it, add a note.
+
+    `tracekit store incidents` and the dashboard show the history.
+    """
+    from tracekit.store import Store, default_store
+    from tracekit.store.handling import LONGEST_TEXT, Change
+
+    if max(len(owner or ""), len(note or "")) > LONGEST_TEXT:
+        raise SelectionError(f"--owner and --note take at most {LONGEST_TEXT:,} characters")
+    now = time.time()
+    until = None if mute is None else now + _age("--mute", mute).total_seconds()
+    by = os.environ.get("USER") or f"user {os.getuid()}"
+    Store(store or default_store()).handle(incident, Change(now, by, owner, until, note))
 
 
 @store_command.command()
@@ -147,7 +178,7 @@ def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
 
     if older_than is None and max_size is None:
         raise SelectionError("say what to prune with --older-than or --max-size")
-    age = None if older_than is None else _age(older_than)
+    age = None if older_than is None else _age("--older-than", older_than)
     most = None if max_size is None else _size(max_size)
     with progress() as tell:
         removed = pruning(Store(store), older_than=age, most_bytes=most, tell=tell)
@@ -162,13 +193,11 @@ def _echo(lines: Sequence[str]) -> int:
     return len(lines)
 
 
-def _age(text: str) -> timedelta:
+def _age(option: str, text: str) -> timedelta:
     """`30d`, `12h` or `90m`. Raises SelectionError for anything else."""
     match = re.fullmatch(r"(\d{1,6})([dhm])", text)
     if match is None:
-        raise SelectionError(
-            f"--older-than {text!r:.40}; expected a number of days, hours or minutes, such as 30d or 12h"
-        )
+        raise SelectionError(f"{option} {text!r:.40}; expected a number of days, hours or minutes, such as 30d or 12h")
     return timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[match[2]]: int(match[1])})
 
 

@@ -6,9 +6,11 @@ In: an incident. Out: words.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from tracekit.base.text import printable
 from tracekit.store import Incident
+from tracekit.store.handling import Change
 
 
 def advice(incident: Incident) -> Iterator[tuple[str, str]]:
@@ -17,6 +19,16 @@ def advice(incident: Incident) -> Iterator[tuple[str, str]]:
     for title, text in (("Who", cause.who), ("Do", cause.fix), ("More to check", cause.check)):
         if text:
             yield title, text
+
+
+def handling(changes: Sequence[Change], moment: Callable[[float], str]) -> Iterator[str]:
+    """Yield a sentence per change, oldest first. `moment`: writes seconds since the epoch."""
+    for change in changes:
+        parts = [f"owner {change.owner}"] if change.owner is not None else []
+        if change.muted_until is not None:
+            parts.append(f"muted until {moment(change.muted_until)}" if change.muted_until > change.at else "not muted")
+        said = "; ".join([*parts, *([change.note] if change.note is not None else [])])
+        yield printable(f"{moment(change.at)}, {change.by}: {said or 'acknowledged'}")
 
 
 def lasted(incident: Incident) -> str:

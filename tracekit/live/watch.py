@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from tracekit.base.text import printable, short
 from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.incident_words import advice, lasted
 from tracekit.live.run import LiveRun
-from tracekit.store import Store
+from tracekit.store import Incident, Store
+from tracekit.store.handling import is_muted
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -80,7 +81,7 @@ class Watch:
         """Send what an earlier watch was killed before sending."""
         if self.notifier is not None and self.deliveries is not None:
             with suppress(StoreError):  # the first look has reported it
-                self.notifier.tell(*self.deliveries.left(self.job))
+                self.notifier.tell(*map(self._unmuted, self.deliveries.left(self.job)))
 
     def _tell_of_notifier(self) -> None:
         for line in () if self.notifier is None else self.notifier.changes():
@@ -102,9 +103,13 @@ class Watch:
         for line in lines(found):
             self.tell(line)
         if self.notifier is not None:
-            self.notifier.tell(found.opened, found.closed)
+            self.notifier.tell(self._unmuted(found.opened), self._unmuted(found.closed))
         if self.deliveries is not None and found.windows:
             self.deliveries.note(())  # the store is there now
+
+    def _unmuted(self, incidents: Sequence[Incident]) -> list[Incident]:
+        now = time.time()
+        return [one for one in incidents if not is_muted(self.store.handled(one.incident_id), now)]
 
 
 def lines(changes: Changes) -> Iterator[str]:

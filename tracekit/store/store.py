@@ -26,6 +26,7 @@ from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb_file
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_store
+from tracekit.store.handling import Change, read_changes, write_change
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident, followed
 from tracekit.store.remote import Remote
@@ -134,6 +135,18 @@ class Store:
             if not any(incident.cause.kind == HANG for incident in known):
                 incident = Incident(0, job, sighting_of_hang(report), datetime.now(UTC), None, None)
                 writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
+
+    def handle(self, incident: int, change: Change) -> None:
+        """Add what somebody does about an incident. Raises NotStoredError if there is no such incident."""
+        with self.reading() as catalogue:
+            if not any(one.incident_id == incident for one in catalogue.live.incidents()):
+                raise NotStoredError(f"{self.name}: no incident {incident}; `tracekit store incidents` lists them")
+        with self._folder_to_write():
+            write_change(self.path, incident, change)
+
+    def handled(self, incident: int) -> tuple[Change, ...]:
+        """What people have done about an incident, oldest first; nothing in a store in S3."""
+        return read_changes(self.path, incident)
 
     def check_new(self, name: str | None) -> None:
         """Raise StoreError if no job `name` could be added: the store cannot be used, or has one; None stands for any

@@ -299,7 +299,7 @@ class TestBrokenAndHostile:
         base = show(tmp_path / "s.duckdb").url
         page = visit("/", base=base)
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
-        page.click(".job-card a")
+        page.click("#jobs a.job")
         page.wait_for_selector(".job-title")
         assert name[:60] in page.inner_text("h1")
         assert "<b>source</b>" in page.inner_text("#page")
@@ -357,7 +357,7 @@ class TestBrokenAndHostile:
         page = visit("/..%2f..%2fetc/passwd", anew=True)
         assert "No such page" in page.inner_text("#page")
         page.get_by_text("All jobs").click()
-        page.wait_for_selector(".job-card")
+        page.wait_for_selector("#jobs a.job")
 
     def test_without_a_job_the_newest_is_shown_and_said(self, sample_store: Path) -> None:
         assert "this is the newest one, slow-worker" in Pages(sample_store).text("/job")
