@@ -20,7 +20,7 @@ $(VENV)/.demo: pyproject.toml requirements.lock $(wildcard analysis/native/*.[ch
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev,torch]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[dev,torch,trackers]'
 	touch $@
 
 demo: $(VENV)/.demo

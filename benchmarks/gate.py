@@ -24,7 +24,16 @@ from tracekit.trace.op import OpTrace
 KINDS = {"forward": 0.030, "backward": 0.060, "all-reduce": 0.010, "optimizer": 0.005}
 RANKS, PAIRS = 4, 200
 #: Number of steps, noise of an op, correlation of a step with the one before.
-NOISES = ((24, 0.02, 0.0), (24, 0.02, 0.6), (100, 0.05, 0.0), (100, 0.05, 0.6), (300, 0.05, 0.6))
+NOISES = (
+    (24, 0.01, 0.0),
+    (24, 0.02, 0.0),
+    (24, 0.02, 0.6),
+    (100, 0.02, 0.0),
+    (100, 0.02, 0.6),
+    (100, 0.05, 0.0),
+    (100, 0.05, 0.6),
+    (300, 0.05, 0.6),
+)
 QUICK = {"PAIRS": 2, "NOISES": NOISES[:1]}
 
 

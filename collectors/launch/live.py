@@ -56,6 +56,9 @@ _OPTIONS = (
         envvar=NOTIFY_VARIABLE,
         help=f"Post incidents to this webhook, in Slack's format if it is Slack's [default: ${NOTIFY_VARIABLE}].",
     ),
+    click.option(
+        "--log", metavar="TRACKER", help="Log windows to wandb[:PROJECT], mlflow[:URI] or tensorboard[:FOLDER]."
+    ),
     click.option("--dashboard-url", default="", metavar="URL", help="Address of `tracekit dashboard`, for links."),
 )
 
@@ -77,6 +80,7 @@ class WatchOptions:
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     notify: str | None = None
+    log: str | None = None
     dashboard_url: str = ""
 
     def arguments(self) -> list[str]:

@@ -57,6 +57,7 @@ def watch_command(
     from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
     from tracekit.live.run import LiveOptions, LiveRun
+    from tracekit.live.tracker import TrackerProcess
     from tracekit.live.watch import Watch, serving_metrics, stopped_by_signals
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
@@ -88,7 +89,12 @@ def watch_command(
         notifier = None
         if asked.notify is not None and deliveries is not None:
             notifier = Notifier(asked.notify, asked.dashboard_url, arrived=deliveries.note)
-        watch = Watch(watched, run, name, _tell, notifier, deliveries)
+        tracker = None
+        if asked.log is not None:
+            if name is None:
+                raise SelectionError("--log is for one job: name it with --name")
+            tracker = TrackerProcess(asked.log, watched.path, name)
+        watch = Watch(watched, run, name, _tell, notifier, deliveries, tracker)
         scrapes = None
         if asked.metrics_port is not None:
             serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)

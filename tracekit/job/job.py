@@ -148,6 +148,15 @@ class Job(ABC):
         """The report as Plotly figures."""
         return self.report.plot
 
+    def log_to(self, run: Any) -> None:
+        """Log the report to an active run of wandb or mlflow, or to a SummaryWriter: a few series, and its HTML page.
+
+        Raises SelectionError for anything else.
+        """
+        from tracekit.show.trackers import log_to
+
+        log_to(self.report, run)
+
     def pandas(self, table: str) -> pandas.DataFrame:
         """Return a table of the report as a pandas frame."""
         return self.report.pandas(table)

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
     from tracekit.live.scrapes import Scrapes
+    from tracekit.live.tracker import TrackerProcess
 
 #: Interval at which the recording and the store are read, seconds.
 POLL_S = 0.5
 #: How long waiting messages may take at the end, seconds.
 CLOSE_TIMEOUT_S = 20.0
+#: How long a tracker may take at the end, seconds: the last report is analysed again for its page.
+TRACKER_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class Watch:
     tell: Callable[[str], None]
     notifier: Notifier | None = None
     deliveries: DeliveryLog | None = None
+    tracker: TrackerProcess | None = None
     _problem: str | None = field(default=None, init=False)
 
     def until_ended(self, stop: threading.Event) -> None:
@@ -73,6 +77,10 @@ class Watch:
             self.notifier.close(CLOSE_TIMEOUT_S)
             self._tell_of_notifier()
             for line in self.notifier.losses():
+                self.tell(line)
+        if self.tracker is not None:
+            self.tracker.close(TRACKER_TIMEOUT_S)
+            for line in self.tracker.losses():
                 self.tell(line)
         if unstored is not None:
             raise unstored
@@ -102,6 +110,9 @@ class Watch:
         self._problem = None
         for line in lines(found):
             self.tell(line)
+        if self.tracker is not None:
+            for windows in found.windows.values():
+                self.tracker.tell(windows)
         if self.notifier is not None:
             self.notifier.tell(self._unmuted(found.opened), self._unmuted(found.closed))
         if self.deliveries is not None and found.windows:
