@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracekit.base.errors import SelectionError, TracekitError
+from msgspec import Struct
+
+from tracekit.analysis.attribution.compare import steps_in_whole
+from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import say
-from tracekit.base.text import printable, short
+from tracekit.base.text import short
 
 if TYPE_CHECKING:
     from tracekit.report.report import Report
@@ -25,16 +28,12 @@ if TYPE_CHECKING:
 PREFIX, PAGE = "tracekit", "tracekit-report.html"
 
 
-class Tracker:
+class Tracker(Struct):
     """Where figures go. `log`: values by name at a step; `attach`: an HTML page; `close`: write what is buffered."""
 
-    def __init__(
-        self,
-        log: Callable[[dict[str, float], int], object],
-        attach: Callable[[str], object],
-        close: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.log, self.attach, self.close = log, attach, close
+    log: Callable[[dict[str, float], int], object]
+    attach: Callable[[str], object]
+    close: Callable[[], object] = lambda: None
 
 
 def series(report: Mapping[str, Any]) -> dict[str, float]:
@@ -42,7 +41,7 @@ def series(report: Mapping[str, Any]) -> dict[str, float]:
 
     A figure that the report does not have is left out.
     """
-    verdict, steps = report["verdict"], max(report["job"]["steps"], 1) if report["job"]["whole"] == "recording" else 1
+    verdict, steps = report["verdict"], steps_in_whole(report)
     lost = {loss["kind"]: loss["lost_s"] / steps for loss in verdict["losses"]}
     workers = [row for row in report.get("by_worker", ()) if row["rank"] is not None]
     blamed = [rank for cause in report["causes"] for rank in cause["where"]["ranks"]]
@@ -182,9 +181,6 @@ def main(where: str, store_path: str, job: str) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
-    except TracekitError as error:
-        say(f"tracekit: --log: {printable(str(error))}")
-        sys.exit(2)
     except Exception as error:  # whatever a tracker raises ends this process only
         say(f"tracekit: --log: {short(f'{type(error).__name__}: {error}', 200)}")
         sys.exit(2)
