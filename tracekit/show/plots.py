@@ -63,7 +63,7 @@ class Plots:
         return worker_heatmap(found, position, colours, marked=cells)
 
     def steps(self, *, theme: str = "light") -> go.Figure:
-        """Recorded, original and ideal time of each step, seconds."""
+        """Recorded and ideal time of each step, seconds."""
         colours = _theme(theme)
         from tracekit.show.figures.time import step_times
 
