@@ -93,6 +93,11 @@ class RlReport(Struct, frozen=True):
     generation: Generation | None
     what_if: list[Price]
 
+    @property
+    def replay_error(self) -> float | None:
+        """How far the replayed step is off, relative to the recorded one; None without times."""
+        return None if self.replayed_s is None else abs(self.replayed_s / self.step_s - 1)
+
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
     """The largest loss, if it is worth mentioning."""
@@ -114,6 +119,7 @@ def headline(report: RlReport) -> str:
     """The first line of every output: what costs most, and which alternative saves most."""
     if report.flagged:
         return f"CONTRADICTION: {report.flagged}"
+    doubt = "NOT TRUSTED, looks like " if (report.replay_error or 0.0) > UNEXPLAINED else ""
     share = {one.loss: one.lost_s / report.step_s for one in report.losses}
     most = max(report.phases, key=lambda one: one.seconds, default=None)
     if report.leading is not None:
@@ -123,7 +129,7 @@ def headline(report: RlReport) -> str:
         words = f"BALANCED: no loss costs {percent(WORTH)} of the step"
     else:
         words = f"{most.phase.upper()} takes {percent(most.seconds / report.step_s)} of the step"
-    return words + _saves(report)
+    return doubt + words + _saves(report)
 
 
 def _saves(report: RlReport) -> str:

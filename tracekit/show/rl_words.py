@@ -27,8 +27,7 @@ def answer_rows(report: RlReport) -> Iterator[tuple[str, str]]:
     yield "Step", "; ".join(_step(report))
     if report.generation is not None:
         yield "Engines", "; ".join(_engines(report.generation))
-    if report.replayed_s is not None and not report.flagged:
-        off = abs(report.replayed_s / report.step_s - 1)
+    if (off := report.replay_error) is not None and not report.flagged:
         generation = "" if report.generation is None else f", its generation by {abs(report.generation.error):.1%}"
         yield "Trust", f"{'yes' if off <= UNEXPLAINED else 'NO'}: the replayed step is off by {off:.1%}{generation}"
 

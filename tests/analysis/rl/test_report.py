@@ -141,6 +141,13 @@ def test_contradictions_are_flagged_and_not_priced(tmp_path: Path) -> None:
     assert analyse(write(tmp_path / "right", off(0.0)), "staleness=1").flagged is None
 
 
+def test_a_replay_that_is_far_off_casts_doubt_on_the_first_line(tmp_path: Path) -> None:
+    report = analyse(write(tmp_path / "run.jsonl", lines()))
+    assert not headline(report).startswith("NOT TRUSTED")
+    off = msgspec.structs.replace(report, replayed_s=1.06 * report.step_s)
+    assert headline(off) == f"NOT TRUSTED, looks like {headline(report)}"
+
+
 def test_a_step_that_is_cut_is_left_out_and_a_gap_is_an_error(tmp_path: Path) -> None:
     cut = [*lines(), request("4-0", 4, 44.0, 45.0, 2)]
     assert analyse(write(tmp_path / "cut", cut)).job.steps == 4
