@@ -64,7 +64,10 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
         known = steps.get(number, {})
         # slime reports a step in two records.
         steps[number] = found if framework.step in known and framework.step in found else known | found
-    whole = [timers for timers in steps.values() if timers.get(framework.step, 0.0) > 0]
+    # A log that was cut can lack one of the two: then the generation is unknown, not 0.
+    generates = {name for name, phase in framework.phases.items() if phase == "generate"}
+    needed = generates if any(generates & timers.keys() for timers in steps.values()) else set()
+    whole = [timers for timers in steps.values() if timers.get(framework.step, 0.0) > 0 and needed <= timers.keys()]
     if not whole:
         raise FormatError(f"{where}: {framework.format} logs no whole step here; expected lines with {framework.step}")
     seconds: dict[str, list[float]] = {}
