@@ -93,6 +93,17 @@ def test_the_documents_show_every_command():
     assert [name for name in COMMANDS if not re.search(rf"tracekit {name}\b", shown)] == []
 
 
+def test_the_commands_of_the_readme_have_the_options_that_they_require():
+    for line in re.findall(r"`tracekit (\w[^`]*)`", README):
+        command = COMMANDS.get(line.split()[0])
+        required = (
+            [option for option in command.params if option.required and option.opts[0].startswith("--")]
+            if command
+            else []
+        )
+        assert [option.name for option in required if not set(option.opts) & set(line.split())] == [], line
+
+
 def test_every_install_line_names_our_distributions():
     """On the package index, `tracekit` alone is a stranger's tool, with the same import and the same command."""
     kinds = {"", ".ipynb", ".md", ".py", ".toml", ".yaml", ".yml"}

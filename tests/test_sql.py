@@ -120,6 +120,18 @@ def test_every_format_has_the_same_rows(store: Store, tmp_path: Path) -> None:
     assert "slow-worker" in run(*words).out
 
 
+def test_a_join_and_types_that_polars_lacks_can_be_printed(store: Store, tmp_path: Path) -> None:
+    query = """SELECT 1 AS one, 2 AS one, INTERVAL 1 DAY AS day, [INTERVAL 1 DAY] AS days, '101'::BIT AS bits,
+        'x'::BLOB AS bytes, union_value(a := 1) AS either FROM jobs JOIN findings USING (job)"""
+    printed = run("sql", query, "--json", "--store", store.path)
+    row = {"one": 1, "one_1": 2, "day": "1 day", "days": "[1 day]", "bits": "101", "bytes": "x", "either": "1"}
+    assert json.loads(printed.out) == [row]
+    for words in ([], ["--csv"], ["--parquet", tmp_path / "rows.parquet"]):
+        assert run("sql", query, *words, "--store", store.path).code == 0
+    both = rows_of(store, "SELECT * FROM jobs JOIN findings ON jobs.job = findings.job")
+    assert both["job"].to_list() == both["job_1"].to_list() == ["slow-worker"]
+
+
 def test_a_file_of_somebody_else_is_not_replaced(store: Store, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.parquet"
     pl.DataFrame({"a": [1]}).write_parquet(theirs)

@@ -264,8 +264,9 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
                 tokens,
                 np.where(np.arange(tokens.shape[2]) == first[..., None], tokens.mean(axis=2, keepdims=True), np.inf),
             )
-            left = _over_mean(self._stated(capped)) - 1
-            if excess.sum() > 0 and 1 - left.sum() / excess.sum() >= _SHARE_OF_EXPERT:
+            # Of what the log states: it may state equal loads, of which the recording has more, as padding.
+            gone = _over_mean(self._stated(tokens)) - _over_mean(self._stated(capped))
+            if excess.sum() > 0 and gone.sum() / excess.sum() >= _SHARE_OF_EXPERT:
                 same = (first == first[0]).all(axis=0)
                 found = "hot-expert" if same.mean() >= 0.5 else "rotating"
                 if found == "hot-expert":

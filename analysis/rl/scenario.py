@@ -51,7 +51,10 @@ class Scenario(Struct, frozen=True):
                     f"--what-if {quoted(text)}: {quoted(part)} is none of staleness=K, partial=Q, engines=N, split=A:B,"
                     " longest-first, generate=S, train=S"
                 )
-            found |= {key: value for key, value in match.groupdict().items() if value is not None}
+            stated = {key: value for key, value in match.groupdict().items() if value is not None}
+            if not found.keys().isdisjoint(stated):
+                raise SelectionError(f"--what-if {quoted(text)}: {quoted(part)} states once more what is stated before")
+            found |= stated
 
         def whole(key: str, least: int) -> int | None:
             if key in found and int(found[key]) < least:

@@ -164,8 +164,8 @@ def seconds(value: float) -> str:
     """A duration in a unit that keeps three digits readable."""
     size = abs(value)
     if size >= 1 or size == 0:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:.0f} us"
+        return f"{value:z.2f} s"
+    return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:z.0f} us"
 
 
 def main_clause(effect: str) -> str:

@@ -64,7 +64,7 @@ def tables(found: Bubbles) -> Iterator[Table]:
             "Why stages are idle",
             ("Idle because", "a step", "of the window"),
             tuple(
-                (_BECAUSE[row.cause], seconds(row.lost_s), f"{row.lost_s / window if window else 0:.1%}")
+                (_BECAUSE[row.cause], seconds(row.lost_s), f"{row.lost_s / window if window else 0:z.1%}")
                 for row in found.causes
             ),
         )

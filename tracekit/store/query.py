@@ -47,6 +47,8 @@ _VIEWS = {
 }
 #: DuckDB's words for a table that a query needs.
 _MISSING = re.compile(r"Table with name (\w+) does not exist")
+#: Types of DuckDB that polars cannot hold, or not write.
+_NOT_IN_POLARS = re.compile(r"\b(BIGNUM|BIT|BLOB|INTERVAL|UNION)\b")
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -78,7 +80,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             further = {"hosts": _add_hosts, "ops": partial(_add_ops, jobs=jobs)}
             while True:
                 try:
-                    return frame(connection.sql(sql))
+                    return frame(_plain(connection.sql(sql)))
                 except duckdb.CatalogException as error:
                     missing = _MISSING.search(str(error))
                     add = further.pop(missing[1].lower(), None) if missing else None
@@ -89,6 +91,18 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             raise _damaged(store, error) from None
         except duckdb.Error as error:
             raise SelectionError(_line(error)) from None
+
+
+def _plain(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """The query with a name of its own for each column, and text in place of what polars cannot hold."""
+    named = query.project("*")  # DuckDB numbers names that are there twice
+    texts = [
+        f"{name}::VARCHAR AS {name}"
+        for column, kind in zip(named.columns, named.types, strict=True)
+        if _NOT_IN_POLARS.search(str(kind))
+        for name in ['"' + column.replace('"', '""') + '"']
+    ]
+    return named.project(f"* REPLACE ({', '.join(texts)})") if texts else named
 
 
 def _add_tables(connection: duckdb.DuckDBPyConnection, store: Store, names: Sequence[str]) -> None:

@@ -23,6 +23,8 @@ Record = tuple[int, dict[str, float]]
 #: Colours, and what Ray puts before a line of a worker.
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
 _NUMBER = r"(?:[\w.]+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
+#: A time beyond it is none.
+LONGEST_S = 1e12
 #: Two clocks, or a sum and its parts, differ by this share of a step at most.
 TOLERANCE = 0.01
 
@@ -59,8 +61,9 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
     for number, values in records:
         found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
         for name, value in found.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise FormatError(f"{where}: step {number}: {name} took {value} s; expected a time of at least 0")
+            if not 0 <= value <= LONGEST_S:
+                expected = f"a time of at least 0 and at most {LONGEST_S:g} s"
+                raise FormatError(f"{where}: step {number}: {name} took {value} s; expected {expected}")
         known = steps.get(number, {})
         # slime reports a step in two records.
         steps[number] = found if framework.step in known and framework.step in found else known | found
@@ -100,9 +103,9 @@ def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
     for number, line in lines:
         if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
             try:
-                record = json.loads(line)
+                record = json.loads(line, parse_int=float)
                 step, data = int(record["step"]), record["data"].items()
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
                 raise ValueError(f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger") from None
             # A time that is no number is an error, as NaN is.
             yield (

@@ -288,6 +288,13 @@ def test_dropped_and_padded_tokens_are_said(skewed: Path, tmp_path: Path, factor
     assert words in note
 
 
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_log_of_equal_loads_blames_no_expert(skewed: Path, tmp_path: Path, tokens: int) -> None:
+    report = whatif(skewed / "recording", "--expert-loads", log(tmp_path / "l.jsonl", np.full_like(SKEW, tokens)))
+    assert "more rows" in report["experts"]["notes"][0]
+    assert [one["cause"] for one in report["experts"]["causes"]] == ["skew"]
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

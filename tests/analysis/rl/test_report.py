@@ -205,6 +205,7 @@ def test_a_scenario_that_cannot_be_read_says_what_could(tmp_path: Path) -> None:
         "split=1",
         "train=nan",
         "train=-1",
+        "staleness=1,staleness=2",
     ):
         with pytest.raises(SelectionError, match="--what-if"):
             Scenario.parse(text)

@@ -121,3 +121,18 @@ def test_a_line_of_nothing_but_punctuation_takes_no_time(tmp_path):
 def test_the_format_can_be_stated(tmp_path):
     (tmp_path / "log").write_text("{'timing/generation': 1}\n" + VERL)
     assert json.loads(run("rl", tmp_path / "log", "--format", "verl", "--json").out)["job"]["steps"] == 3
+
+
+@pytest.mark.parametrize("gen", ["1e308", "1e400", "9" * 400])
+def test_a_time_beyond_all_reason_is_one_error(tmp_path, gen):
+    (tmp_path / "log").write_text(VERL.replace("30.0", gen))
+    with pytest.raises(
+        FormatError, match=r"step 1: gen took \S+ s; expected a time of at least 0 and at most 1e\+12 s"
+    ):
+        read_rl([tmp_path / "log"])
+
+
+def test_a_step_beyond_all_numbers_is_one_error(tmp_path):
+    (tmp_path / "log").write_text(VERL.replace('"step": 1,', '"step": 1e400,'))
+    with pytest.raises(FormatError, match=r"line 1: .* is no record of verl's FileLogger"):
+        read_rl([tmp_path / "log"])
