@@ -172,6 +172,18 @@ def test_damage_is_found_and_dropped_and_all_else_stays(store: Store) -> None:
     assert store.append(window(4)) == 4
 
 
+def test_a_repair_forgets_no_job_while_the_folder_of_all_files_is_away(store: Store) -> None:
+    store.append(window(0, analysed=True))
+    away = store.path.with_name("not mounted")
+    (store.path / "jobs").rename(away)
+    refused = run("store", "repair", "--store", store.path)
+    assert refused.code == 2
+    assert "jobs: is missing with the files of all jobs" in refused.err
+    away.rename(store.path / "jobs")
+    assert run("store", "repair", "--store", store.path).out.endswith(": nothing to repair\n")
+    assert store.load("live").ops.equals(window(0).trace.ops)
+
+
 @pytest.mark.parametrize("moment", ["Catalogue.add_window", "CatalogueCopy.put", "Folder.forget_unfinished"])
 def test_what_a_living_writer_has_not_finished_is_no_damage_and_what_a_killed_one_left_is(
     moment: str, store: Store

@@ -81,6 +81,12 @@ def repair(store: Store, tell: Tell = lambda _: None) -> list[str]:
     folder = store.folder()
     store.check()
     rebuilding = not folder.catalogue.exists()
+    if not (rebuilding or (folder.path / JOBS).exists()):
+        with store.reading() as catalogue:
+            if folder.named_files(catalogue):  # a disk that is not mounted looks like this
+                raise StoreError(
+                    f"{folder.path / JOBS}: is missing with the files of all jobs; bring it back, or remove the store"
+                )
     with store.writing(rebuilding=rebuilding) as writer:
         dropped = list(writer.catalogue.remove_impossible())
         lines = [f"{line}: dropped" for _, line in dropped]
