@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, generations, partial_generations
+from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, decode, generations, partial_generations
 from tracekit.analysis.rl.latency import Ran, fit, queued, started
 from tracekit.analysis.rl.loop import WARM_UP, Loop
 from tracekit.analysis.rl.phases import CONTRADICTION, contradiction, no_price
 from tracekit.analysis.rl.report import Generation, Loss, LossTime, PhaseTime, Price, RlReport, Run, leading
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.text import short
+from tracekit.base.text import counted, short
 from tracekit.trace.rl import Format, Timeline, Trajectories
 
 #: What is recorded less than this apart happens at one time, seconds.
@@ -57,8 +58,8 @@ class _Steps:
         whole = np.flatnonzero(~np.isnan(generate[0] + started + sync[1]))
         if len(whole) < WARM_UP + 1:
             raise FormatError(
-                f"{len(whole)} whole steps; needs {WARM_UP + 1}, as the first {WARM_UP} are left out. A step needs a"
-                " generation, a training and, if others have one, a sync"
+                f"{counted(len(whole), 'whole step')}; needs {WARM_UP + 1}, as the first {WARM_UP} are left out. A step"
+                " needs a generation, a training and, if others have one, a sync"
             )
         if len(whole) <= whole[-1] - whole[0]:
             missing = np.setdiff1d(np.arange(whole[0], whole[-1]), whole)[0]
@@ -190,6 +191,12 @@ class _Generations:
         self.replayed = generations(self.requests, self.engines) + self.late
         self.reproduced_s = float(self.replayed[WARM_UP:].mean())
         self.error = self.reproduced_s / float(recorded_s[WARM_UP:].mean()) - 1
+        # What one engine gets wrong is hidden in a generation that ends with another.
+        replayed_end = decode(self.requests, self.engines)[0]
+        replayed, took = (np.maximum(end - self.requests.arrives, 1e-9) for end in (replayed_end, ran.end))
+        ratio = replayed / took
+        usual = pl.DataFrame({"engine": ran.engine, "ratio": ratio}).group_by("engine").median()["ratio"]
+        self.engine_error = float(np.abs(usual.to_numpy() - 1).max())
 
     def without(self, loss: Loss) -> Floats:
         """Seconds of each generation without a loss."""
@@ -304,6 +311,7 @@ def analyse_trajectories(
             made.slots,
             made.reproduced_s,
             made.error,
+            made.engine_error,
         ),
         [
             no_price(one, flagged) if flagged else _price(one, loop, made, gpus, recorded, generation_s)
