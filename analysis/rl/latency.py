@@ -36,9 +36,8 @@ class Ran(Struct, frozen=True, eq=False):
 
 def fit(ran: Ran, count: int) -> Engines:
     """The latency and the speeds of `count` engines that explain the tokens of all requests best, without slots."""
-    steps = int(ran.step.max()) + 1
-    stride = max(1, len(ran.step) // _ENOUGH)
-    some = ran.only(ran.step % min(stride, steps) == min(stride, steps) - 1) if stride > 1 else ran
+    stride = min(max(1, len(ran.step) // _ENOUGH), int(ran.step.max()) + 1)
+    some = ran.only(ran.step % stride == stride - 1)
     half = np.floor(some.tokens / 2)
     has_tool = some.tool_s > 0
     rest = np.maximum(some.end - some.start - some.tool_s, 0.0)

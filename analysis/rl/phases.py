@@ -14,7 +14,8 @@ from tracekit.trace.rl import PhaseLog, StepTime
 
 #: Phases that exceed the step by this share contradict it.
 CONTRADICTION = 0.01
-_SIDE_BY_SIDE = "generation and training take as long side by side"
+#: An assumption of prices with staleness.
+SIDE_BY_SIDE = "generation and training take as long side by side"
 
 
 def analyse_phases(log: PhaseLog, scenarios: Sequence[Scenario]) -> RlReport:
@@ -82,7 +83,7 @@ def _price(
     low_s = max(generate_s, others_s) if beside else generate_s + others_s
     high_s = low_s + max(unaccounted_s or 0.0, 0.0)
     unknown = "no time is spent outside phases" if unaccounted_s is None else None
-    assumes = "; ".join(filter(None, (_SIDE_BY_SIDE if beside else None, unknown)))
+    assumes = "; ".join(filter(None, (SIDE_BY_SIDE if beside else None, unknown)))
     price_s = low_s + (unaccounted_s or 0.0)
     return Price(
         scenario.text,

@@ -45,6 +45,7 @@ class Generation(Struct, frozen=True):
 
     `speeds`: of each engine, relative to the median. `slots`: most requests that an engine runs at once, None if
     unknown. `reproduced_s`: the replayed generation; `error`: its difference from the recorded one, relative.
+    `engine_error`: the same of the median request of an engine, for the engine that is furthest off.
     """
 
     base_s: float
@@ -53,6 +54,7 @@ class Generation(Struct, frozen=True):
     slots: int | None
     reproduced_s: float
     error: float
+    engine_error: float
 
 
 class Price(Struct, frozen=True):
@@ -98,6 +100,12 @@ class RlReport(Struct, frozen=True):
         """How far the replayed step is off, relative to the recorded one; None without times."""
         return None if self.replayed_s is None else abs(self.replayed_s / self.step_s - 1)
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the replay explains the recorded step, and the requests of each engine."""
+        engine_error = 0.0 if self.generation is None else self.generation.engine_error
+        return max(self.replay_error or 0.0, engine_error) <= UNEXPLAINED
+
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
     """The largest loss, if it is worth mentioning."""
@@ -119,7 +127,7 @@ def headline(report: RlReport) -> str:
     """The first line of every output: what costs most, and which alternative saves most."""
     if report.flagged:
         return f"CONTRADICTION: {report.flagged}"
-    doubt = "NOT TRUSTED, looks like " if (report.replay_error or 0.0) > UNEXPLAINED else ""
+    doubt = "" if report.trusted else "NOT TRUSTED, looks like "
     share = {one.loss: one.lost_s / report.step_s for one in report.losses}
     most = max(report.phases, key=lambda one: one.seconds, default=None)
     if report.leading is not None:

@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
+from msgspec import structs
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.rl.decoding import NO_LIMIT, Engines, Requests, generations, partial_generations
+from tracekit.analysis.rl.decoding import NO_LIMIT, Requests, decode, generations, partial_generations
 from tracekit.analysis.rl.latency import Ran, fit, queued, started
 from tracekit.analysis.rl.loop import WARM_UP, Loop
-from tracekit.analysis.rl.phases import CONTRADICTION, contradiction, no_price
+from tracekit.analysis.rl.phases import CONTRADICTION, SIDE_BY_SIDE, contradiction, no_price
 from tracekit.analysis.rl.report import Generation, Loss, LossTime, PhaseTime, Price, RlReport, Run, leading
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.text import short
+from tracekit.base.text import counted, short
 from tracekit.trace.rl import Format, Timeline, Trajectories
 
 #: What is recorded less than this apart happens at one time, seconds.
@@ -33,14 +35,13 @@ class _Steps:
     """The recorded steps that are whole: when their generation, reward, training and sync were, [steps], seconds."""
 
     def __init__(self, timeline: Timeline) -> None:
-        phases, self.trajectories = timeline.phases, timeline.trajectories
-        trajectories = self.trajectories
+        phases, trajectories = timeline.phases, timeline.trajectories
+        self.trajectories = trajectories
         numbers = np.unique(np.concatenate((phases.step, [] if trajectories is None else trajectories.step)))
         numbers = numbers.astype(np.int64)
-        self.names = list(dict.fromkeys(phases.name.tolist()))
         self.spans = {
             name: _span(numbers, phases.step[named], phases.start[named], phases.end[named])
-            for name in self.names
+            for name in dict.fromkeys(phases.name.tolist())
             for named in [phases.name == name]
         }
         nothing = np.full(len(numbers), np.nan)
@@ -57,8 +58,8 @@ class _Steps:
         whole = np.flatnonzero(~np.isnan(generate[0] + started + sync[1]))
         if len(whole) < WARM_UP + 1:
             raise FormatError(
-                f"{len(whole)} whole steps; needs {WARM_UP + 1}, as the first {WARM_UP} are left out. A step needs a"
-                " generation, a training and, if others have one, a sync"
+                f"{counted(len(whole), 'whole step')}; needs {WARM_UP + 1}, as the first {WARM_UP} are left out. A step"
+                " needs a generation, a training and, if others have one, a sync"
             )
         if len(whole) <= whole[-1] - whole[0]:
             missing = np.setdiff1d(np.arange(whole[0], whole[-1]), whole)[0]
@@ -174,7 +175,7 @@ class _Generations:
         engines = fit(ran, len(trajectories.engines))
         waited, self.slots = queued(ran, engines)
         self.slots = slots or self.slots
-        self.engines = Engines(engines.base_s, engines.per_request_s, engines.speeds, self.slots or NO_LIMIT)
+        self.engines = structs.replace(engines, slots=self.slots or NO_LIMIT)
         recorded_s = steps.generate_end - steps.generate_start
         self.requests = Requests(
             ran.step,
@@ -190,6 +191,12 @@ class _Generations:
         self.replayed = generations(self.requests, self.engines) + self.late
         self.reproduced_s = float(self.replayed[WARM_UP:].mean())
         self.error = self.reproduced_s / float(recorded_s[WARM_UP:].mean()) - 1
+        # What one engine gets wrong is hidden in a generation that ends with another.
+        replayed_end = decode(self.requests, self.engines)[0]
+        replayed, took = (np.maximum(end - self.requests.arrives, 1e-9) for end in (replayed_end, ran.end))
+        ratio = replayed / took
+        usual = pl.DataFrame({"engine": ran.engine, "ratio": ratio}).group_by("engine").median()["ratio"]
+        self.engine_error = float(np.abs(usual.to_numpy() - 1).max())
 
     def without(self, loss: Loss) -> Floats:
         """Seconds of each generation without a loss."""
@@ -197,7 +204,7 @@ class _Generations:
         match loss:
             case "queueing":
                 requests = requests.replace(arrives=np.maximum(self.ran.submit, 0.0))
-                engines = Engines(engines.base_s, engines.per_request_s, engines.speeds, NO_LIMIT)
+                engines = structs.replace(engines, slots=NO_LIMIT)
             case "tail":
                 first = np.searchsorted(requests.step, np.arange(requests.step[-1] + 2))
                 longest = [
@@ -206,7 +213,7 @@ class _Generations:
                 requests = requests.replace(tokens=np.minimum(requests.tokens, np.array(longest)[requests.step]))
             case "engines":
                 requests = requests.balanced(len(engines.speeds)).replace(turn=np.arange(self.count, dtype=np.float64))
-                engines = Engines(engines.base_s, engines.per_request_s, np.ones_like(engines.speeds), engines.slots)
+                engines = structs.replace(engines, speeds=np.ones_like(engines.speeds))
             case "tools":
                 requests = requests.replace(tool_s=np.zeros(self.count))
         return np.asarray(generations(requests, engines) + self.late)
@@ -304,6 +311,7 @@ def analyse_trajectories(
             made.slots,
             made.reproduced_s,
             made.error,
+            made.engine_error,
         ),
         [
             no_price(one, flagged) if flagged else _price(one, loop, made, gpus, recorded, generation_s)
@@ -334,7 +342,7 @@ def _price(
     engines, assumed = one.engines, []
     changed = loop if one.staleness is None else loop.replace(staleness=one.staleness)
     if changed.staleness > loop.staleness:
-        assumed.append("generation and training take as long side by side")
+        assumed.append(SIDE_BY_SIDE)
     if one.rollout is not None and one.trainer is not None:
         if gpus is None:
             raise SelectionError(f"--what-if {one.text}: needs --gpus rollout=A,trainer=B, the GPUs as recorded")
@@ -371,15 +379,14 @@ def _price(
         if carried is not None:
             same = loop.replace(generate=made.in_scenario(Scenario("", engines=len(made.names)), None)[0])
             reach += abs(float((times - same.step_times()).mean()))
-    old = one.staleness or 0 if one.staleness is not None else loop.staleness
-    algorithm = one.partial is not None or old > 0
+    algorithm = one.partial is not None or changed.staleness > 0
     return Price(
         one.text,
         price_s,
         max(price_s - reach, 0.0),
         price_s + reach,
         saved_s,
-        old + (carried or 0) if algorithm else None,
+        changed.staleness + (carried or 0) if algorithm else None,
         "; ".join(assumed) or None,
     )
 

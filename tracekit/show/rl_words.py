@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracekit.analysis.rl.report import UNEXPLAINED, Generation, RlReport
+from tracekit.analysis.rl.report import Generation, RlReport
 from tracekit.base.text import counted, percent, seconds, short, three_digits
 from tracekit.report.section import Table
 
@@ -28,8 +28,10 @@ def answer_rows(report: RlReport) -> Iterator[tuple[str, str]]:
     if report.generation is not None:
         yield "Engines", "; ".join(_engines(report.generation))
     if (off := report.replay_error) is not None and not report.flagged:
-        generation = "" if report.generation is None else f", its generation by {abs(report.generation.error):.1%}"
-        yield "Trust", f"{'yes' if off <= UNEXPLAINED else 'NO'}: the replayed step is off by {off:.1%}{generation}"
+        words = f"{'yes' if report.trusted else 'NO'}: the replayed step is off by {off:.1%}"
+        if (made := report.generation) is not None:
+            words += f", its generation by {abs(made.error):.1%}, engines' requests by up to {made.engine_error:.1%}"
+        yield "Trust", words
 
 
 def _step(report: RlReport) -> Iterator[str]:

@@ -121,17 +121,12 @@ def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
             yield int(match[1]), {key: float(value) for key, value in pairs}
 
 
-def _openrlhf(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """OpenRLHF: `Global step 3: {'timing/...': 1.5, ...}`."""
+def _printed_dicts(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
+    """OpenRLHF: `Global step 3: {'timing/...': 1.5, ...}`; slime: `perf 3: {'perf/rollout_time': 1.5, ...}`, one of the
+    rollout and one of the trainer.
+    """
     for _, line in lines:
-        if match := re.search(r"Global step (\d+): (\{.*)", line):
-            yield int(match[1]), _numbers(match[2])
-
-
-def _slime(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """slime: `perf 3: {'perf/rollout_time': 1.5, ...}`, one of the rollout and one of the trainer."""
-    for _, line in lines:
-        if match := re.search(r"\bperf (\d+): (\{.*)", line):
+        if match := re.search(r"(?:Global step|\bperf) (\d+): (\{.*)", line):
             yield int(match[1]), _numbers(match[2])
 
 
@@ -197,7 +192,7 @@ FRAMEWORKS = (
         "step_total",
         {"generation": "generate", "make_experience": "experience", "ppo_train": "train", "broadcast": "sync"},
         frozenset(),
-        _openrlhf,
+        _printed_dicts,
         _sum_or_clock,
     ),
     Framework(
@@ -214,7 +209,7 @@ FRAMEWORKS = (
         # The step is train_wait + train. train_wait is around rollout, update_weights (which was before this step) and
         # data_preprocess; train is around the others.
         frozenset(("train_wait", "train")),
-        _slime,
+        _printed_dicts,
         _waits_for_rollout,
     ),
     Framework(

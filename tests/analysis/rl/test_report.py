@@ -148,14 +148,34 @@ def test_a_replay_that_is_far_off_casts_doubt_on_the_first_line(tmp_path: Path) 
     assert headline(off) == f"NOT TRUSTED, looks like {headline(report)}"
 
 
+def test_an_engine_that_is_replayed_wrongly_casts_doubt_though_generations_end_with_another(tmp_path: Path) -> None:
+    every = [line for line in lines() if "phase" in line]
+    every += [
+        request(name, step, 11.0 * step, 11.0 * step + 5.5, 8, engine=name) for step in range(4) for name in "abc"
+    ]
+    right = analyse(write(tmp_path / "right.jsonl", every))
+    assert right.generation is not None
+    assert right.generation.engine_error == pytest.approx(0.0, abs=1e-9)
+    assert right.trusted
+    first_of_c = next(line for line in every if line.get("engine") == "c")
+    first_of_c["tokens"] = 10**9  # c seems that much faster, so that its other requests are replayed in no time
+    wrong = analyse(write(tmp_path / "wrong.jsonl", every))
+    assert wrong.replay_error == pytest.approx(0.0, abs=1e-6)
+    assert wrong.generation is not None
+    assert wrong.generation.engine_error == pytest.approx(1.0, abs=1e-6)
+    assert headline(wrong).startswith("NOT TRUSTED, looks like ")
+
+
 def test_a_step_that_is_cut_is_left_out_and_a_gap_is_an_error(tmp_path: Path) -> None:
     cut = [*lines(), request("4-0", 4, 44.0, 45.0, 2)]
     assert analyse(write(tmp_path / "cut", cut)).job.steps == 4
     hole = [line for line in lines(5) if line.get("phase") != "sync" or line["step"] != 2]
     with pytest.raises(FormatError, match="step 2 lacks"):
         analyse(write(tmp_path / "hole", hole))
-    with pytest.raises(FormatError, match="2 whole steps"):
+    with pytest.raises(FormatError, match=r"^2 whole steps; needs 3"):
         analyse(write(tmp_path / "short", lines(2)))
+    with pytest.raises(FormatError, match=r"^1 whole step; needs 3"):
+        analyse(write(tmp_path / "shorter", lines(1)))
 
 
 def test_times_without_trajectories_price_staleness_only(tmp_path: Path) -> None:

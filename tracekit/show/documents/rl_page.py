@@ -31,6 +31,7 @@ _COLOURS = 7
 def rl_page(report: RlReport, log: PhaseLog | Timeline, name: str) -> str:
     """The whole page."""
     title = plain(short(name))
+    phases, losses, prices = tables(report)
     rows = "".join(f"<dt>{plain(about)}</dt><dd>{plain(words)}</dd>" for about, words in answer_rows(report))
     tone = "unsure" if report.flagged else "good" if report.leading is None else "bad"
     requests = "" if isinstance(log, PhaseLog) or log.trajectories is None else _requests(log.trajectories)
@@ -38,7 +39,7 @@ def rl_page(report: RlReport, log: PhaseLog | Timeline, name: str) -> str:
         f'{_BEGINNING}<html lang="en" class="tracekit">{head(title)}<body><main>'
         f"<header><h1><bdi>{title}</bdi></h1><p>{plain(sizes(report))}</p></header>"
         f'<section class="card {tone}"><p class="headline">{plain(headline(report))}</p><dl>{rows}</dl></section>'
-        f"{sections(tables(report)[2:])}{_phases(report, log)}{requests}{sections(tables(report)[:2])}"
+        f"{sections([prices])}{_phases(report, log)}{requests}{sections([phases, losses])}"
         "<footer>Made by tracekit.</footer></main></body></html>\n"
     )
 
