@@ -46,24 +46,12 @@ class Viewer:
     theme: Theme
     zone: tzinfo
 
-    @property
-    def zone_name(self) -> str:
-        """The name of the zone for a heading."""
-        return str(self.zone)
-
     def moment(self, epoch_s: float | None) -> str:
         """A point in time in the viewer's zone, named."""
-        return self._formatted(epoch_s, "%Y-%m-%d %H:%M:%S %Z")
-
-    def minute(self, epoch_s: float | None) -> str:
-        """A point in time to the minute, for a column whose heading names the zone."""
-        return self._formatted(epoch_s, "%Y-%m-%d %H:%M")
-
-    def _formatted(self, epoch_s: float | None, pattern: str) -> str:
         if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
             return "unknown"
         try:
-            return datetime.fromtimestamp(epoch_s, self.zone).strftime(pattern)
+            return datetime.fromtimestamp(epoch_s, self.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
         except (ValueError, OverflowError, OSError):  # a trace can hold any number
             return "unknown"
 

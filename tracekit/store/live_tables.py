@@ -65,7 +65,7 @@ WHERE jobs.name = $name AND closed_window IS NOT NULL AND clear < greatest(2, se
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with totals over all windows.
 _LIVE_JOBS = """
-SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.slowdown, newest.waste,
+SELECT jobs.name, newest.number, newest.slowdown, newest.waste,
        newest.recorded_s, newest.trustworthy, newest.lost_gpu_hours_per_day, epoch(newest.added_at) AS added_at,
        newest.started_at, newest.ended_at, counted.windows, counted.lost_gpu_hours,
        newest.metadata, findings.verdict, findings.confidence,
