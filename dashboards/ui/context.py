@@ -56,13 +56,17 @@ class Viewer:
             return "unknown"
 
 
+def _service() -> Service:
+    service: Service = flask.current_app.extensions[EXTENSION]
+    return service
+
+
 def results() -> Results:
     """The results of the server's store, unchanged throughout the request. If the address names a window of the page's
     job, its results are of that window.
     """
     if "results" not in flask.g:
-        service: Service = flask.current_app.extensions[EXTENSION]
-        flask.g.results = service.results.at_one_state()
+        flask.g.results = _service().results.at_one_state()
         job, window = _named_window()
         if _is_number(window):
             choose_window(job or flask.g.results.newest(), window)
@@ -97,20 +101,17 @@ def chosen_window(job: str) -> int | None:
 
 def replays() -> Replays:
     """The background replays of what-if questions."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.replays
+    return _service().replays
 
 
 def study() -> FleetStudy | None:
     """The study of the server, if it has one."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.study
+    return _service().study
 
 
 def prefixed(path: str) -> str:
     """A path of the dashboard as browsers must request it."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.prefix + path.removeprefix("/")
+    return _service().prefix + path.removeprefix("/")
 
 
 def viewer() -> Viewer:
