@@ -9,8 +9,6 @@
     ["g j", "all jobs"],
     ["j k", "next, previous job of the table; Enter opens it"],
     ["Esc", "close, or let go of what is kept"],
-  ];
-  const TIMELINE_KEYS = [
     ["w s", "timeline: zoom in, out (also + -)"],
     ["a d", "timeline: move left, right (also ← →)"],
     ["↑ ↓", "timeline: scroll the workers"],
@@ -37,7 +35,7 @@
   }
 
   function help() {
-    const rows = [...KEYS, ...TIMELINE_KEYS].map(([key, words]) =>
+    const rows = KEYS.map(([key, words]) =>
       make("div", {}, make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: words })),
     );
     const close = make("button", { textContent: "Close" });

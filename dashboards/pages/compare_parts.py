@@ -27,6 +27,7 @@ from tracekit.dashboards.ui.components import (
     badge,
     figure_panel,
     figure_parts,
+    halves,
     href,
     html_table,
     inline_csv,
@@ -116,7 +117,7 @@ def _row(
 
 def cost_panels(before: dict[str, Any], after: dict[str, Any]) -> Component:
     """What op kinds and stages cost on either side."""
-    halves = []
+    drawn = []
     for title, rows, column, y in (
         ("op kind", "by_kind", "kind", ""),
         ("stage", "by_pp_rank", "pp_rank", "stage"),
@@ -130,15 +131,15 @@ def cost_panels(before: dict[str, Any], after: dict[str, Any]) -> Component:
                 "change_s": [change.difference_s for change in changes],
             }
         )
-        drawn = figure_panel(
-            ["Cost by ", term(title if title == "stage" else "op kind"), ", each ", term("S alone", "alone")],
+        picture = figure_panel(
+            ["Cost by ", term(title), ", each ", term("S alone", "alone")],
             costs(changes, viewer().theme, y=y),
             label=f"What each {title} alone costs a step, before and after",
             table=frame,
             csv=inline_csv(frame),
         )
-        halves.append(html.Div(drawn, className="half"))
-    return html.Div(halves, className="row")
+        drawn.append(picture)
+    return halves(*drawn)
 
 
 def step_panels(before: Side, after: Side, *, split: bool) -> Component:
@@ -173,7 +174,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
             csv=inline_csv(frame),
         ),
     )
-    return html.Div([html.Div(each, className="half") for each in drawn], className="row")
+    return halves(*drawn)
 
 
 def causes_panel(change: CauseChange, reports: Mapping[str, dict[str, Any]], staying: str) -> Component:
@@ -226,22 +227,19 @@ def worker_panels(
     `reports`: by "before" and "after"; `split`: both sides are parts of one job.
     """
     maps = [
-        html.Div(
-            panel(
-                [f"{title.capitalize()}: ", term("slowdown alone"), " of each worker"],
-                *figure_parts(
-                    worker_map(side, _ranks(side, reports[title]), viewer().theme),
-                    label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
-                    table=_map_table(side),
-                    csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
-                    most=MAP_ROWS,
-                ),
+        panel(
+            [f"{title.capitalize()}: ", term("slowdown alone"), " of each worker"],
+            *figure_parts(
+                worker_map(side, _ranks(side, reports[title]), viewer().theme),
+                label=f"Slowdown of each worker {title} the change, DP ranks down, stages across",
+                table=_map_table(side),
+                csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
+                most=MAP_ROWS,
             ),
-            className="half",
         )
         for title, side in (("before", before), ("after", after))
     ]
-    return (html.Div(maps, className="row"), _largest(before, after, reports))
+    return (halves(*maps), _largest(before, after, reports))
 
 
 def _ranks(side: Side, report: Mapping[str, Any]) -> Ints:

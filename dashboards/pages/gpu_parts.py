@@ -16,7 +16,7 @@ from tracekit.analysis.attribution.compare import steps_in_whole
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import memory_over_time
-from tracekit.dashboards.ui.components import attributes, figure_parts, href, note, panel, row_table
+from tracekit.dashboards.ui.components import attributes, figure_parts, halves, href, note, panel, row_table
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.glossary import GAP_BEGINS, GPU_REASONS
 
@@ -44,7 +44,7 @@ def gpu_panels(stored: Stored, report: dict[str, Any], rank: str, q: str) -> lis
         *_before_first(gpu),
         _named(gpu, q),
         panel("Calls that wait for the GPU", _table("Calls that wait for the GPU", heads, map(_call, calls))),
-        _halves(
+        halves(
             panel("Copies", _copies(gpu), note("Exposed: while no kernel runs.")), panel("Launches", _launches(gpu))
         ),
         *_memory(gpu),
@@ -77,10 +77,6 @@ def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
         for row in rows
     ]
     return row_table(heads, made, label) if made else note("None.")
-
-
-def _halves(*parts: Component) -> Component:
-    return html.Div([html.Div(part, className="half") for part in parts], className="row")
 
 
 def _name(text: str | None) -> Component:
@@ -148,7 +144,7 @@ def _before_first(gpu: Gpu) -> list[Component]:
     rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
     table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
     title = f"Before its first op: {seconds(before['seconds'])}"
-    return [panel(title, _halves(table, _longest(before["names"])))] if rows else []
+    return [panel(title, halves(table, _longest(before["names"])))] if rows else []
 
 
 def _longest(names: Iterable[dict[str, Any]]) -> Component:

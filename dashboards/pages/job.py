@@ -22,13 +22,11 @@ from tracekit.dashboards.pages.section_parts import experts_picture, sections
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import (
     as_table,
-    attributes,
     folded,
     href,
-    html_table,
-    name_cells,
     note,
     panel,
+    row_table,
     term,
 )
 from tracekit.dashboards.ui.context import viewer
@@ -119,34 +117,23 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
     whole = report["job"]["whole"]
     then = [f"{whole.capitalize()} then, ", term("recorded")]
     heads = ["Fix", "Where", term("sure", "Sure"), then, f"Saves a {whole}", term("GPU-hours a day")]
-    rows: dict[bool, list[Component]] = {True: [], False: []}
+    names = ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day")
+    rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report["fixes"]:
         confidence = fix["confidence"]
-        cells = [html.Td("-" if confidence is None else percent_sure(confidence), className="number")]
+        place = html.Td(fix_place(report, fix), className="short")
+        cells = [_title(fix), place, "-" if confidence is None else percent_sure(confidence)]
         if fix["withheld"] is not None:
             cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
         else:
-            saves = with_error(fix["saved_s"], fix["error_s"])
             a_day = f"{fix['saved_gpu_hours_per_day']:,.1f}" if report["assumptions"] else "-"
-            figures = [seconds(fix["new_step_s"]), saves, a_day]
-            cells += [html.Td(figure, className="number") for figure in figures]
-        row = html.Tr([html.Td(_title(fix)), html.Td(fix_place(report, fix), className="short"), *cells])
-        rows[confidence is not None].append(row)
+            cells += [seconds(fix["new_step_s"]), with_error(fix["saved_s"], fix["error_s"]), a_day]
+        rows[confidence is not None].append(cells)
     parts = []
     for for_cause, label in ((True, "Fixes for a cause"), (False, "Fixes that any job could try")):
         if not rows[for_cause]:
             continue
-        name_cells(
-            rows[for_cause],
-            ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day"),
-        )
-        table = html.Div(
-            html_table(heads, rows[for_cause], numbers=range(2, 6)),
-            className="table-wide stacked",
-            tabIndex=0,
-            role="region",
-            **attributes(aria_label=label),
-        )
+        table = row_table(heads, rows[for_cause], label, range(2, 6), names=names)
         parts.append(table if for_cause else folded(f"{label}: {len(rows[False])}", table))
     return [*parts, *(note(f"{words}.") for words in report["assumptions"])]
 

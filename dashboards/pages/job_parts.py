@@ -38,9 +38,7 @@ def hero(stored: Stored, report: dict[str, Any]) -> Component:
     if not trust["trustworthy"]:
         reasons = "; ".join(map(short, trust["reasons"]))
         parts.append(html.P(["Do not trust the slowdown and what follows from it: ", reasons], className="warning"))
-    return html.Section(
-        parts, className=f"panel hero {tone_class(verdict.tone)}", **attributes(aria_label="The answer")
-    )
+    return html.Section(parts, className=f"panel hero {verdict.tone}", **attributes(aria_label="The answer"))
 
 
 def _action(stored: Stored, report: dict[str, Any]) -> Component:
@@ -54,11 +52,6 @@ def _action(stored: Stored, report: dict[str, Any]) -> Component:
     then = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
     parts = [*then, way(stored, "price other fixes", "/whatif")]
     return html.Div([first, html.P([each for part in parts for each in (part, " ")])], className="action")
-
-
-def tone_class(tone: Tone) -> str:
-    """The class that gives a card the colour of its verdict."""
-    return {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
 
 
 def _rows(stored: Stored, report: dict[str, Any]) -> list[AnswerRow]:

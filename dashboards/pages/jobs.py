@@ -21,7 +21,7 @@ from tracekit.base.command_line import adding, command
 from tracekit.base.text import printable, short
 from tracekit.dashboards.pages.job_card import job_card
 from tracekit.dashboards.ui.charts import trend
-from tracekit.dashboards.ui.components import attributes, badge, href, html_table, name_cells, note, panel
+from tracekit.dashboards.ui.components import attributes, badge, href, note, panel, row_table
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
@@ -243,8 +243,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     trends = results().trends(tuple(rows["name"]))
     made = [_cells(row, trends.get(row["name"], [])) for row in rows.iter_rows(named=True)]
     kept = [name for name in COLUMNS if any(cells[name].children != "-" for cells in made)]
-    body = [html.Tr([cells[name] for name in kept]) for cells in made]
-    name_cells(body, kept)
+    body = [[cells[name] for name in kept] for cells in made]
     now = view["sort"] or "lost"
     heads = [
         dcc.Link(
@@ -256,10 +255,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
         if name in kept
     ]
     numbers = [at for at, name in enumerate(kept) if name in FIGURES]
-    frame = attributes(aria_label="Jobs")
-    return html.Div(
-        html_table(heads, body, numbers), id="jobs", className="table-wide stacked", tabIndex=0, role="region", **frame
-    )
+    return row_table(heads, body, "Jobs", numbers, names=kept, id="jobs")
 
 
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:

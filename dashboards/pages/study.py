@@ -14,11 +14,11 @@ from tracekit.base.errors import StoreError
 from tracekit.base.text import short
 from tracekit.dashboards.data.fleet_study import FleetReport
 from tracekit.dashboards.figures.fleet import distribution
-from tracekit.dashboards.pages.job_parts import tone_class
 from tracekit.dashboards.ui.components import (
     attributes,
     figure_panel,
     folded,
+    halves,
     href,
     html_table,
     inline_csv,
@@ -56,14 +56,10 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     (first if report.culprits.height else rest).append(_culprits(report))
     return [
         html.H1(f"Fleet: {report.name}"),
-        html.Section([verdict, html.Dl(answer, className="answer")], className=f"panel hero {tone_class(tone)}"),
-        _halves(_jobs(report, team, cause), *first, *([_distribution(report)] if found.jobs else [])),
-        folded("All tables", _halves(*rest)),
+        html.Section([verdict, html.Dl(answer, className="answer")], className=f"panel hero {tone}"),
+        halves(_jobs(report, team, cause), *first, *([_distribution(report)] if found.jobs else [])),
+        folded("All tables", halves(*rest)),
     ]
-
-
-def _halves(*parts: Component) -> Component:
-    return html.Div([html.Div(part, className="half") for part in parts], className="row")
 
 
 def _distribution(report: FleetReport) -> Component:

@@ -22,6 +22,7 @@ from tracekit.dashboards.ui.components import (
     attributes,
     figure_parts,
     folded,
+    halves,
     html_table,
     inline_csv,
     note,
@@ -99,7 +100,7 @@ def losses_panel(stored: Stored) -> Component:
     )
     return panel(
         "What a step loses, and to whom",
-        html.Div([html.Div(one, className="half") for one in parts], className="row"),
+        halves(*parts),
         said,
     )
 

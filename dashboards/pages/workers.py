@@ -26,7 +26,17 @@ from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.worker_view import WorkerView, address, choose_step, choose_worker, read_view
 from tracekit.dashboards.pages.workers_parts import LISTED, detail, hosts, slowest, slowest_steps
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, figure_panel, figure_parts, guarded, href, note, panel, term
+from tracekit.dashboards.ui.components import (
+    attributes,
+    figure_panel,
+    figure_parts,
+    guarded,
+    halves,
+    href,
+    note,
+    panel,
+    term,
+)
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.drawn import drawing
 from tracekit.dashboards.ui.forms import scale, text_field
@@ -69,12 +79,8 @@ def build(
             ],
             className="row",
         ),
-        html.Div(
-            [
-                html.Div(panel("One worker among its peers", one), className="half"),
-                html.Div(panel("Hosts" if found.only_host is None else "Host", draining), className="half"),
-            ],
-            className="row",
+        halves(
+            panel("One worker among its peers", one), panel("Hosts" if found.only_host is None else "Host", draining)
         ),
         html.Div(
             [

@@ -44,13 +44,8 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
     if not cells:
         return [note("No worker was analysed in this step.")]
     in_step = None if position is None else found.per_step[position].ravel()
-    heads: list[Any] = [
-        "Rank",
-        "Host",
-        "dp, stage",
-        *([] if in_step is None else ["in the step"]),
-        term("slowdown alone", "slowdown"),
-    ]
+    in_step_head = [] if in_step is None else ["in the step"]
+    heads = ["Rank", "Host", "dp, stage", *in_step_head, term("slowdown alone", "slowdown")]
     rows = []
     for cell in cells:
         worker, host = found.worker(cell), found.host_name(cell)
@@ -69,10 +64,9 @@ def slowest(found: WorkerMap, position: int | None, chosen: int) -> list[Compone
                 className="chosen" if cell == chosen else "",
             )
         )
-    head = [html.Th(text, className="" if text in ("Rank", "Host", "dp, stage") else "number") for text in heads]
     nobody = float(found.slowdown.max()) < WORTH_NAMING and position is None
     said = [note(f"Nobody reaches {WORTH_NAMING:.2f}: these are only the largest.")] if nobody else []
-    table = html.Table([html.Thead(html.Tr(head)), html.Tbody(rows)], className="plain tight")
+    table = html_table(heads, rows, range(3, len(heads)), style="tight")
     return [*said, scrolled(table, "Slowest workers", style="whole")]
 
 
@@ -167,22 +161,11 @@ def hosts(found: WorkerMap, chosen: str | None, report: dict[str, Any]) -> list[
         )
         for load in loads[:HOSTS_LISTED]
     ]
-    heads = [
-        html.Th("Host"),
-        html.Th("Workers", className="number"),
-        html.Th("Slowest", className="number"),
-        html.Th("Rank"),
-        html.Th(term("summed excess"), className="number"),
-    ]
+    heads = ["Host", "Workers", "Slowest", "Rank", term("summed excess")]
     more = len(loads) - HOSTS_LISTED
+    rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [
         said,
-        scrolled(
-            html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain tight"), "Hosts", style="whole"
-        ),
-        note(
-            f"{more:,} more hosts have no slower worker. Choose a host to mark its workers on the map."
-            if more > 0
-            else "Choose a host to mark its workers on the map."
-        ),
+        scrolled(html_table(heads, rows, numbers=(1, 2, 4), style="tight"), "Hosts", style="whole"),
+        note(f"{rest}Choose a host to mark its workers on the map."),
     ]

@@ -58,8 +58,7 @@ def term(word: str, shown: str | None = None) -> Component:
 
 def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
     """A judgement in the colour of its tone, `loud` on full colour; readable in both themes."""
-    colour = {Tone.GOOD: "fine", Tone.BAD: "slow", Tone.UNSURE: "unsure"}[tone]
-    return html.Span(shown, className=f"badge {colour}{' loud' if loud else ''}")
+    return html.Span(shown, className=f"badge {tone}{' loud' if loud else ''}")
 
 
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
@@ -72,6 +71,11 @@ def panel(title: Children, *children: Any, id: str | None = None, extra: Childre
 def folded(title: str, *children: Any) -> Component:
     """Details that most readers skip."""
     return html.Details([html.Summary(title), *children], className="folded")
+
+
+def halves(*parts: Any) -> Component:
+    """These parts, two in a row; below each other where there is no room."""
+    return html.Div([html.Div(part, className="half") for part in parts], className="row")
 
 
 def note(text: Children) -> Component:
@@ -155,13 +159,6 @@ def scrolled(table: Component, label: str, *, style: str = "") -> Component:
     return html.Div(table, className=f"table-scroll {style}".strip(), tabIndex=0, role="region", **frame)
 
 
-def name_cells(rows: Sequence[Component], heads: Sequence[str]) -> None:
-    """Give each cell its column heading: in a frame of class `stacked`, rows become blocks on a phone."""
-    for row in rows:
-        for head, cell in zip(heads, row.children, strict=False):  # a cell may span several columns
-            setattr(cell, "data-head", head)
-
-
 def html_table(
     heads: Sequence[Any], rows: Sequence[Any], numbers: Collection[int] = (), *, style: str = "", **more: Any
 ) -> Component:
@@ -179,14 +176,25 @@ def html_table(
     return html.Table([html.Thead(row(html.Th, heads)), html.Tbody(body)], className=f"plain {style}".strip(), **more)
 
 
-def row_table(heads: Sequence[str], rows: Sequence[Any], label: str, numbers: Collection[int] = ()) -> Component:
-    """A table as `html_table` makes it, each heading as the cells below it; on a phone, each row becomes a block.
+def row_table(
+    heads: Sequence[Any],
+    rows: Sequence[Any],
+    label: str,
+    numbers: Collection[int] = (),
+    *,
+    names: Sequence[str] | None = None,
+    id: str | None = None,  # noqa: A002 - Dash's name
+) -> Component:
+    """A table as `html_table` makes it; on a phone, each row becomes a block in which every cell names its column.
 
-    `label`: what it lists.
+    `label`: what it lists. `names`: the names of the columns, where `heads` are more than text.
     """
     made = html_table(heads, rows, numbers)
-    name_cells(made.children[1].children, heads)
-    return html.Div(made, className="table-wide stacked", tabIndex=0, role="region", **attributes(aria_label=label))
+    for row in made.children[1].children:
+        for name, cell in zip(names or heads, row.children, strict=False):  # a cell may span several columns
+            setattr(cell, "data-head", name)
+    frame = named(id) | attributes(aria_label=label)
+    return html.Div(made, className="table-wide stacked", tabIndex=0, role="region", **frame)
 
 
 def inline_csv(table: pl.DataFrame) -> str:

@@ -46,26 +46,19 @@ class Viewer:
     theme: Theme
     zone: tzinfo
 
-    @property
-    def zone_name(self) -> str:
-        """The name of the zone for a heading."""
-        return str(self.zone)
-
     def moment(self, epoch_s: float | None) -> str:
         """A point in time in the viewer's zone, named."""
-        return self._formatted(epoch_s, "%Y-%m-%d %H:%M:%S %Z")
-
-    def minute(self, epoch_s: float | None) -> str:
-        """A point in time to the minute, for a column whose heading names the zone."""
-        return self._formatted(epoch_s, "%Y-%m-%d %H:%M")
-
-    def _formatted(self, epoch_s: float | None, pattern: str) -> str:
         if epoch_s is None or epoch_s < EARLIEST_S:  # from a clock that does not count from 1970
             return "unknown"
         try:
-            return datetime.fromtimestamp(epoch_s, self.zone).strftime(pattern)
+            return datetime.fromtimestamp(epoch_s, self.zone).strftime("%Y-%m-%d %H:%M:%S %Z")
         except (ValueError, OverflowError, OSError):  # a trace can hold any number
             return "unknown"
+
+
+def _service() -> Service:
+    service: Service = flask.current_app.extensions[EXTENSION]
+    return service
 
 
 def results() -> Results:
@@ -73,8 +66,7 @@ def results() -> Results:
     job, its results are of that window.
     """
     if "results" not in flask.g:
-        service: Service = flask.current_app.extensions[EXTENSION]
-        flask.g.results = service.results.at_one_state()
+        flask.g.results = _service().results.at_one_state()
         job, window = _named_window()
         if _is_number(window):
             choose_window(job or flask.g.results.newest(), window)
@@ -109,20 +101,17 @@ def chosen_window(job: str) -> int | None:
 
 def replays() -> Replays:
     """The background replays of what-if questions."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.replays
+    return _service().replays
 
 
 def study() -> FleetStudy | None:
     """The study of the server, if it has one."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.study
+    return _service().study
 
 
 def prefixed(path: str) -> str:
     """A path of the dashboard as browsers must request it."""
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service.prefix + path.removeprefix("/")
+    return _service().prefix + path.removeprefix("/")
 
 
 def viewer() -> Viewer:

@@ -18,28 +18,21 @@ GLOSSARY: Final[dict[str, str]] = {
     "waste": "1 - 1/S: the share of the GPU time that the ideal job would not need. The verdict counts what goes with"
     " the causes instead, which is more where a slow worker is a large part of the mean.",
     "GPU-hours a day": "Assumes that all GPUs of the layout run all day as in the traced steps.",
-    "GPU-hours lost": "What the verdict says is lost, to stragglers or to anything else, x GPUs x time. A day's figure"
-    " assumes that the job goes on as in the traced steps.",
     "wasted": "Waste x GPUs x time. A day's figure assumes that the job goes on as in the traced steps.",
     "recorded": "Mean step time as recorded in the trace.",
     "original": "Mean step time of the replay without launch delays.",
     "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",
     "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5 %.",
     "replay error": "How far the replay with launch delays is from the recorded step time.",
-    "discrepancy": "What launch delays add: T(recorded) / T(original) - 1.",
     "worker": "One data-parallel rank x pipeline stage cell, with all its tensor- and context-parallel ranks.",
     "stage": "Pipeline stage, pp_rank: a slice of the model's layers.",
-    "DP rank": "Position among the data-parallel replicas, dp_rank.",
     "op kind": "What an operation does: forward-compute, backward-send, grads-reduce-scatter ...",
     "peers": "Ops of the same kind on other workers and microbatches of the step.",
-    "step": "One optimizer update.",
-    "cause": "Why the job is slow: a signature found in the trace, with the evidence for it.",
     "fix": "What to do about it; its price is the step time of a replay, with its error.",
     "assumes": "What the price takes for granted and the trace does not show.",
     "sure": "How sure it is that the cause exists where it is named: 50 % where the weakest figure of its evidence is"
     " at its threshold, at most 99 %. Not a share of the loss.",
     "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
-    "coverage": "Which ranks and steps of the job were traced.",
 }
 
 #: What a finding on a GPU is about, by its reason: why the GPU is idle, or what else takes time.

@@ -2,8 +2,8 @@
 
 In: a report (docs/report-schema.md), or parts of it, and the map. Out: text and tones for all pages of a job.
 
-Only `headline`, `first_action` and `host_words` say what is wrong or what to do, and
-they take it from the report's `verdict` and `answer`. All others describe a figure and conclude nothing.
+Only `headline`, `first_action` and `host_words` say what is wrong or what to do, and they take it from the report's
+`verdict` and `answer`. All others describe a figure and conclude nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Report = Mapping[str, Any]
 
 
 class Tone(StrEnum):
-    """What the colour of a statement means, everywhere: `good` green, `bad` orange, `unsure` grey."""
+    """What the colour of a statement means, everywhere: good is green, bad orange, unsure grey. Values: CSS classes."""
 
-    GOOD = "good"
-    BAD = "bad"
+    GOOD = "fine"
+    BAD = "slow"
     UNSURE = "unsure"
 
 
@@ -183,10 +183,6 @@ def _cause_words(report: Report, cause: Mapping[str, Any]) -> str:
     place = f", {where}" if where else ""
     costs = f"{cost(cause['saved_s'], cause['alone_s'], report['job']['whole'])}, " if costs_time(report, cause) else ""
     return f"{cause['title']}{place} ({costs}{sure(cause['confidence'])})"
-
-
-def _distrust(report: Report) -> str:
-    return "; ".join(report["trust"]["reasons"]) or "the replay does not explain the recording"
 
 
 def _promised(report: Report) -> list[Mapping[str, Any]]:

@@ -157,13 +157,10 @@ def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> Non
     assert "rank" not in drawn.data[0].hovertemplate  # one of them is unknown
 
 
-def test_the_map_of_steps_shows_all_workers_pooled_or_the_chosen_ones() -> None:
+def test_the_map_of_steps_shows_the_chosen_workers() -> None:
     found = one_slow(100, 10, Worker(42, 3))
-    whole = step_workers(found, None, LIGHT).data[0]
-    assert whole.z.shape[0] <= 128
-    assert np.nanmax(whole.z) == 3
-    assert whole.customdata[np.nanargmax(whole.z[:, 0]), 0].tolist() == [0, 42, 3, 423]  # step, DP rank, stage, rank
     few = step_workers(found, found.worst(None, 5), LIGHT).data[0]
+    assert few.customdata[0, 0].tolist() == [0, 42, 3, 423]  # step, DP rank, stage, rank
     assert few.z[:, 0].tolist() == [3, 1, 1, 1, 1]
 
 

@@ -273,7 +273,10 @@ def test_other_receivers_get_a_text_in_markdown() -> None:
         "**More to check**: look",
         "[the page of this window](https://dash/job?job=job+%3C1%3E&window=4)",
         "",
-        "\N{LARGE GREEN CIRCLE} **job \\<1\\>**: incident 7 closed after 5 min 0 s, cured in window 6: rank 3: slow",
+        (
+            "\N{LARGE GREEN CIRCLE} **job \\<1\\>**: incident 7 closed after 5 min 0 s, no longer seen since window 5:"
+            " rank 3: slow"
+        ),
         "[the page of this window](https://dash/job?job=job+%3C1%3E&window=4)",
     ]
 

@@ -26,8 +26,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
-from tracekit.live.incident_words import lasted
-from tracekit.live.metrics import incident_texts
+from tracekit.live.incident_words import advice, lasted
+from tracekit.live.metrics import incident_texts, page_of
 from tracekit.store import Incident
 
 #: Limit of waiting messages; beyond it, the oldest is dropped.
@@ -38,9 +38,8 @@ MOST_TOLD = 20
 MOST_ATTEMPTS, FIRST_RETRY_S, LONGEST_RETRY_S = 8, 1.0, 60.0
 #: How long a receiver may take to answer, seconds.
 ANSWER_TIMEOUT_S = 10.0
-#: Hosts whose webhooks take Slack's format.
-_SLACK = ("hooks.slack.com",)
-
+#: The host whose webhooks take Slack's format.
+_SLACK = "hooks.slack.com"
 
 #: The content of a message: number of each incident, and "opened" or "closed".
 Keys = Sequence[tuple[int, str]]
@@ -56,15 +55,13 @@ class Sent:
 
 
 class Notifier:
-    """Posts messages to `url`. `slack`: use Slack's format; by default if the URL is Slack's.
+    """Posts messages to `url`: in Slack's format if the URL is Slack's.
 
     `arrived` is called from another thread with the content of each delivered message. `counts` counts messages by
     outcome; `problem`: the reason why the last attempt failed, None if it succeeded.
     """
 
-    def __init__(
-        self, url: str, page: str = "", *, slack: bool | None = None, arrived: Callable[[Keys], None] | None = None
-    ) -> None:
+    def __init__(self, url: str, page: str = "", *, arrived: Callable[[Keys], None] | None = None) -> None:
         try:
             parts = urlsplit(url)
             webhook = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -79,7 +76,7 @@ class Notifier:
         self._content: Callable[[Sequence[Incident], Sequence[Incident], str, int], dict[str, Any]] = message
         if self._elsewhere is not None:
             self._content = partial(marked_message, markup=_MARKDOWN)
-        elif parts.hostname in _SLACK if slack is None else slack:
+        elif parts.hostname == _SLACK:
             self._content = slack_message
         who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
         self._url = urlunsplit(parts._replace(netloc=self._receiver))
@@ -268,17 +265,10 @@ class Markup(NamedTuple):
     escaped: Callable[[str], str]
 
 
-def slack_message(
-    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0
-) -> dict[str, Any]:
-    """The message in Slack's format: one text, in Slack's markup."""
-    return marked_message(opened, closed, page, left_out, _SLACK_MARKUP)
-
-
 def marked_message(
-    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int, markup: Markup
+    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0, *, markup: Markup
 ) -> dict[str, Any]:
-    """One text for people."""
+    """One text for people, in this markup."""
     blocks = [_lines(incident, "opened", page, markup) for incident in opened]
     blocks += [_lines(incident, "closed", page, markup) for incident in closed]
     blocks += [f"and {left_out} more incidents that cost less"] if left_out else []
@@ -286,7 +276,6 @@ def marked_message(
 
 
 def _lines(incident: Incident, status: str, page: str, markup: Markup) -> str:
-    texts = {name: markup.escaped(text) for name, text in incident_texts(incident, page).items()}
     mark = markup.over if incident.closed_window is None else markup.cured
     if status == "opened":
         mark = markup.opened
@@ -294,15 +283,12 @@ def _lines(incident: Incident, status: str, page: str, markup: Markup) -> str:
     if incident.closed_because is not None:
         state = f"closed after {lasted(incident)}, {markup.escaped(incident.closed_because)}"
     job = markup.bold.format(markup.escaped(incident.job))
-    lines = [f"{mark} {job}: incident {incident.incident_id} {state}: {texts['what']}"]
+    lines = [f"{mark} {job}: incident {incident.incident_id} {state}: {markup.escaped(incident.cause.what)}"]
     if status == "opened":
-        lines += [f"{markup.bold.format(title)}: {texts[key]}" for title, key in _TITLES if texts[key]]
-    if texts["page"]:
-        lines.append(markup.link.format(page=texts["page"], title="the page of this window"))
+        lines += [f"{markup.bold.format(title)}: {markup.escaped(text)}" for title, text in advice(incident)]
+    if address := page_of(incident, page):
+        lines.append(markup.link.format(page=markup.escaped(address), title="the page of this window"))
     return "\n".join(lines)
-
-
-_TITLES = (("Who", "who"), ("Do", "fix"), ("More to check", "check"))
 
 
 def _escaped(text: str) -> str:
@@ -311,6 +297,8 @@ def _escaped(text: str) -> str:
 
 
 _SLACK_MARKUP = Markup(":red_circle:", ":large_green_circle:", ":white_circle:", "*{}*", "<{page}|{title}>", _escaped)
+#: The message in Slack's format.
+slack_message = partial(marked_message, markup=_SLACK_MARKUP)
 
 
 def _in_markdown(text: str) -> str:

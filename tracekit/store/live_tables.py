@@ -17,7 +17,7 @@ from msgspec import structs
 from tracekit.report.findings import SMALLEST_ALARMING_SHARE, Findings
 from tracekit.store.connection import insert, naive
 from tracekit.store.frames import frame
-from tracekit.store.incidents import Incident
+from tracekit.store.incidents import CLEAR_WINDOWS, Incident
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
 
@@ -57,15 +57,15 @@ WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
 ORDER BY incident_id DESC
 """
-#: Incidents that a window closed and that have not been gone for as long as they lasted, or for two windows.
+#: Incidents that a window closed and that are not settled (`Incident.settled`).
 _UNSETTLED = """
 SELECT incident_id FROM incidents JOIN jobs USING (job_id)
-WHERE jobs.name = $name AND closed_window IS NOT NULL AND clear < greatest(2, seen_window - opened_window + 1)
+WHERE jobs.name = $name AND closed_window IS NOT NULL AND clear < greatest($clear, seen_window - opened_window + 1)
 """
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with totals over all windows.
 _LIVE_JOBS = """
-SELECT jobs.name, newest.number, newest.dp IS NOT NULL AS is_pipeline, newest.slowdown, newest.waste,
+SELECT jobs.name, newest.number, newest.slowdown, newest.waste,
        newest.recorded_s, newest.trustworthy, newest.lost_gpu_hours_per_day, epoch(newest.added_at) AS added_at,
        newest.started_at, newest.ended_at, counted.windows, counted.lost_gpu_hours,
        newest.metadata, findings.verdict, findings.confidence,
@@ -174,7 +174,7 @@ class LiveTables:
 
     def unsettled(self, name: str) -> tuple[Incident, ...]:
         """The incidents of a job that are open or may open again."""
-        numbers = self.connection.execute(_UNSETTLED, {"name": name}).fetchall()
+        numbers = self.connection.execute(_UNSETTLED, {"name": name, "clear": CLEAR_WINDOWS}).fetchall()
         last = 1 << 30  # none is new
         found = self.incidents(name, after=last, known=[number for (number,) in numbers])
         return tuple(one for one in found if not one.settled)

@@ -12,8 +12,6 @@ from tracekit.show.figures.base import axis, figure, markers, step_axis
 from tracekit.show.figures.theme import Theme, slowdown_scale
 from tracekit.show.figures.worker_map import MOST_CELLS, UNKNOWN, WorkerMap, pool
 
-#: Number of rows in the map of steps and workers if all workers are pooled.
-POOLED_ROWS = 128
 #: Height of the map with the fewest rows: the title of its axis needs that much.
 LOWEST_MAP = 210
 
@@ -40,15 +38,12 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
     return drawn
 
 
-def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme) -> go.Figure:
-    """S_w of workers (down) in each step (across). `cells`: the workers to show, by flat cell number; None: all,
-    pooled.
-    """
+def step_workers(found: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
+    """S_w of workers (down) in each step (across). `cells`: the workers to show, by flat cell number."""
     everyone = found.per_step.reshape(len(found.steps), -1).T
-    shown = np.arange(len(everyone)) if cells is None else np.array(cells)
-    row_block = max(1, -(-len(shown) // POOLED_ROWS)) if cells is None else 1
-    column_block = max(1, -(-len(found.steps) * -(-len(shown) // row_block) // MOST_CELLS))
-    pooled = pool(everyone[shown], row_block, column_block)
+    shown = np.array(cells)
+    column_block = max(1, -(-len(found.steps) * len(shown) // MOST_CELLS))
+    pooled = pool(everyone[shown], 1, column_block)
     rows, columns = pooled.values.shape
     behind = shown[pooled.row]
     ranks = found.rank.ravel()[behind]
@@ -60,7 +55,7 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme) ->
     who = f"rank %{{customdata[3]}} ({place})" if known else place
     height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
     drawn = figure(theme, height=height, x="step", y="" if known else "worker")
-    several = "the worst here: " if row_block * column_block > 1 else ""
+    several = "the worst here: " if column_block > 1 else ""
     drawn.add_heatmap(
         z=pooled.values,
         customdata=customdata,
@@ -70,7 +65,7 @@ def step_workers(found: WorkerMap, cells: Sequence[int] | None, theme: Theme) ->
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,
     )
-    labels = [found.label(int(shown[at * row_block])) for at in range(rows)]
+    labels = [found.label(cell) for cell in cells]
     drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
     drawn.update_xaxes(step_axis(found.steps, column_block, showgrid=False))
     return drawn
