@@ -87,4 +87,4 @@ def section() -> str:
 def _judged(seed: int, *, steps: int, noise: float, memory: float, factor: float) -> Outcome:
     baseline = simulated(seed, steps=steps, noise=noise, memory=memory)
     run = simulated(seed + 1, steps=steps, noise=noise, memory=memory, slower={"backward": factor})
-    return gate(GraphJob(run), GraphJob(baseline), 0.03).outcome
+    return gate(GraphJob(run), [GraphJob(baseline)], 0.03).outcome

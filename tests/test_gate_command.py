@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -78,6 +80,45 @@ def test_a_regression_between_the_ops_is_one_of_the_step(tmp_path: Path, runs: t
     assert found["rows"][0]["where"] == ""
 
 
+def test_several_baselines_show_the_noise_between_runs(tmp_path: Path) -> None:
+    """Optimizers of 0.45, 0.5 and 0.55 s end steps of 11.2, 11.25 and 11.3 s, without noise within a run: s is 0.05 s.
+    Of the step alone, t of 2 degrees of freedom at 99 % is 9.9248, so identical runs differ by up to
+    9.9248 x 0.05 x sqrt(4/3) = 0.573 s. Nothing tells a run of 11.5 s from a limit of 1 %, one of 12 s is a regression,
+    and one of 11.5 s passes 10 %. Beside one of them, it is a regression.
+    """
+    paths = {}
+    for more in (-0.05, 0.0, 0.05, 0.25, 0.75):
+        lane = tuple((*op[:5], op[5] + more) if op[1] == "optimizer" else op for op in LANE)
+        trace = Trace.from_frame(frame({0: lane, 1: lane}, range(5)), LAYOUT, name=f"run {more}")
+        trace.write_parquet(paths.setdefault(more, tmp_path / f"{more}.parquet"))
+    three = [word for more in (-0.05, 0.0, 0.05) for word in ("--baseline", paths[more])]
+
+    def judged(more: float, limit: str, *words: object) -> tuple[int, dict[str, Any]]:
+        ran = run("gate", paths[more], "--max-regression", limit, "--part", "step", "--json", *words)
+        return ran.code, json.loads(ran.out)
+
+    code, found = judged(0.25, "1%", *three)
+    (row,) = found["rows"]
+    assert (code, row["before_s"], row["after_s"]) == (ExitCode.NO_ANSWER, pytest.approx(11.25), pytest.approx(11.5))
+    assert row["margin_s"] == pytest.approx(9.9248 * 0.05 * math.sqrt(4 / 3), rel=1e-4)
+    # The limit is 0.1375 s away: t sqrt(1 + 1/k) may be 2.75. It is 2.751 for 38 baselines, and 2.746 for 39.
+    assert (row["more_steps"], row["more_baselines"]) == (None, 36)
+    assert found["sentence"] == "the step of identical runs differs by up to 5.1%: record 36 more baselines"
+    assert (found["baseline"], found["notes"]) == ({"name": "run -0.05, run 0.0, run 0.05", "steps": 15, "runs": 3}, [])
+    assert judged(0.75, "1%", *three)[0] == ExitCode.CONDITION
+    assert judged(0.25, "10%", *three)[0] == ExitCode.DONE
+    code, found = judged(0.25, "1%", "--baseline", paths[0.0])
+    assert (code, found["notes"]) == (ExitCode.CONDITION, ["noise between runs is unknown with one baseline"])
+    shown = run("gate", paths[0.0], *three)
+    assert (shown.code, "from 3 baselines of 15 steps and 5 steps" in " ".join(shown.out.split())) == (
+        ExitCode.NO_ANSWER,
+        True,
+    )
+    markdown = tmp_path / "gate.md"
+    run("gate", paths[0.0], *three[:4], "--markdown", markdown)
+    assert "Baseline run -0.05, run 0.0, 10 steps; run run 0.0, 5 steps" in markdown.read_text()
+
+
 def test_stored_jobs_and_runs_of_other_sources_are_judged_alike(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     store = tmp_path / "jobs"
     assert run("import", *runs, "--store", store).code == 0
@@ -106,7 +147,7 @@ def test_what_noise_allows(noise: float, factor: float, code: str) -> None:
     for seed in range(3):
         baseline = simulated(2 * seed, steps=12, noise=noise, memory=0.3)
         slower = simulated(2 * seed + 1, steps=12, noise=noise, memory=0.3, slower={"backward": factor})
-        found = gate(GraphJob(slower), GraphJob(baseline), 0.03)
+        found = gate(GraphJob(slower), [GraphJob(baseline)], 0.03)
         assert found.outcome == code, found.sentence
         if code == "regression":
             assert next(row for row in found.rows if row.name == "backward").where == "on all 4 ranks"
@@ -121,8 +162,8 @@ def test_more_steps_tell_what_few_could_not() -> None:
     """As many as the gate asks for, but for a tenth: how much they differ is itself uncertain."""
 
     def judged(steps: int) -> tuple[str, int]:
-        runs = (simulated(seed, steps=steps, noise=0.03, memory=0.0) for seed in (21, 20))
-        found = gate(*(GraphJob(each) for each in runs), 0.03)
+        run, baseline = (GraphJob(simulated(seed, steps=steps, noise=0.03, memory=0.0)) for seed in (21, 20))
+        found = gate(run, [baseline], 0.03)
         return found.outcome, max((row.more_steps or 0 for row in found.rows), default=0)
 
     outcome, more = judged(12)
@@ -174,6 +215,11 @@ def test_what_cannot_be_compared_or_understood_is_one_line(tmp_path: Path, runs:
                           "layers [8, 8] in the baseline, [9, 9] in the run; record a baseline of this one"),
         "another source": ((tmp_path / "ops.parquet", "--baseline", healthy),
                            "it is a pipeline trace, the run an op trace (docs/op-trace.md); record a baseline"),
+        "another layout among several": (
+            (slow, "--baseline", healthy, "--baseline", tmp_path / "small.parquet"),
+            "the baseline small is of another job: dp 1 in the baseline, 2 in the run; world_size 2 in the baseline"),
+        "one twice": ((slow, "--baseline", healthy, "--baseline", f"{tmp_path}/../{tmp_path.name}/{healthy.name}"),
+                      "the same one twice does not show how far runs differ"),
         "no baseline": ((slow, "--baseline", tmp_path / "gone.parquet"), "gone.parquet"),
         "no job": ((slow, "--baseline", f"{tmp_path}:gone"), "gone"),
         "limit": ((slow, "--baseline", healthy, "--max-regression", "three"), "expected a share such as 3% or 0.03"),

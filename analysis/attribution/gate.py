@@ -1,13 +1,13 @@
-"""Has a run become slower than a baseline, by more than a limit and beyond the noise of both?
+"""Has a run become slower than its baselines, by more than a limit and beyond the noise?
 
-In: what the steps of both take. Out: a `Gate`: the verdict on the step and on each of its parts, and the ranks that
-became slower. Some part is always the noisiest, so the intervals of all of them hold together: identical runs fail with
-a probability of at most 1 %, whatever the limit.
+In: what their steps take. Out: a `Gate`: the verdict on the step and on each of its parts, and the ranks that became
+slower. Some part is always the noisiest, so the intervals of all of them hold together: identical runs fail with a
+probability of at most 1 %, whatever the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from tracekit.analysis.attribution.compare import slowdown_by_step
 from tracekit.analysis.attribution.spent import Part, Spent
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import MeanDifferences, differences_of_means
+from tracekit.analysis.numeric.means import MeanDifferences, differences_from_runs, differences_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, listed, ranks_text, seconds, three_digits
 
@@ -50,8 +50,9 @@ class Judged(Struct, frozen=True):
     """The verdict on the step, or on a part of it on the mean rank; seconds a step.
 
     `margin_s`: how far two identical runs may differ, None if there are too few steps to say. `allowed_s`: the largest
-    increase that passes. `more_steps`: how many more steps of both runs would tell, None if it can be told, or if it
-    would take too many. `where`: which ranks became slower beyond chance, in words, if this is a regression.
+    increase that passes. `more_steps`: how many more steps of every run would tell, None if it can be told, or if it
+    would take too many. `more_baselines`: how many more of them would tell where more steps do not, else None. `where`:
+    which ranks became slower beyond chance, in words, if this is a regression.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Judged(Struct, frozen=True):
     margin_s: float | None
     allowed_s: float
     more_steps: int | None = None
+    more_baselines: int | None = None
     where: str = ""
 
     @property
@@ -80,9 +82,11 @@ class Judged(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True):
-    """The verdict on a run. `steps`: their number in baseline and run. `rows`: the step, then its parts."""
+    """The verdict on a run. `baselines`: their names. `steps`: their number in all of those, and in the run. `rows`:
+    the step, then its parts.
+    """
 
-    baseline: str
+    baselines: tuple[str, ...]
     run: str
     limit: float
     steps: tuple[int, int]
@@ -104,14 +108,25 @@ class Gate(Struct, frozen=True):
         if self.outcome is Outcome.REGRESSION:
             more = f"; and {counted(len(rows) - _MOST_NAMED, 'more part')}" if len(rows) > _MOST_NAMED else ""
             return "; ".join(row.sentence for row in rows[:_MOST_NAMED]) + more
+        several = len(self.baselines) > 1
         if min(self.steps) < FEWEST_STEPS:
-            return f"{self.steps[1]} steps, {self.steps[0]} in the baseline: record at least {FEWEST_STEPS} of both"
-        row = max(rows, key=lambda row: (row.more_steps is None, row.more_steps))
-        steps = "far more steps" if row.more_steps is None else counted(row.more_steps, "more step")
+            where = "baselines" if several else "baseline"
+            return f"{self.steps[1]} steps, {self.steps[0]} in the {where}: record at least {FEWEST_STEPS} of both"
+
+        def need(row: Judged) -> tuple[bool, int, int]:
+            unknown = row.more_steps is None and row.more_baselines is None
+            return unknown, row.more_baselines or 0, row.more_steps or 0
+
+        row = max(rows, key=need)
         differ = "more than so few steps show" if row.margin_s is None else f"up to {seconds(row.margin_s)}"
         if row.margin_s is not None and row.before_s:
             differ = f"up to {row.margin_s / row.before_s:.1%}"
-        return f"the {row.name} of identical runs differs by {differ}: record {steps} of both"
+        differ = f"the {row.name} of identical runs differs by {differ}"
+        if row.more_baselines is not None:
+            return f"{differ}: record {counted(row.more_baselines, 'more baseline')}"
+        if row.more_steps is not None:
+            return f"{differ}: record {counted(row.more_steps, 'more step')} of {'every run' if several else 'both'}"
+        return differ if several else f"{differ}: record far more steps of both"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -120,7 +135,7 @@ class Gate(Struct, frozen=True):
             "gate_version": GATE_VERSION,
             "outcome": str(self.outcome),
             "sentence": self.sentence,
-            "baseline": {"name": self.baseline, "steps": self.steps[0]},
+            "baseline": {"name": listed(self.baselines), "steps": self.steps[0], "runs": len(self.baselines)},
             "run": {"name": self.run, "steps": self.steps[1]},
             "limit": self.limit,
             "confidence": CONFIDENCE,
@@ -134,14 +149,14 @@ def percent(share: float) -> str:
     return f"{three_digits(100 * share)}%"
 
 
-def judge(baseline: Spent, run: Spent, limit: float, parts: Collection[str] = ()) -> tuple[Judged, ...]:
-    """The verdict on the step and on its parts, in the order of the baseline.
+def judge(baselines: Sequence[Spent], run: Spent, limit: float, parts: Collection[str] = ()) -> tuple[Judged, ...]:
+    """The verdict on the step and on its parts, in the order of the first baseline.
 
     `limit`: the largest increase that passes, as a share. `parts`: what to judge, "step" or names of kinds, phases and
-    kernels; by default the step and all parts of at least 1 % of it. Raises SelectionError for a part that neither run
-    has.
+    kernels; by default the step and all parts of at least 1 % of it. Raises SelectionError for a part that no run has.
     """
-    sides, known = (baseline, run), list(dict.fromkeys((*baseline.parts, *run.parts)))
+    sides = (*baselines, run)
+    known = list(dict.fromkeys(part for side in sides for part in side.parts))
     names = [STEP, *dict.fromkeys(part.name for part in known)]
     if unknown := {*parts} - {*names}:
         raise SelectionError(f"no part is called {listed(sorted(unknown))}; there are {listed(names)}")
@@ -152,10 +167,11 @@ def judge(baseline: Spent, run: Spent, limit: float, parts: Collection[str] = ()
         return part.name in parts if parts else max(shares) >= SMALLEST_SHARE
 
     wanted = [None] * (not parts or STEP in parts) + [part for part in known if counts(part)]
-    before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
-    found = differences_of_means(before, after, CONFIDENCE)
+    *before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
+    found = differences_from_runs(before, after, CONFIDENCE)
+    whole_s = float(np.mean(step_s[:-1]))
     rows = [
-        _judged(found, at, part, limit * max(float(found.before[at]), SMALLEST_WHOLE * step_s[0]))
+        _judged(found, at, part, limit * max(float(found.before[at]), SMALLEST_WHOLE * whole_s))
         for at, part in enumerate(wanted)
     ]
     slower = [at for at, row in enumerate(rows) if row.outcome is Outcome.REGRESSION]
@@ -191,22 +207,24 @@ def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float
     """The verdict on one figure: its interval is above the limit, below it, or on both sides."""
     name = STEP if part is None else str(part)
     change_s, margin_s = float(found.difference[at]), float(found.margin[at])
-    outcome, more = Outcome.CANNOT_TELL, None
+    outcome, more, baselines = Outcome.CANNOT_TELL, None, None
     if min(found.steps) >= FEWEST_STEPS and abs(change_s - allowed_s) >= margin_s:
         outcome = Outcome.PASSED if change_s <= allowed_s else Outcome.REGRESSION
     else:  # an interval that ends at the limit, or half as wide as that of runs that are equal but for their noise
-        more = found.more_steps(at, max(abs(change_s - allowed_s), allowed_s / 2))
+        wanted_s = max(abs(change_s - allowed_s), allowed_s / 2)
+        more = found.more_steps(at, wanted_s)
+        baselines = found.more_runs(at, wanted_s) if more is None else None
     margin = margin_s if np.isfinite(margin_s) else None
-    return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more)
+    return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more, baselines)
 
 
-def _where(sides: tuple[Spent, Spent], parts: list[Part]) -> str:
+def _where(sides: Sequence[Spent], parts: list[Part]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most."""
     ranks = sides[0].ranks
-    if not parts or len(ranks) != len(sides[1].ranks):
+    if not parts or any(len(side.ranks) != len(ranks) for side in sides):
         return ""
-    before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
-    found = differences_of_means(before, after, CONFIDENCE)
+    *before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
+    found = differences_from_runs(before, after, CONFIDENCE)
     slower = (found.difference > found.margin).reshape(len(parts), -1)
     grown = np.where(slower, found.difference.reshape(slower.shape), 0.0).sum(axis=1)
     most = int(grown.argmax())

@@ -2,6 +2,7 @@
 
 In: series over the steps, one or several at once. Out: their differences with intervals that hold for all of them
 together, from a bootstrap over blocks of steps. Steps resemble their neighbours, so single steps cannot be drawn.
+Several runs before show how far runs differ from each other, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +22,8 @@ CONFIDENCE = 0.95
 _SAMPLES = 2000
 #: Ask for fewer more steps than this.
 _MOST_STEPS = 100_000
+#: Ask for fewer more runs than this.
+_MOST_RUNS = 100
 #: Draw at most so many numbers at a time.
 _NUMBERS_AT_ONCE = 1 << 22
 
@@ -56,7 +59,8 @@ class MeanDifferences:
 
     `errors`: standard errors of both means, [2, figures]. `reach`: half the width of an interval, in standard errors of
     the difference; infinite if there are too few steps to tell. All intervals together hold at `confidence`. `steps`,
-    `blocks`: their numbers on both sides.
+    `blocks`: their numbers on both sides. `runs`: the number of runs before. `between`: the standard deviation of their
+    means, [figures]; 0 for one run, which shows nothing of it.
     """
 
     before: Floats
@@ -66,6 +70,8 @@ class MeanDifferences:
     confidence: float
     steps: tuple[int, int]
     blocks: tuple[int, int]
+    runs: int = 1
+    between: Floats | float = 0.0
 
     @property
     def difference(self) -> Floats:
@@ -77,26 +83,51 @@ class MeanDifferences:
         """Half the width of each interval; 0 for a figure that does not vary."""
         error: Floats = np.hypot(*self.errors)
         error[error > 0] *= self.reach
-        return error
+        margin: Floats = np.hypot(error, self._of_further_run(self.runs))
+        return margin
+
+    def _of_further_run(self, runs: int) -> Floats:
+        """Half the width of the interval for the mean of one further run, if so many runs before spread as these do."""
+        from scipy.special import stdtrit
+
+        t = float(stdtrit(runs - 1, 1 - self._chance)) if runs > 1 else 0.0
+        return np.broadcast_to(t * math.sqrt(1 + 1 / runs) * self.between, self.before.shape)
+
+    @property
+    def _chance(self) -> float:
+        """That of either end of one interval, if all of them are to hold together (Bonferroni)."""
+        return (1 - self.confidence) / (2 * len(self.errors[0]))
+
+    def more_runs(self, at: int, margin: float) -> int | None:
+        """How many more runs before would narrow the interval of figure `at` to +- `margin` if they spread as these do,
+        None if too many, or if one run does not show how they spread.
+        """
+        within = self.reach * float(np.hypot(*self.errors[:, at]))
+
+        def is_enough(more: int) -> bool:
+            return math.hypot(within, float(self._of_further_run(self.runs + more)[at])) <= margin
+
+        found = bisect.bisect_left(range(_MOST_RUNS), True, key=is_enough)
+        return found if self.runs > 1 and found < _MOST_RUNS else None
 
     def more_steps(self, at: int, margin: float) -> int | None:
-        """How many more steps of both sides would narrow the interval of figure `at` to +- `margin`, None if too many.
+        """How many more steps of every run would narrow the interval of figure `at` to +- `margin`, None if too many.
 
         Their errors shrink with the root of the steps, the reach as that of Student's t for as many blocks.
         """
         from scipy.special import stdtrit
 
-        chance = (1 - self.confidence) / (2 * self.errors.shape[1])
+        between = float(self._of_further_run(self.runs)[at])
 
         def reach(grown: Floats) -> float:
-            return float(stdtrit(max(float(np.array(self.blocks) @ grown) - 2, 1.0), 1 - chance))
+            return float(stdtrit(max(float(np.array(self.blocks) @ grown) - 2, 1.0), 1 - self._chance))
 
         longer = max(self.reach / reach(np.ones(2)), 1.0) if math.isfinite(self.reach) else 1.0
 
         def is_enough(more: int) -> bool:
-            grown = 1 + more / np.array(self.steps)
+            grown = 1 + more * np.array([self.runs, 1]) / np.array(self.steps)
             error = math.sqrt(float((self.errors[:, at] ** 2 / grown).sum()))
-            return error * reach(grown) * longer <= margin
+            return math.hypot(error * reach(grown) * longer, between) <= margin
 
         found = bisect.bisect_left(range(_MOST_STEPS), True, key=is_enough)
         return found if found < _MOST_STEPS else None
@@ -130,6 +161,32 @@ def differences_of_means(before: Floats, after: Floats, confidence: float) -> Me
     return MeanDifferences(sides[0].mean, sides[1].mean, errors, reach, confidence, steps, numbers)
 
 
+def differences_from_runs(runs: Sequence[Floats], after: Floats, confidence: float) -> MeanDifferences:
+    """The differences of means between earlier runs, [steps, figures] each, and one further run.
+
+    Of one earlier run, only the noise within runs is known: `differences_of_means`. Of k > 1, with means m_1 ... m_k of
+    mean m and standard deviation s, a further run of the same kind is within m +- t s sqrt(1 + 1/k): the prediction
+    interval for one further observation (Hahn and Meeker, Statistical Intervals, 1991), with t from Student's
+    distribution of k - 1 degrees of freedom, and 1 / figures of the doubt for each figure (Bonferroni). It holds for a
+    further run with as much noise within as the earlier ones; so that it holds for a shorter or noisier one, the margin
+    of the noise within runs, from steps around the mean of their own run, is added, the squares of both (Zou and
+    Donner, 2008). s has some of that noise in it already, which makes the intervals rather too wide than too narrow.
+    """
+    if len(runs) == 1:
+        return differences_of_means(runs[0], after, confidence)
+    means = np.stack([_mean(run) for run in runs])
+    mean = _mean(means)
+    around = np.concatenate([run - own + mean for run, own in zip(runs, means, strict=True)])
+    between = np.sqrt(((means - mean) ** 2).sum(axis=0) / (len(runs) - 1))
+    return replace(differences_of_means(around, after, confidence), runs=len(runs), between=between)
+
+
+def _mean(series: Floats) -> Floats:
+    """The mean over the first axis; of equal values that value, not a rounded one."""
+    mean: Floats = np.where((series == series[0]).all(axis=0), series[0], series.mean(axis=0))
+    return mean
+
+
 class _Blocks:
     """The steps of a side, [steps, figures], as overlapping blocks that wrap round.
 
@@ -138,7 +195,7 @@ class _Blocks:
 
     def __init__(self, series: Floats) -> None:
         steps, length = len(series), block_length(series)
-        self.mean = np.where((series == series[0]).all(axis=0), series[0], series.mean(axis=0))  # not a rounded one
+        self.mean = _mean(series)
         deviation = series - self.mean
         sums = np.cumsum(np.concatenate([np.zeros_like(deviation[:1]), deviation, deviation[: length - 1]]), axis=0)
         self.of_block = (sums[length:] - sums[:-length]) / length

@@ -1,12 +1,13 @@
-"""`tracekit gate`: fail if a run is slower than a baseline, beyond the noise of both.
+"""`tracekit gate`: fail if a run is slower than a baseline, beyond the noise.
 
-In: a run and a baseline, each a trace or a job in a store. Out: the verdict in the terminal, as JSON or in files, and
-as an exit code.
+In: a run and its baselines, each a trace or a job in a store. Out: the verdict in the terminal, as JSON or in files,
+and as an exit code.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
@@ -22,18 +23,25 @@ from tracekit.commands.options import PATH as TRACE
 @click.command("gate")
 @click.argument("traces", metavar="[RUN]...", nargs=-1, type=TRACE)
 @job_source
-@click.option("--baseline", required=True, metavar="FILE|STORE:JOB", help="What the run must not be slower than.")
+@click.option(
+    "--baseline",
+    "baselines",
+    required=True,
+    multiple=True,
+    metavar="FILE|STORE:JOB",
+    help="What the run must not be slower than. Repeat it: several show how far identical runs differ.",
+)
 @click.option(
     "--max-regression", default="3%", show_default=True, metavar="SHARE", help="The largest increase to pass."
 )
 @click.option("--part", "parts", multiple=True, metavar="NAME", help="Judge only this: step, a kind, phase or kernel.")
-@click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out of both, such as 0-2.")
+@click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out of all runs, such as 0-2.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--junit", type=OUT, metavar="FILE", help="Write the verdict as JUnit XML.")
 @click.option("--markdown", type=OUT, metavar="FILE", help="Write the verdict as Markdown.")
 def gate_command(
     source: Source,
-    baseline: str,
+    baselines: tuple[str, ...],
     max_regression: str,
     parts: tuple[str, ...],
     ignore_steps: str | None,
@@ -41,10 +49,10 @@ def gate_command(
     junit: Path | None,
     markdown: Path | None,
 ) -> ExitCode:
-    """Has RUN become slower than a baseline, by more than a limit and beyond the noise of both?
+    """Has RUN become slower than a baseline, by more than a limit and beyond the noise?
 
     Judges the step and its parts: kinds of ops, phases and kernels, on the mean rank. Exits with 0 if all of them pass,
-    3 if one is a regression, 5 if the noise of so few steps does not allow to tell.
+    3 if one is a regression, 5 if the noise does not allow to tell.
     """
     from tracekit.analysis.attribution.gate import Outcome
     from tracekit.base.atomic_write import check_writable
@@ -53,14 +61,19 @@ def gate_command(
 
     limit = parse_share(max_regression, "--max-regression")
     ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
+    if len({os.path.realpath(each) for each in baselines}) < len(baselines):
+        raise click.BadParameter("the same one twice does not show how far runs differ", param_hint="--baseline")
     for path, kind in ((junit, GATE_JUNIT), (markdown, GATE_MARKDOWN)):
         if path is not None:
             check_writable(path, kind)
     with progress() as tell:
         tell("reading the run")
         run = source.load()
-        tell(f"reading {short(baseline)}")
-        found = gate(run, _named(baseline, source).load(), limit, parts=parts, ignored=ignored)
+        before = []
+        for baseline in baselines:
+            tell(f"reading {short(baseline)}")
+            before.append(_named(baseline, source).load())
+        found = gate(run, before, limit, parts=parts, ignored=ignored)
     if junit is not None:
         write_gate_junit(junit, found)
     if markdown is not None:

@@ -1,11 +1,11 @@
 """A gate for two jobs of any source: refuses what cannot be compared, and judges the rest.
 
-In: a baseline and a run. Out: a `Gate`.
+In: baselines and a run. Out: a `Gate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tracekit.analysis.attribution.compare import SAME_WORK
@@ -22,24 +22,32 @@ from tracekit.trace.model import OpKind
 _SAME = ("model", "layers", "gpu_model", "schedule", "microbatches")
 
 
-def gate(run: Job, baseline: Job, limit: float, *, parts: Collection[str] = (), ignored: Collection[int] = ()) -> Gate:
-    """Judge a run by a baseline. `limit`: the largest increase that passes, as a share. `parts`: as for `judge`.
-    `ignored`: steps to leave out of both.
+def gate(
+    run: Job, baselines: Sequence[Job], limit: float, *, parts: Collection[str] = (), ignored: Collection[int] = ()
+) -> Gate:
+    """Judge a run by one or more baselines. `limit`: the largest increase that passes, as a share. `parts`: as for
+    `judge`. `ignored`: steps to leave out of all of them.
 
     Raises SelectionError if the runs are of different jobs, naming all that differs; TraceError for one that cannot be
     replayed.
     """
-    if differing := "; ".join(_differences(_identity(baseline), _identity(run))):
-        raise SelectionError(f"the baseline is of another job: {differing}; record a baseline of this one")
-    sides = Spent(baseline.replay, ignored), Spent(run.replay, ignored)
-    steps = len(sides[0].step_s), len(sides[1].step_s)
-    ops = [sum(block.start.size for block in side.replay.graph.blocks) / len(side.replay.graph.steps) for side in sides]
-    notes = []
-    if abs(ops[1] / ops[0] - 1) > SAME_WORK:
-        notes.append(f"a step has {ops[0]:,.0f} ops in the baseline and {ops[1]:,.0f} in the run")
-    return Gate(
-        short(baseline.trace.name), short(run.trace.name), limit, steps, judge(*sides, limit, parts), tuple(notes)
-    )
+    for baseline in baselines:
+        if differing := "; ".join(_differences(_identity(baseline), _identity(run))):
+            which = f"the baseline {short(baseline.trace.name)}" if len(baselines) > 1 else "the baseline"
+            raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
+    *before, after = (Spent(job.replay, ignored) for job in (*baselines, run))
+    steps = sum(len(side.step_s) for side in before), len(after.step_s)
+    notes = [] if len(baselines) > 1 else ["noise between runs is unknown with one baseline"]
+    most = max((_ops(job) for job in baselines), key=lambda ops: abs(_ops(run) / ops - 1))
+    if abs(_ops(run) / most - 1) > SAME_WORK:
+        notes.append(f"a step has {most:,.0f} ops in the baseline and {_ops(run):,.0f} in the run")
+    names = tuple(short(job.trace.name) for job in baselines)
+    return Gate(names, short(run.trace.name), limit, steps, judge(before, after, limit, parts), tuple(notes))
+
+
+def _ops(job: Job) -> float:
+    """The number of ops in a step."""
+    return sum(block.start.size for block in job.replay.graph.blocks) / len(job.replay.graph.steps)
 
 
 def _identity(job: Job) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import block_length, difference_of_means, differences_of_means
+from tracekit.analysis.numeric.means import (
+    MeanDifferences,
+    block_length,
+    difference_of_means,
+    differences_from_runs,
+    differences_of_means,
+)
 
 #: Deviations -1, -1, -1, 1, 1, 1.
 WAVE = np.array([[1.0], [1], [1], [3], [3], [3]])
@@ -110,3 +116,71 @@ def test_intervals_of_several_figures_hold_together() -> None:
         alone += bool((np.abs(found.difference) > 1.96 * np.hypot(*found.errors)).any())
     assert together <= 12
     assert alone >= 45
+
+
+def test_runs_without_noise_within_show_the_noise_between_them() -> None:
+    """Of means 1, 2 and 3, s is 1: 95 % of further runs are within 4.3027 x sqrt(1 + 1/3) of 2, where 4.3027 is t of 2
+    degrees of freedom. Of two figures, each takes half of the 5 %: t is 6.2053. Ten times the limit between runs leaves
+    room for runs only; a run alone says nothing of others.
+    """
+    runs = [np.full((4, 1), mean) for mean in (1.0, 2.0, 3.0)]
+    further = np.full((4, 1), 9.0)
+    found = differences_from_runs(runs, further, 0.95)
+    assert (found.before[0], found.difference[0], found.runs) == (2, 7, 3)
+    assert found.margin[0] == pytest.approx(4.3027 * math.sqrt(4 / 3), rel=1e-4)
+    two = differences_from_runs([np.repeat(run, 2, axis=1) for run in runs], np.repeat(further, 2, axis=1), 0.95)
+    assert two.margin == pytest.approx([6.2053 * math.sqrt(4 / 3)] * 2, rel=1e-4)
+    assert found.more_steps(0, 4) is None
+    # t sqrt(1 + 1/k): 4.97 for 3 runs, 3.56 for 4, 3.04 for 5; no number of runs is below 1.96
+    assert [found.more_runs(0, margin) for margin in (4.97, 4, 3.05, 1.9)] == [0, 1, 2, None]
+    alone = differences_from_runs(runs[:1], further, 0.95)
+    assert (alone.margin[0], alone.more_runs(0, 4)) == (0, None)
+
+
+def test_the_noise_within_runs_is_added_in_squares() -> None:
+    """Two runs of 0 +- 1 and 2 +- 1: within them it is that of the eight deviations from their own means."""
+    runs = [np.array([[-1.0], [1.0], [1.0], [-1.0]]) + mean for mean in (0, 2)]
+    further = np.array([[0.0], [2.0], [1.0], [3.0]])
+    within = differences_of_means(np.concatenate([runs[0], runs[1] - 2]) + 1, further, 0.95)
+    found = differences_from_runs(runs, further, 0.95)
+    between = 12.7062 * math.sqrt(2) * math.sqrt(3 / 2)  # t of 1 degree of freedom, s of 0 and 2
+    assert found.margin[0] == pytest.approx(math.hypot(float(within.margin[0]), between), rel=1e-4)
+    assert found.difference[0] == 0.5
+    assert found.more_steps(0, between * 1.01) is not None
+    assert found.more_steps(0, between * 0.99) is None
+
+
+@pytest.mark.parametrize(("runs", "figures"), [(2, 1), (2, 5), (3, 5), (6, 1), (6, 5)])
+def test_a_further_run_is_seldom_beyond_its_interval(runs: int, figures: int) -> None:
+    """40,000 draws of the means of runs of one distribution, whose figures share half of their variance. One interval
+    holds in 99 % of them exactly, those of several figures together in at least 99 %. Without t, two runs would fail
+    far more often.
+    """
+    drawn = np.random.default_rng(runs * figures).normal(size=(40_000, runs + 1, figures + 1))
+    means = 100 + drawn[..., :figures] + drawn[..., figures:]
+    before, after = means[:, :runs], means[:, runs]
+    found = MeanDifferences(
+        before.mean(axis=1), after, np.zeros((2, figures)), 1.0, 0.99, (1, 1), (1, 1), runs, before.std(axis=1, ddof=1)
+    )
+    beyond = np.mean((np.abs(found.difference) > found.margin).any(axis=1))
+    false_alarms = np.mean((found.difference > found.margin).any(axis=1))
+    assert false_alarms <= 0.01
+    assert beyond <= 0.0115  # 1 %, and three standard errors of a share of 40,000
+    assert beyond >= (0.0085 if figures == 1 else 0.001)
+
+
+def test_steps_of_several_runs_fail_no_more_often_than_they_may() -> None:
+    """Runs of 10 steps whose means scatter by twice as much as their steps, and a further one of 10 steps or of 5 that
+    are noisier: judged by one run alone, most of 200 are beyond their interval, judged by four at most 1 %.
+    """
+    random = np.random.default_rng(5)
+    beyond = {1: 0, 4: 0}
+    for at in range(200):
+        means = random.normal(100, 2, 5)
+        earlier = [random.normal(mean, 1, (10, 1)) for mean in means[:4]]
+        further = random.normal(means[4], 3, (5, 1)) if at % 2 else random.normal(means[4], 1, (10, 1))
+        for runs in beyond:
+            found = differences_from_runs(earlier[:runs], further, 0.99)
+            beyond[runs] += abs(float(found.difference[0])) > found.margin[0]
+    assert beyond[1] > 50
+    assert beyond[4] <= 2
