@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def ask(folder: Path, *questions: tuple[str, dict[str, Any]]) -> list[tuple[bool
             answers = [await client.call_tool(name, arguments) for name, arguments in questions]
         return [(one.is_error, one.content[0].text if one.is_error else one.structured_content) for one in answers]
 
-    return asyncio.run(asked())
+    with ThreadPoolExecutor(1) as thread:  # in this one, Playwright keeps an event loop
+        return thread.submit(asyncio.run, asked()).result()
 
 
 @pytest.fixture

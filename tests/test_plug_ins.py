@@ -140,7 +140,7 @@ def test_a_renderer_that_fails_is_one_error(site_packages: Path) -> None:
         renderer("raising")(None)
     with pytest.raises(OutputError, match=r"renderer 'numbers' of acme 1.2 failed .*it returned a int; expected a str"):
         renderer("numbers")(None)
-    with pytest.raises(SelectionError, match="renderer 'json' is unknown; known: raising, numbers; renderer 'json' of"):
+    with pytest.raises(SelectionError, match="renderer 'json' is unknown; known: numbers, raising; renderer 'json' of"):
         renderer("json")
 
 

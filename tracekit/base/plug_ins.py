@@ -90,6 +90,7 @@ def tell(problems: Iterable[str]) -> None:
 def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryPoint]]:
     """The entry points of a group, each with what names it; of a distribution that is there twice, the first."""
     section, seen = f"tracekit.{group}", set()
+    found: list[tuple[str, EntryPoint]] = []
     if not any(_may_mention(Path(folder), section.encode()) for folder in sys.path):
         return
     from importlib.metadata import distributions  # takes 20 times as long as a look at the files
@@ -105,7 +106,8 @@ def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryP
             problems.append(f"plug-ins of {name} are left out: its metadata is damaged ({in_words(failure)})")
             continue
         for point in points:
-            yield printable(f"{group.removesuffix('s')} {point.name!r:.40} of {name} {version}"), point
+            found.append((printable(f"{group.removesuffix('s')} {point.name!r:.40} of {name} {version}"), point))
+    yield from sorted(found, key=lambda one: one[0])  # the order of files in a folder differs between machines
 
 
 def _may_mention(folder: Path, section: bytes) -> bool:
