@@ -10,6 +10,7 @@ In the slow job stage 0 of DP rank 1 takes twice as long for every forward and b
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -17,10 +18,11 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import click
@@ -31,6 +33,8 @@ from tracekit.cli import commands, main
 from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.model import Layout
 from tracekit.trace.schema import SCHEMA
+
+T = TypeVar("T")
 
 HEALTHY_STEP_S = 11.25
 SLOW_STEP_S = 15.5
@@ -221,3 +225,9 @@ def run_process(*arguments: str | bytes | Path, env: Mapping[str, str] | None = 
         command(*arguments), capture_output=True, timeout=300, check=False, env=_environment(env or {}), **settings
     )
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def awaited(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns. It runs in a thread of its own: in this one, Playwright may keep an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import pickle
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import tracekit
-from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, run, slow_trace
+from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, awaited, run, slow_trace
 
 ROOT = Path(__file__).parents[1]
 SLOW, HEALTHY = (str(ROOT / "sample_traces" / f"{name}.parquet") for name in ("slow_worker", "healthy"))
@@ -32,8 +30,7 @@ def ask(folder: Path, *questions: tuple[str, dict[str, Any]]) -> list[tuple[bool
             answers = [await client.call_tool(name, arguments) for name, arguments in questions]
         return [(one.is_error, one.content[0].text if one.is_error else one.structured_content) for one in answers]
 
-    with ThreadPoolExecutor(1) as thread:  # in this one, Playwright keeps an event loop
-        return thread.submit(asyncio.run, asked()).result()
+    return awaited(asked())
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """docs/rl.md: its commands print what it shows, and its loop records what they read."""
 
-import asyncio
 import json
 import re
 import shlex
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.handmade import run
+from tests.handmade import awaited, run
 from tracekit import rl
 from tracekit.collectors.runtime import rl as recorder
 
@@ -140,7 +139,7 @@ def test_the_edits_of_verl_record_a_trajectory(tmp_path, monkeypatch):
 
     names["agent_loop"] = Loop()
     for validate in (True, False):
-        asyncio.run(names["_run_agent_loop"](None, {}, {"step": 4, "validate": validate}, agent_name="tools"))
+        awaited(names["_run_agent_loop"](None, {}, {"step": 4, "validate": validate}, agent_name="tools"))
     recorder._recorder.close()
     (file,) = tmp_path.iterdir()
     (record,) = map(json.loads, file.read_text().splitlines())
