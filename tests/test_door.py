@@ -30,6 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("dumps/dump_0").write_bytes(pickle.dumps(DUMP))
     Path("console.log").write_text("loading\nstep:1 - timing_s/gen:6.0 - timing_s/step:9.0\n")
     write(Path("rl.jsonl"), lines())
+    Path("records").mkdir()
+    write(Path("records/node-1.jsonl"), lines())
     return tmp_path
 
 
@@ -42,6 +44,7 @@ def test_a_path_runs_the_command_that_reads_it() -> None:
         ("dumps", ["hang", "dumps"]),
         ("console.log", ["rl", "console.log"]),
         ("rl.jsonl", ["rl", "rl.jsonl"]),
+        ("records", ["rl", "records"]),
     ):
         ran, expected = run(path), run(*same)
         assert (ran.code, ran.out) == (expected.code, expected.out), path

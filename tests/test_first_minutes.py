@@ -90,7 +90,7 @@ def a_text() -> None:
 WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_store, "jobs.store", "a store, not a trace; type `tracekit whatif --store jobs.store`"),
     (a_page, "report.html", "open it in a browser"),
-    (a_table, "table.parquet", "a table that `tracekit whatif --parquet` wrote, not a trace"),
+    (a_table, "table.parquet", "a table that tracekit wrote with --parquet, not a trace"),
     (a_report, "report.json", "a report of `tracekit whatif --json`, not a trace"),
     (an_empty_file, "empty.json", "an empty file, not a trace"),
     (a_folder_with_an_empty_file, "traces", "a folder with nothing but empty files, not a trace"),

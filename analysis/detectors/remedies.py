@@ -37,7 +37,7 @@ SAMPLED_RANK = (
     "profile {ranks} on {hosts} beside a peer (torch.profiler, py-spy): GPUs were not throttled, and ran at the clock"
     " of the others"
 )
-#: GPUs were sampled, and run at lower clocks, which nothing of their own accord imposes.
+#: GPUs were sampled: they run at lower clocks than others, though they are not throttled.
 LOW_CLOCK = (
     "raise the GPU clocks of {ranks} on {hosts}, which are lower than those of others, though not throttled (nvidia-smi"
     " -q -d CLOCK,POWER: application clocks, locked clocks, power limit)"

@@ -154,11 +154,12 @@ def is_dumps(path: Path) -> bool:
 
 
 def is_rl_log(path: Path) -> bool:
-    """True if a path is a log of post-training."""
+    """True if a path is a log of post-training, or the folder into which tracekit.rl records."""
     from tracekit.collectors.importers.rl.reader import looks_like_rl
 
     try:
-        return path.is_file() and looks_like_rl(path)
+        file = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
+        return file.is_file() and looks_like_rl(file)
     except OSError:
         return False
 

@@ -36,7 +36,7 @@ PER_STEP_TABLES = ("by_kind_per_step", "by_pp_rank_per_step", "by_dp_rank_per_st
 #: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
 TABLE_KEY = "tracekit_table"
 #: The kind of file that `write_parquet` replaces.
-TABLE_FILE = Kind("a table that `tracekit whatif --parquet` wrote", parquet_with(TABLE_KEY))
+TABLE_FILE = Kind("a table that tracekit wrote with --parquet", parquet_with(TABLE_KEY))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

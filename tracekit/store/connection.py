@@ -28,6 +28,13 @@ IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
 OF_WINDOWS = ("files", "findings", "culprits", "windows")
 OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "watches", "endings", "jobs")
 TABLES = frozenset({"store_version", *OF_JOBS})
+#: Settings of a DuckDB that looks for nothing outside its database.
+CLOSED: dict[str, str | bool | int | float | list[str]] = {
+    "temp_directory": "",  # by default, it is in the current directory
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,  # no table is looked for among Python's variables
+}
 _VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
 
 #: DuckDB attaches a file once at a time: reading threads take turns.
@@ -110,13 +117,7 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
     if started is None:
         started = duckdb.connect(
             ":memory:",
-            config={
-                "threads": 1,
-                "temp_directory": "",  # by default, it is in the current directory
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "python_enable_replacements": False,  # no table is looked for among Python's variables
-            },
+            config={"threads": 1, **CLOSED},
         )
         with suppress(duckdb.CatalogException):  # before DuckDB 2, there were none
             started.execute("SET async_threads = 0")

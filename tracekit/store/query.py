@@ -17,6 +17,7 @@ import polars as pl
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.s3 import s3_url
+from tracekit.store.connection import CLOSED
 from tracekit.store.folder import JOBS, Folder
 from tracekit.store.frames import frame
 from tracekit.store.store import Store
@@ -49,12 +50,6 @@ _VIEWS = {
 _MISSING = re.compile(r"Table with name (\w+) does not exist")
 #: Types of DuckDB that polars cannot hold, or not write.
 _NOT_IN_POLARS = re.compile(r"\b(BIGNUM|BIT|BLOB|INTERVAL|UNION)\b")
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "python_enable_replacements": False,  # no table is looked for among Python's variables
-    "temp_directory": "",
-}
 
 
 def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
@@ -65,7 +60,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
     """
     import duckdb
 
-    with duckdb.connect(":memory:", config=_CONFIG) as connection:
+    with duckdb.connect(":memory:", config=CLOSED) as connection:
         try:
             if [statement.type for statement in connection.extract_statements(sql)] != [duckdb.StatementType.SELECT]:
                 raise SelectionError("expected one SELECT: nothing else may be done with a store")
