@@ -569,8 +569,14 @@ def test_a_full_disk_behind_stdout_is_said(slow_file: Path) -> None:
     assert "No space left on device" in Ran(2, "", done.stderr.decode()).message
 
 
-def test_a_closed_pipe_ends_in_silence(slow_file: Path) -> None:
-    for arguments in (("whatif", "slow.parquet"), ("whatif", "--help")):
+def test_a_closed_pipe_ends_in_silence_with_the_exit_code_of_the_result(slow_file: Path) -> None:
+    failing = ("whatif", "slow.parquet", "--fail-on", "slowdown>1.1")
+    for arguments, code in (
+        (("whatif", "slow.parquet"), 0),
+        (("whatif", "--help"), 0),
+        (failing, 3),
+        ((*failing, "--json"), 3),
+    ):
         process = subprocess.Popen(
             command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=slow_file.parent
         )
@@ -578,7 +584,7 @@ def test_a_closed_pipe_ends_in_silence(slow_file: Path) -> None:
         process.stdout.close()
         with case(arguments):
             assert process.communicate(timeout=300)[1] == b""
-            assert process.returncode == 0
+            assert process.returncode == code
 
 
 @pytest.mark.parametrize("stream", [1, 2], ids=["stdout", "stderr"])

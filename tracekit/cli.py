@@ -18,7 +18,7 @@ from tracekit import __version__
 from tracekit.base import memory
 from tracekit.base.errors import NotAStoreError, TracekitError, bounded
 from tracekit.base.exit_codes import ExitCode
-from tracekit.base.stderr import open_stderr, say, silence_stdout
+from tracekit.base.stderr import open_stderr, open_stdout, say, silence_stdout
 from tracekit.base.text import printable
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ memory.return_soon()
 def main() -> None:
     """Entry point: run a command; turn every expected failure into one line and an exit code."""
     open_stderr()
+    open_stdout()
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows its escape
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    output = sys.stdout
     try:
         code = commands.main(prog_name="tracekit", standalone_mode=False, obj=_analyse)
         click.echo(nl=False)  # flushes, and tolerates a closed stdout
@@ -101,14 +101,6 @@ def main() -> None:
     except TracekitError as error:
         say(f"tracekit: {bounded(printable(str(error)))}")
         sys.exit(ExitCode.BAD_INPUT)
-    except BrokenPipeError:
-        silence_stdout()
-        sys.exit(0)
-    except SystemExit as stop:
-        if sys.stdout is output:
-            raise
-        silence_stdout()  # click replaces stdout and exits with 1 if the reader of the output has gone
-        sys.exit(0 if stop.code == 1 else stop.code)
     except OSError as error:
         silence_stdout()
         say(f"tracekit: reading or writing failed: {bounded(printable(str(error)))}; check disk and permissions")

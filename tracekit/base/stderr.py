@@ -6,13 +6,14 @@ output to stderr, and output to a stdout whose reader has gone.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 _SPINNER = "|/-\\"
 
@@ -39,6 +40,26 @@ def say(text: str, end: str = "\n") -> None:
         sys.stderr.flush()
     except OSError:
         _silence_stderr()
+
+
+class _Stdout(io.FileIO):
+    """stdout, whose reader may leave: the rest goes nowhere, and the command ends with the exit code of its result."""
+
+    def write(self, data: Any, /) -> int:
+        """Write `data`, or discard it."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            silence_stdout()
+            return memoryview(data).nbytes
+
+
+def open_stdout() -> None:
+    """Let the reader of a pipe leave (`tracekit ... | head`) without ending the command."""
+    before = sys.stdout
+    if isinstance(before, io.TextIOWrapper) and _descriptor(before) == 1:
+        buffer = io.BufferedWriter(_Stdout(1, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(buffer, before.encoding, before.errors, line_buffering=before.line_buffering)
 
 
 def silence_stdout() -> None:

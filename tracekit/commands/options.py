@@ -138,16 +138,10 @@ def job_source(command: Callable[..., Any]) -> Any:
 
 
 def console() -> Console:
-    """A console for stdout, be it a terminal or not: into a file or a pipe, it writes no blanks at the ends of lines.
-
-    If its reader closes it, the command ends with BrokenPipeError.
-    """
+    """A console for stdout: into a file or a pipe, it writes no blanks at the ends of lines."""
     from rich.console import Console
 
     class Terminal(Console):
-        def on_broken_pipe(self) -> None:  # rich would exit with 1
-            raise BrokenPipeError
-
         def print(self, *objects: Any, **options: Any) -> None:
             if self.is_terminal:
                 super().print(*objects, **options)

@@ -21,6 +21,7 @@ STEPS = int(os.environ.get("STEPS", "9"))
 DEVICE_MS = float(os.environ.get("DEVICE_MS", "1"))
 SLOW_MS = float(os.environ.get("SLOW_MS", "0"))
 SLOW_RANK = int(os.environ.get("SLOW_RANK", "-1"))
+BACKWARD_MS = float(os.environ.get("BACKWARD_MS", str(2 * DEVICE_MS)))
 CRASH_STEP = int(os.environ.get("CRASH_STEP", "-1"))
 CRASH_RANK = int(os.environ.get("CRASH_RANK", "0"))
 CRASH = os.environ.get("CRASH", "raise")
@@ -47,7 +48,7 @@ class Stage(nn.Module):
         super().__init__()
         torch.manual_seed(index)
         self.forward_s = DEVICE_MS / 1e3 + slow_s
-        self.backward_s = 2 * DEVICE_MS / 1e3
+        self.backward_s = BACKWARD_MS / 1e3
         self.block = nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, dropout=0.0, batch_first=True)
         self.head = nn.Linear(WIDTH, WIDTH) if last else nn.Identity()
 
