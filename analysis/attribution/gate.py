@@ -7,6 +7,7 @@ probability of at most 1 %, whatever the limit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
@@ -43,7 +44,16 @@ class Outcome(StrEnum):
 
     PASSED = "pass"
     REGRESSION = "regression"
+    SLOWER = "slower"  #: than the only baseline, which does not show how far identical runs differ
     CANNOT_TELL = "cannot tell"
+
+
+#: The first of these that holds for a figure is that of the run.
+_WORST_FIRST = (Outcome.REGRESSION, Outcome.SLOWER, Outcome.CANNOT_TELL, Outcome.PASSED)
+
+
+#: Verdicts on a figure that has grown beyond the noise that is known.
+SLOWER = (Outcome.REGRESSION, Outcome.SLOWER)
 
 
 class Judged(Struct, frozen=True):
@@ -52,7 +62,7 @@ class Judged(Struct, frozen=True):
     `margin_s`: how far two identical runs may differ, None if there are too few steps to say. `allowed_s`: the largest
     increase that passes. `more_steps`: how many more steps of every run would tell, None if it can be told, or if it
     would take too many. `more_baselines`: how many more of them would tell where more steps do not, else None. `where`:
-    which ranks became slower beyond chance, in words, if this is a regression.
+    which ranks became slower beyond chance, in words, if this did.
     """
 
     name: str
@@ -83,7 +93,7 @@ class Judged(Struct, frozen=True):
 
 class Gate(Struct, frozen=True):
     """The verdict on a run. `baselines`: their names. `steps`: their number in all of those, and in the run. `rows`:
-    the step, then its parts.
+    the step, then its parts. `noise`: how far identical runs differ, as a share, None if it was not given.
     """
 
     baselines: tuple[str, ...]
@@ -92,12 +102,12 @@ class Gate(Struct, frozen=True):
     steps: tuple[int, int]
     rows: tuple[Judged, ...]
     notes: tuple[str, ...] = ()
+    noise: float | None = None
 
     @property
     def outcome(self) -> Outcome:
-        """Regression if anything is one, else "cannot tell" if that holds for anything."""
-        found = {row.outcome for row in self.rows}
-        return next(each for each in (Outcome.REGRESSION, Outcome.CANNOT_TELL, Outcome.PASSED) if each in found)
+        """The worst of all figures."""
+        return min((row.outcome for row in self.rows), key=_WORST_FIRST.index)
 
     @property
     def sentence(self) -> str:
@@ -105,7 +115,7 @@ class Gate(Struct, frozen=True):
         rows = [row for row in self.rows if row.outcome is self.outcome]
         if self.outcome is Outcome.PASSED:
             return f"{rows[0].sentence}; nothing grew by more than {percent(self.limit)}"
-        if self.outcome is Outcome.REGRESSION:
+        if self.outcome in SLOWER:
             more = f"; and {counted(len(rows) - _MOST_NAMED, 'more part')}" if len(rows) > _MOST_NAMED else ""
             return "; ".join(row.sentence for row in rows[:_MOST_NAMED]) + more
         several = len(self.baselines) > 1
@@ -126,7 +136,7 @@ class Gate(Struct, frozen=True):
             return f"{differ}: record {counted(row.more_baselines, 'more baseline')}"
         if row.more_steps is not None:
             return f"{differ}: record {counted(row.more_steps, 'more step')} of {'every run' if several else 'both'}"
-        return differ if several else f"{differ}: record far more steps of both"
+        return differ if several or self.noise is not None else f"{differ}: record far more steps of both"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -138,6 +148,7 @@ class Gate(Struct, frozen=True):
             "baseline": {"name": listed(self.baselines), "steps": self.steps[0], "runs": len(self.baselines)},
             "run": {"name": self.run, "steps": self.steps[1]},
             "limit": self.limit,
+            "noise": self.noise,
             "confidence": CONFIDENCE,
             "rows": rows,
             "notes": list(self.notes),
@@ -149,11 +160,14 @@ def percent(share: float) -> str:
     return f"{three_digits(100 * share)}%"
 
 
-def judge(baselines: Sequence[Spent], run: Spent, limit: float, parts: Collection[str] = ()) -> tuple[Judged, ...]:
+def judge(
+    baselines: Sequence[Spent], run: Spent, limit: float, parts: Collection[str] = (), noise: float | None = None
+) -> tuple[Judged, ...]:
     """The verdict on the step and on its parts, in the order of the first baseline.
 
     `limit`: the largest increase that passes, as a share. `parts`: what to judge, "step" or names of kinds, phases and
-    kernels; by default the step and all parts of at least 1 % of it. Raises SelectionError for a part that no run has.
+    kernels; by default the step and all parts of at least 1 % of it. `noise`: how far identical runs differ, a share;
+    None to learn it from several baselines. Raises SelectionError for a part that no run has.
     """
     sides = (*baselines, run)
     known = list(dict.fromkeys(part for side in sides for part in side.parts))
@@ -169,12 +183,11 @@ def judge(baselines: Sequence[Spent], run: Spent, limit: float, parts: Collectio
     wanted = [None] * (not parts or STEP in parts) + [part for part in known if counts(part)]
     *before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
     found = differences_from_runs(before, after, CONFIDENCE)
-    whole_s = float(np.mean(step_s[:-1]))
-    rows = [
-        _judged(found, at, part, limit * max(float(found.before[at]), SMALLEST_WHOLE * whole_s))
-        for at, part in enumerate(wanted)
-    ]
-    slower = [at for at, row in enumerate(rows) if row.outcome is Outcome.REGRESSION]
+    whole_s = np.maximum(found.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
+    if noise is not None:
+        found = dataclasses.replace(found, noise=noise * whole_s)
+    rows = [_judged(found, at, part, limit * float(whole_s[at])) for at, part in enumerate(wanted)]
+    slower = [at for at, row in enumerate(rows) if row.outcome in SLOWER]
     for at in slower:
         kinds = [part for part in wanted if part is not None and part.of == "kind"] if slower == [0] else []
         part = wanted[at]
@@ -209,7 +222,8 @@ def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float
     change_s, margin_s = float(found.difference[at]), float(found.margin[at])
     outcome, more, baselines = Outcome.CANNOT_TELL, None, None
     if min(found.steps) >= FEWEST_STEPS and abs(change_s - allowed_s) >= margin_s:
-        outcome = Outcome.PASSED if change_s <= allowed_s else Outcome.REGRESSION
+        grown = Outcome.REGRESSION if found.noise_is_known else Outcome.SLOWER
+        outcome = Outcome.PASSED if change_s <= allowed_s else grown
     else:  # an interval that ends at the limit, or half as wide as that of runs that are equal but for their noise
         wanted_s = max(abs(change_s - allowed_s), allowed_s / 2)
         more = found.more_steps(at, wanted_s)

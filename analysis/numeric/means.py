@@ -60,7 +60,8 @@ class MeanDifferences:
     `errors`: standard errors of both means, [2, figures]. `reach`: half the width of an interval, in standard errors of
     the difference; infinite if there are too few steps to tell. All intervals together hold at `confidence`. `steps`,
     `blocks`: their numbers on both sides. `runs`: the number of runs before. `between`: the standard deviation of their
-    means, [figures]; 0 for one run, which shows nothing of it.
+    means, [figures]; 0 for one run, which shows nothing of it. `noise`: how far identical runs differ for other reasons
+    than their steps, [figures], where the caller knows it.
     """
 
     before: Floats
@@ -72,11 +73,17 @@ class MeanDifferences:
     blocks: tuple[int, int]
     runs: int = 1
     between: Floats | float = 0.0
+    noise: Floats | None = None
 
     @property
     def difference(self) -> Floats:
         """After minus before."""
         return self.after - self.before
+
+    @property
+    def noise_is_known(self) -> bool:
+        """Whether the margins have in them how far runs differ, and not only their steps."""
+        return self.noise is not None or self.runs > 1
 
     @property
     def margin(self) -> Floats:
@@ -90,6 +97,8 @@ class MeanDifferences:
         """Half the width of the interval for the mean of one further run, if so many runs before spread as these do."""
         from scipy.special import stdtrit
 
+        if self.noise is not None:
+            return self.noise
         t = float(stdtrit(runs - 1, 1 - self._chance)) if runs > 1 else 0.0
         return np.broadcast_to(t * math.sqrt(1 + 1 / runs) * self.between, self.before.shape)
 

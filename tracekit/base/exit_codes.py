@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
     CONDITION = 3
     HANG = 4  #: `hang` found a hang
     #: `culprits` names no node: no rank is to blame, no trust, or no hardware evidence; noise hides what `gate` or
-    #: `--fail-on` asks
+    #: `--fail-on` asks; a run is slower than the only baseline
     NO_ANSWER = 5
     UNKNOWN_NODE = 6  #: `culprits` names ranks, and the node of at least one is unknown
     INTERRUPTED = 130  #: Ctrl-C

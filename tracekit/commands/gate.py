@@ -34,6 +34,7 @@ from tracekit.commands.options import PATH as TRACE
 @click.option(
     "--max-regression", default="3%", show_default=True, metavar="SHARE", help="The largest increase to pass."
 )
+@click.option("--noise", metavar="SHARE", help="How far identical runs differ, instead of what the baselines show.")
 @click.option("--part", "parts", multiple=True, metavar="NAME", help="Judge only this: step, a kind, phase or kernel.")
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out of all runs, such as 0-2.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -43,6 +44,7 @@ def gate_command(
     source: Source,
     baselines: tuple[str, ...],
     max_regression: str,
+    noise: str | None,
     parts: tuple[str, ...],
     ignore_steps: str | None,
     as_json: bool,
@@ -52,7 +54,7 @@ def gate_command(
     """Has RUN become slower than a baseline, by more than a limit and beyond the noise?
 
     Judges the step and its parts: kinds of ops, phases and kernels, on the mean rank. Exits with 0 if all of them pass,
-    3 if one is a regression, 5 if the noise does not allow to tell.
+    3 if one is a regression, 5 if the noise does not allow to tell, as with one baseline alone.
     """
     from tracekit.analysis.attribution.gate import Outcome
     from tracekit.base.atomic_write import check_writable
@@ -60,6 +62,7 @@ def gate_command(
     from tracekit.show.documents.gate import GATE_JUNIT, GATE_MARKDOWN, write_gate_junit, write_gate_markdown
 
     limit = parse_share(max_regression, "--max-regression")
+    apart = None if noise is None else parse_share(noise, "--noise")
     ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
     if len({os.path.realpath(each) for each in baselines}) < len(baselines):
         raise click.BadParameter("the same one twice does not show how far runs differ", param_hint="--baseline")
@@ -73,7 +76,7 @@ def gate_command(
         for baseline in baselines:
             tell(f"reading {short(baseline)}")
             before.append(_named(baseline, source).load())
-        found = gate(run, before, limit, parts=parts, ignored=ignored)
+        found = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
     if junit is not None:
         write_gate_junit(junit, found)
     if markdown is not None:
@@ -84,12 +87,8 @@ def gate_command(
         from tracekit.show.terminal.gate import print_gate
 
         print_gate(found, console(), source.arguments)
-    codes = {
-        Outcome.PASSED: ExitCode.DONE,
-        Outcome.REGRESSION: ExitCode.CONDITION,
-        Outcome.CANNOT_TELL: ExitCode.NO_ANSWER,
-    }
-    return codes[found.outcome]
+    codes = {Outcome.PASSED: ExitCode.DONE, Outcome.REGRESSION: ExitCode.CONDITION}
+    return codes.get(found.outcome, ExitCode.NO_ANSWER)
 
 
 def _named(baseline: str, run: Source) -> Source:

@@ -21,12 +21,23 @@ from tracekit.trace.model import OpKind
 #: What a trace may say of its job that makes runs different ones.
 _SAME = ("model", "layers", "gpu_model", "schedule", "microbatches")
 
+#: Of a single baseline.
+UNKNOWN_NOISE = (
+    "one baseline does not show how far identical runs differ: give several, or --noise with the share that you know"
+)
+
 
 def gate(
-    run: Job, baselines: Sequence[Job], limit: float, *, parts: Collection[str] = (), ignored: Collection[int] = ()
+    run: Job,
+    baselines: Sequence[Job],
+    limit: float,
+    *,
+    parts: Collection[str] = (),
+    noise: float | None = None,
+    ignored: Collection[int] = (),
 ) -> Gate:
-    """Judge a run by one or more baselines. `limit`: the largest increase that passes, as a share. `parts`: as for
-    `judge`. `ignored`: steps to leave out of all of them.
+    """Judge a run by one or more baselines. `limit`: the largest increase that passes, as a share. `parts`, `noise`: as
+    for `judge`. `ignored`: steps to leave out of all of them.
 
     Raises SelectionError if the runs are of different jobs, naming all that differs; TraceError for one that cannot be
     replayed.
@@ -37,12 +48,15 @@ def gate(
             raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
     *before, after = (Spent(job.replay, ignored) for job in (*baselines, run))
     steps = sum(len(side.step_s) for side in before), len(after.step_s)
-    notes = [] if len(baselines) > 1 else ["noise between runs is unknown with one baseline"]
+    unknown = len(baselines) == 1 and noise is None
+    notes = [UNKNOWN_NOISE] if unknown else []
     most = max((_ops(job) for job in baselines), key=lambda ops: abs(_ops(run) / ops - 1))
     if abs(_ops(run) / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {_ops(run):,.0f} in the run")
     names = tuple(short(job.trace.name) for job in baselines)
-    return Gate(names, short(run.trace.name), limit, steps, judge(before, after, limit, parts), tuple(notes))
+    return Gate(
+        names, short(run.trace.name), limit, steps, judge(before, after, limit, parts, noise), tuple(notes), noise
+    )
 
 
 def _ops(job: Job) -> float:

@@ -51,7 +51,7 @@ def write_gate_markdown(path: Path, gate: Gate) -> None:
 
 
 def write_gate_junit(path: Path, gate: Gate) -> None:
-    """Write the verdict as JUnit XML: a test per figure, a regression as a failure, "cannot tell" as an error.
+    """Write the verdict as JUnit XML: a test per figure, a regression as a failure, what cannot be told as an error.
 
     Raises OutputError.
     """
@@ -61,7 +61,7 @@ def write_gate_junit(path: Path, gate: Gate) -> None:
         name="tracekit gate",
         tests=str(len(gate.rows)),
         failures=str(counts[Outcome.REGRESSION]),
-        errors=str(counts[Outcome.CANNOT_TELL]),
+        errors=str(counts[Outcome.SLOWER] + counts[Outcome.CANNOT_TELL]),
     )
     for row in gate.rows:
         test = ElementTree.SubElement(suite, "testcase", classname=printable(gate.run), name=printable(row.name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from tracekit.analysis.attribution.gate import Gate, Outcome, percent
+from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
 from tracekit.base.text import counted
 from tracekit.show.documents.gate import gate_table
 from tracekit.show.terminal.tables import labelled, section_table
@@ -16,6 +16,7 @@ from tracekit.show.terminal.tables import labelled, section_table
 _STYLE = {
     Outcome.PASSED: "bold black on green",
     Outcome.REGRESSION: "bold white on dark_red",
+    Outcome.SLOWER: "bold black on yellow",
     Outcome.CANNOT_TELL: "bold black on yellow",
 }
 #: Longer names of parts are cut.
@@ -31,9 +32,11 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
     steps = " and ".join(counted(steps, "step") for steps in gate.steps)
     if len(gate.baselines) > 1:
         steps = f"{len(gate.baselines)} baselines of {steps}"
+    if gate.noise is not None:
+        steps += f"; identical runs differ by up to {percent(gate.noise)}"
     rows = [("Limit", percent(gate.limit)), ("Noise", f"99 % interval of all changes together, from {steps}")]
     console.print(labelled([*rows, *(("Note", note) for note in gate.notes)]))
-    if gate.outcome is Outcome.REGRESSION:
+    if gate.outcome in SLOWER:
         console.print()
         console.print(Text("Next", style="bold"))
         console.print(Text(f"  tracekit whatif {run}"), soft_wrap=True)  # on one line, for copying
