@@ -132,6 +132,31 @@ def test_what_whatif_prints_fits_the_schema(name: str, tmp_path: Path) -> None:
     ]
 
 
+def test_s_is_as_certain_as_its_steps_are_alike() -> None:
+    """The error is t times the standard error of what S leaves of each step, original - S ideal, relative to the mean
+    ideal step, from circular blocks of two steps: 12 / 2 - 1 degrees of freedom, whose t is 2.5706.
+    """
+    found = load(SAMPLES / "slow_worker.parquet").whatif(by=["stage"], fix=["rank=9"], keep=["rank=9"])
+    times, content = found.step_times(), found.to_dict()
+
+    def error_of(above: Any) -> float:
+        left = (above - above.mean() / times.ideal.mean() * times.ideal) / times.ideal.mean()
+        blocks = [(left[at] + left[(at + 1) % 12]) / 2 for at in range(12)]
+        return 2.5706 * float(sum(block**2 for block in blocks) / 12 / 5) ** 0.5
+
+    assert content["slowdown_error"] == pytest.approx(error_of(times.original), rel=1e-3)
+    worker = found.attribution.by_worker[:, 1, 2]  # type: ignore[attr-defined]
+    (worst, *_) = content["by_worker"]
+    assert (worst["rank"], worst["slowdown_error"]) == (9, pytest.approx(error_of(worker), rel=1e-3))
+    (stage, *_) = content["by_label"]
+    (of_stage,) = [row for row in content["by_pp_rank"] if row["pp_rank"] == int(stage["value"])]
+    assert 0 < stage["slowdown_error"] == pytest.approx(of_stage["slowdown_error"])
+    fix = next(fix for fix in content["fixes"] if fix["cause"] == "bad-worker")
+    assert content["questions"][0]["error_s"] == pytest.approx(fix["error_s"])  # the same change
+    assert content["questions"][1]["error_s"] > 0
+    assert f"S          {found.slowdown_text}: " in run("whatif", SAMPLES / "slow_worker.parquet", "--full").out
+
+
 def test_reports_in_a_store_fit_the_schema(tmp_path: Path) -> None:
     for name in ("gpu_slow_input", "slow_worker.parquet"):
         assert run("import", SAMPLES / name, "--store", tmp_path / "jobs").code == 0
@@ -241,6 +266,7 @@ def test_tables_hold_what_was_worked_out_by_hand(slow: PipelineReport) -> None:
         "rank": 1,
         "host": "node-1",
         "slowdown": pytest.approx(KEPT_STEP_S / IDEAL_STEP_S),
+        "slowdown_error": pytest.approx(0, abs=1e-12),  # both steps are alike
         "slowdown_approx": pytest.approx(SLOW_STEP_S / IDEAL_STEP_S),  # the smaller of S of DP rank 1 and of stage 0
     }
     first = slow.by_pp_rank.row(0, named=True)

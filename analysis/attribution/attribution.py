@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.gaps import Gap, gaps_text
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.base.text import seconds
 from tracekit.trace.model import Worker
 
@@ -204,6 +205,12 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     def kind_slowdown(self) -> dict[str, float]:
         """S of each reported kind."""
         return {name: float(times.mean()) / self.ideal_s for name, times in self.by_kind.items()}
+
+    def errors(self, times: Floats) -> Floats:
+        """Half the width of the 95 % interval of S of scenarios, [steps, scenarios] -> [scenarios], from blocks as long
+        as S of the job asks for; nan if the steps are too few.
+        """
+        return ratio_margins(times, self.ideal, self.original)
 
     @property
     def discrepancy(self) -> float:

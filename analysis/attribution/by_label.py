@@ -15,6 +15,7 @@ from msgspec import Struct
 from tracekit.analysis.graph.labels import UNLABELLED, LabelledGraph, Mask, Value
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.codes import combinations
+from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
 from tracekit.analysis.whatif.selection import Context, Selection
@@ -27,13 +28,15 @@ COSTLIEST_OP_REPLAYS = 20_000_000_000
 class Share(Struct, frozen=True):
     """Cost of the ops of one value (or combination of values).
 
-    `ops`: their number. `slowdown`: S_x, nan if the ideal job takes no time. Seconds per step: `added_s` = T(ideal, x
+    `ops`: their number. `slowdown`: S_x, nan if the ideal job takes no time, +- `error`, half the width of its 95 %
+    interval over the steps, nan if they are too few. Seconds per step: `added_s` = T(ideal, x
     as recorded) - T(ideal); `removed_s` = T(original) - T(original, x ideal), what idealising the ops saves.
     """
 
     values: tuple[Value, ...]
     ops: int
     slowdown: float
+    error: float
     added_s: float
     removed_s: float
 
@@ -60,13 +63,17 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
             labelled, each = np.where(block.present, here, UNLABELLED).ravel(), 1
             labelled = labelled[labelled != UNLABELLED]
         counts += np.bincount(labelled, minlength=len(values)) * each
-    added, removed = (times.mean(axis=1) for times in _step_times(replay, codes, len(values)))
-    ideal, original = replay.mean_step_time(IDEAL), replay.mean_step_time(ORIGINAL)
+    added_each, removed_each = _step_times(replay, codes, len(values))
+    added, removed = added_each.mean(axis=1), removed_each.mean(axis=1)
+    ideal_each, original_each = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
+    ideal, original = float(ideal_each.mean()), float(original_each.mean())
+    errors = ratio_margins(added_each.T, ideal_each, original_each)
     shares = [
         Share(
             value,
             int(counts[at]),
             float(added[at]) / ideal if ideal else math.nan,
+            float(errors[at]),
             float(added[at] - ideal),
             float(original - removed[at]),
         )

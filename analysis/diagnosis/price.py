@@ -26,6 +26,7 @@ from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.means import margins
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.report.finding import Finding, Place
@@ -35,8 +36,6 @@ from tracekit.report.fix import Fix
 SMALLEST_SAVING_SHARE = 0.01
 #: A combination has at most this many fixes.
 LONGEST_COMBINATION = 4
-#: Count the saving's scatter over the steps with this many standard errors.
-CONFIDENCE_ERRORS = 1.96
 #: Why a fix of a cause that hides behind another one has no price of its own.
 HIDDEN = "saves nothing until the other causes are gone, see the combination"
 #: ... and of a cause that hides behind none.
@@ -132,6 +131,13 @@ def _withheld(evidence: Evidence, causes: Sequence[Finding]) -> str | None:
     return next(iter(doubts_of(causes)), None)
 
 
+def saving_error_s(saving: Floats, replay_error_s: float) -> float:
+    """How far a mean saving, of [steps], can be off: by the error of the replay, and by the margin of a mean over
+    steps, which one step does not show.
+    """
+    return replay_error_s + float(np.nan_to_num(margins(saving[:, None])[0]))
+
+
 class _Pricer(Struct, frozen=True, eq=False):
     """Turns plans into fixes."""
 
@@ -147,8 +153,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         changed = changed + plan.extra_s
         saving = self.evidence.unchanged - changed
         saved_s = float(saving.mean())
-        scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
-        error_s = self.evidence.replay_error * self.evidence.measured_s + CONFIDENCE_ERRORS * scatter
+        error_s = saving_error_s(saving, self.evidence.replay_error * self.evidence.measured_s)
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)
@@ -187,8 +192,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         if acts is None or acts.sum() < 2:
             return None
         each = saving[acts]
-        error_s = float(each.std(ddof=1)) / np.sqrt(len(each)) * CONFIDENCE_ERRORS
-        least_s = error_s + self.evidence.replay_error * self.evidence.measured_s
+        least_s = saving_error_s(each, self.evidence.replay_error * self.evidence.measured_s)
         return int(acts.sum()) if float(each.mean()) > least_s else None
 
 

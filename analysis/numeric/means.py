@@ -1,13 +1,15 @@
 """Means over steps, and how certain their difference is: the noise of a run, for everything that compares runs.
 
 In: series over the steps, one or several at once. Out: their differences with intervals that hold for all of them
-together, from a bootstrap over blocks of steps. Steps resemble their neighbours, so single steps cannot be drawn.
+together, from a bootstrap over blocks of steps, and margins of single means and of their ratios, from the same blocks.
+Steps resemble their neighbours, so single steps cannot be drawn.
 Several runs before show how far runs differ from each other, too.
 """
 
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -152,6 +154,41 @@ def difference_of_means(before: Floats, after: Floats) -> MeanDifference:
     return MeanDifference(*means, difference - margin, difference + margin)
 
 
+def margins(series: Floats, length: int | None = None) -> Floats:
+    """Half the width of the 95 % interval of each mean over steps, [steps, figures] -> [figures]; nan if there are too
+    few steps to tell.
+
+    The standard error is that of the bootstrap over blocks, which needs no draws for a mean; Student's t has one degree
+    of freedom less than there are blocks. `length`: of a block, by default what the figures ask for.
+    """
+    blocks = _Blocks(series, length)
+    error = np.where(np.isfinite(blocks.error), blocks.error, np.nan)
+    return error * _students_t(max(len(series) / blocks.length - 1, 1.0))
+
+
+def ratio_margins(above: Floats, below: Floats, leading: Floats) -> Floats:
+    """The same of mean(above) / mean(below), [steps, figures] and [steps]: that of its linear part in both means.
+    Blocks are as long as mean(leading) / mean(below) asks for, [steps].
+    """
+    whole = float(below.mean())
+    if not whole > 0:
+        return np.full(above.shape[1], np.nan)
+    series = np.column_stack([leading, above])
+    left = (series - np.outer(below, series.mean(axis=0) / whole)) / whole
+    return margins(left[:, 1:], block_length(left[:, :1]))
+
+
+@functools.cache
+def _students_t(freedom: float) -> float:
+    """How many standard errors reach to either end of an interval.
+
+    With t = sqrt(freedom) tan(angle), the density of the angle is cos(angle) ** (freedom - 1).
+    """
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    below = np.cumsum(np.cos(angles) ** (freedom - 1))
+    return math.sqrt(freedom) * math.tan(angles[np.searchsorted(below, CONFIDENCE * below[-1])])
+
+
 def differences_of_means(before: Floats, after: Floats, confidence: float) -> MeanDifferences:
     """The differences of means over steps, with intervals that hold together.
 
@@ -200,10 +237,12 @@ class _Blocks:
     """The steps of a side, [steps, figures], as overlapping blocks that wrap round.
 
     `mean`, `error`: the mean and its standard error, [figures]. `number`: of blocks that a sample consists of.
+    `length`: of each, by default what the figures ask for.
     """
 
-    def __init__(self, series: Floats) -> None:
-        steps, length = len(series), block_length(series)
+    def __init__(self, series: Floats, length: int | None = None) -> None:
+        self.length = length = block_length(series) if length is None else length
+        steps = len(series)
         self.mean = _mean(series)
         deviation = series - self.mean
         sums = np.cumsum(np.concatenate([np.zeros_like(deviation[:1]), deviation, deviation[: length - 1]]), axis=0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
+from tracekit.analysis.diagnosis.price import saving_error_s
 from tracekit.analysis.whatif.scenario import Scenario
 from tracekit.analysis.whatif.selection import count_selected
 from tracekit.analysis.whatif.selection_text import checked_selection
@@ -203,13 +203,12 @@ def answered(job: PipelineJob | GraphJob, report: dict[str, Any], query: WhatifQ
         priced = price(job.replay, query.edit, job.evidence)
         ops, base_s, saving = priced.ops, priced.recorded_s, priced.saving
     saved_s = float(saving.mean())
-    scatter = float(saving.std(ddof=1)) / np.sqrt(len(saving)) if len(saving) > 1 else 0.0
     return Answer(
         ops=ops,
         recorded_s=base_s,
         step_time_s=base_s - saved_s,
         saved_s=saved_s,
-        error_s=trust["replay_error"] * known["recorded"] + CONFIDENCE_ERRORS * float(scatter),
+        error_s=saving_error_s(saving, trust["replay_error"] * known["recorded"]),
         saved_gpu_hours_per_day=saved_s / base_s * report["job"]["gpus"] * 24,
         slowdown=slowdown,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tracekit.analysis.attribution.by_label import Share
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.recorded import Kept, Recorded
@@ -113,10 +114,10 @@ class GraphReport(Report):
         return len(self.evidence.steps) if self.evidence.kept is None else self.evidence.kept.steps
 
     @property
-    def slowdown_by_rank(self) -> Mapping[int, float]:
-        """S of each rank alone, as recorded while all others are ideal."""
+    def shares_by_rank(self) -> Mapping[int, Share]:
+        """What each rank costs alone, as recorded while all others are ideal."""
         shares = next((group.shares for group in self.labels_asked if group.labels == ("rank",)), ())
-        return {int(share.values[0]): share.slowdown for share in shares}
+        return {int(share.values[0]): share for share in shares}
 
     def step_times(self) -> StepTimes:
         times = self.evidence.times
@@ -124,9 +125,10 @@ class GraphReport(Report):
 
     @property
     def workers(self) -> pl.DataFrame:
-        by_rank, hosts = sorted(self.slowdown_by_rank.items()), self.evidence.hosts
+        by_rank, hosts = sorted(self.shares_by_rank.items()), self.evidence.hosts
         schema = {"dp_rank": pl.Int64, "pp_rank": pl.Int64, "rank": pl.Int64, "host": pl.String, "slowdown": pl.Float64}
-        return pl.DataFrame([(None, None, rank, hosts.get(rank), one) for rank, one in by_rank], schema, orient="row")
+        rows = [(None, None, rank, hosts.get(rank), share.slowdown) for rank, share in by_rank]
+        return pl.DataFrame(rows, schema, orient="row")
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
         kept = self.evidence.kept
@@ -168,19 +170,19 @@ class GraphReport(Report):
         """What the method of the paper says: S, and the times that it divides."""
         names = {"recorded": "recorded", "original": "launch delays removed", "ideal": "and all ranks alike"}
         rows = ((name, seconds(self.times_s[key])) for key, name in names.items())
-        return Table("Method", (f"Times of a {self.whole}", "mean"), (*rows, ("S", f"{self.slowdown:.3f}")))
+        return Table("Method", (f"Times of a {self.whole}", "mean"), (*rows, ("S", self.slowdown_text)))
 
     def _ranks(self, found: Recorded, *, full: bool) -> Table:
         """A row for each rank, the one that the others wait for first; a rank alone waits for nobody.
 
         `full`: with S of each rank, which the prices of findings are not compared with.
         """
-        slowdown, several = self.slowdown_by_rank, len(self.evidence.ranks) > 1
+        known, several = self.shares_by_rank, len(self.evidence.ranks) > 1
         each = list(zip(found.breakdowns, found.waits.wait.tolist(), found.waits.sole_delay.tolist(), strict=True))
         each.sort(key=lambda row: -row[2])
         rows = []
         for one, wait, sole_delay in each:
-            alone = (f"{slowdown[one.rank]:.3f}" if one.rank in slowdown else "",) if full else ()
+            alone = (f"{known[one.rank].slowdown:.3f}" if one.rank in known else "",) if full else ()
             parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
             shares = [f"{part / (one.span_s or 1.0) * 100:.0f} %" for part in parts]
             waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
@@ -218,9 +220,18 @@ class GraphReport(Report):
                 {self.critical_label: None, "recorded_s": self.critical_delay_s},
             ],
             "critical_ranks": [{"rank": rank, "recorded_s": spent} for rank, spent in self.critical_ranks.items()],
-            "by_rank": self.workers.select("rank", "host", "slowdown").to_dicts(),
+            "by_rank": [
+                {"rank": rank, "host": evidence.hosts.get(rank), **self._alone(rank)}
+                for rank in sorted(self.shares_by_rank)
+            ],
             "by_kind": [
-                {"kind": share.values[0], "ops": share.ops, "slowdown": share.slowdown, "saved_s": share.removed_s}
+                {
+                    "kind": share.values[0],
+                    "ops": share.ops,
+                    "slowdown": share.slowdown,
+                    "slowdown_error": share.error,
+                    "saved_s": share.removed_s,
+                }
                 for group in self.labels_asked
                 if group.labels == ("kind",)
                 for share in group.shares
@@ -272,7 +283,7 @@ class GraphReport(Report):
                     "host": recording.hosts.get(one.rank),
                     "wait_s": wait,
                     "sole_delay_s": sole_delay,
-                    "slowdown": self.slowdown_by_rank.get(one.rank, math.nan),
+                    **self._alone(one.rank),
                 }
                 for one, wait, sole_delay in by_rank
             ],
@@ -285,6 +296,12 @@ class GraphReport(Report):
             "kernel_classes": found.kernel_time.to_dicts(),
             "unknown_kernels": found.unknown_kernels.head(_MOST_UNKNOWN).to_dicts(),
         }
+
+    def _alone(self, rank: int) -> dict[str, float]:
+        """S of a rank alone, and its error."""
+        share = self.shares_by_rank.get(rank)
+        both = (math.nan, math.nan) if share is None else (share.slowdown, share.error)
+        return dict(zip(("slowdown", "slowdown_error"), both, strict=True))
 
     def _rank_to_blame(self) -> Any:
         """The rank that stands out, in the form of the JSON object, with the findings on it; None if there is none."""

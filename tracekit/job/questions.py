@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import attribute_by
+from tracekit.analysis.diagnosis.price import saving_error_s
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -60,24 +61,26 @@ def answer(
     """
     if keep:
         chosen = checked_selection(text, replay.graph, replay.durations)
-        original, kept_s = replay.mean_step_time(ORIGINAL), replay.mean_step_time(Scenario.addition(chosen))
-        ops, now_s, saved_s = count_selected(chosen, replay.graph, replay.durations), original, original - kept_s
+        original, kept = replay.step_times(ORIGINAL), replay.step_times(Scenario.addition(chosen))
+        ops = count_selected(chosen, replay.graph, replay.durations)
+        priced, replay_error_s = Price(ops, float(original.mean()), original - kept), 0.0
     else:
+        assert evidence is not None, "an edit needs the evidence"
         priced = price(replay, text, evidence)
-        ops, now_s, saved_s = priced.ops, priced.recorded_s, priced.saved_s
+        replay_error_s = evidence.replay_error * evidence.measured_s
     return Question(
         question=f"keep only {text}" if keep else f"fix {text}",
-        ops=ops,
-        step_time_s=kept_s if keep else now_s - saved_s,
-        saved_s=saved_s,
-        saved_gpu_hours_per_day=saved_s / now_s * gpus * 24,
+        ops=priced.ops,
+        step_time_s=priced.recorded_s - priced.saved_s,
+        saved_s=priced.saved_s,
+        error_s=saving_error_s(priced.saving, replay_error_s),
+        saved_gpu_hours_per_day=priced.saved_s / priced.recorded_s * gpus * 24,
     )
 
 
-def price(replay: GraphReplay, text: str, evidence: Evidence | OpEvidence | None) -> Price:
+def price(replay: GraphReplay, text: str, evidence: Evidence | OpEvidence) -> Price:
     """What an edit saves, see `answer`."""
     check(replay, (text,))
-    assert evidence is not None, "an edit needs the evidence"
     terms, base = parse_edit(text), evidence.replay
     chosen = [term.selection for term in terms if term.selection is not None]
     edits = _of_ops(evidence, terms) if isinstance(evidence, OpEvidence) else _of_pipeline(evidence, terms)

@@ -100,6 +100,7 @@ class ReportTables(Report):
                 "rank": pl.Series(ranks, dtype=pl.Int64),
                 "host": pl.Series([self.hosts.get(-1 if rank is None else rank) for rank in ranks], dtype=pl.String),
                 "slowdown": found.worker_slowdown.ravel(),
+                "slowdown_error": found.errors(found.by_worker.reshape(len(found.steps), -1)),
                 "slowdown_approx": found.worker_slowdown_approx.ravel(),
             }
         ).sort("slowdown", descending=True, maintain_order=True)
@@ -177,7 +178,13 @@ class ReportTables(Report):
         """One row per set of ops, from the step times of its replays ([sets] of [steps])."""
         found = self.attribution
         slowdowns = _means(added) / found.ideal_s
-        columns: dict[str, Any] = {**names, "slowdown": slowdowns, "waste": list(map(waste, slowdowns.tolist()))}
+        errors = found.errors(np.stack(added, axis=1)) if len(added) else np.zeros(0)
+        columns: dict[str, Any] = {
+            **names,
+            "slowdown": slowdowns,
+            "slowdown_error": errors,
+            "waste": list(map(waste, slowdowns.tolist())),
+        }
         unknown = [None] * len(added)
         late = unknown if delayed is None else _means(delayed) / found.original_s
         fixed = pl.Series(unknown if removed is None else _means(removed), dtype=pl.Float64)

@@ -17,13 +17,13 @@ class Fix:
     """One fix and its price.
 
     `new_step_s`: mean recorded step with the fix, seconds; `saved_s`: mean seconds saved per step, +- `error_s` (replay
-    error and standard error of the saving over the steps). `bound`: True if `saved_s` is an upper bound. `withheld`:
-    why no saving is reported, None if one is; JSON and tables then leave the figures out. `cause`: the cause that the
-    fix addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try. `details`: the plan as
-    plain data. `reached`: if the title gives a goal and not the way to it, the assumption that it is reached.
-    `around`: it works around its cause, which stays. `excludes`: of all fixes with this name, a combination has one.
-    `extra_s`: seconds that it adds to each step. `edit`: the fix as text that `whatif --fix`
-    gives the same price, to be changed and asked again; None if it is no change of costs.
+    error, and half the 95 % interval of the saving over the steps). `bound`: True if `saved_s` is an upper bound.
+    `withheld`: why no saving is reported, None if one is; JSON and tables then leave the figures out. `cause`: the
+    cause that the fix addresses, with `confidence` in that cause, 0 to 1; None for a fix that any job can try.
+    `details`: the plan as plain data. `reached`: if the title gives a goal and not the way to it, the assumption that
+    it is reached. `around`: it works around its cause, which stays. `excludes`: of all fixes with this name, a
+    combination has one. `extra_s`: seconds that it adds to each step. `edit`: the fix as text that `whatif --fix` gives
+    the same price, to be changed and asked again; None if it is no change of costs.
     """
 
     kind: str

@@ -233,6 +233,7 @@ class OfLabel(Struct, frozen=True):
     value: str
     ops: int
     slowdown: Number
+    slowdown_error: Number
     added_s: float
     saved_s: float
 
@@ -254,6 +255,7 @@ class Contribution(Struct, frozen=True):
     """What ops of one kind, a pipeline stage or a data-parallel rank cost."""
 
     slowdown: Number
+    slowdown_error: Number
     saved_s: Number
     kind: Maybe[str] = UNSET
     pp_rank: Maybe[int] = UNSET
@@ -272,6 +274,7 @@ class OfWorker(Struct, frozen=True):
     rank: int | None
     host: str | None
     slowdown: float
+    slowdown_error: Number
     slowdown_approx: float
 
 
@@ -341,6 +344,7 @@ class OfRank(Struct, frozen=True):
 
     rank: int
     slowdown: Number
+    slowdown_error: Number
     host: Maybe[str | None] = UNSET
     span_s: Maybe[float] = UNSET
     compute_s: Maybe[float] = UNSET
@@ -388,6 +392,7 @@ class Content(Struct, frozen=True, kw_only=True):
     trust: Trust
     step_time_s: Times
     slowdown: Number
+    slowdown_error: Number
     waste: Number
     straggling: bool
     wasted_gpu_hours: Number
@@ -452,6 +457,7 @@ def report_as_dict(report: Report) -> dict[str, Any]:
             trust=shaped(Trust, report.trust, **own.pop("trust")),
             step_time_s=Times(**report.times_s),
             slowdown=report.slowdown,
+            slowdown_error=report.slowdown_error,
             waste=report.waste,
             straggling=report.straggling,
             wasted_gpu_hours=max(wasted, 0.0),

@@ -26,13 +26,14 @@ class Question(Struct, frozen=True):
     """One custom what-if question and its answer.
 
     `step_time_s`: the mean recorded step after the edit, as fixes are priced; of `keep only`, T of its replay, without
-    launch delays, and what it saves is compared with T(original).
+    launch delays, and what it saves is compared with T(original). `error_s`: of `saved_s`, as of a fix.
     """
 
     question: str
     ops: int
     step_time_s: float
     saved_s: float
+    error_s: float
     saved_gpu_hours_per_day: float
 
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust, waste
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.means import ratio_margins
 from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.errors import OutputError, SelectionError, extra
 from tracekit.base.safe_csv import safe_csv
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 REPORT_VERSION = 2
 #: Tables of every report, of one row per finding or question.
 COMMON_TABLES = ("by_step", "by_label", "questions", "causes", "fixes")
+
+#: Smaller errors of S would show as 0.
+_SMALLEST_ERROR = 0.0005
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -176,6 +180,18 @@ class Report(ABC):
         return self.times_s["original"] / self.times_s["ideal"] if self.times_s["ideal"] else math.nan
 
     @property
+    def slowdown_error(self) -> float:
+        """Half the width of the 95 % interval of S over the steps, nan if they are too few to tell."""
+        times = self.step_times()
+        return float(ratio_margins(times.original[:, None], times.ideal, times.original)[0])
+
+    @property
+    def slowdown_text(self) -> str:
+        """S with its error, as people read it."""
+        error = self.slowdown_error
+        return f"{self.slowdown:.3f}" + (f" \u00b1 {error:.3f}" if error >= _SMALLEST_ERROR else "")
+
+    @property
     def straggling(self) -> bool:
         """Whether S >= 1.1."""
         return self.slowdown >= STRAGGLING_SLOWDOWN
@@ -208,8 +224,8 @@ class Report(ABC):
 
         rows = [
             OfLabel(
-                ",".join(group.labels), ",".join(map(str, share.values)), share.ops, share.slowdown, share.added_s,
-                share.removed_s,
+                ",".join(group.labels), ",".join(map(str, share.values)), share.ops, share.slowdown, share.error,
+                share.added_s, share.removed_s,
             )
             for group in self.labels_asked
             for share in group.shares

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracekit.analysis.diagnosis.first_fix import first_fix
-from tracekit.analysis.diagnosis.price import CONFIDENCE_ERRORS
 from tracekit.base.text import counted, error_of, of_whole, percent_sure, seconds, three_digits
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Finding, confidence_from
@@ -52,7 +51,7 @@ def _times(report: PipelineReport) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "T(kept)", f"{seconds(float(found.with_delays.mean()))}, the replay of T(original) with launch delays kept"
-    yield "S", f"T(original) / T(ideal) = {found.slowdown:.3f}; 1.1 or more is straggling"
+    yield "S", f"T(original) / T(ideal) = {report.slowdown_text}; 1.1 or more is straggling"
     parts = report.diagnosis.verdict.parts
     yield (
         "Rest",
@@ -153,7 +152,7 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     yield (
         "Error",
         (
-            f"replay error x T(recorded) + {CONFIDENCE_ERRORS:g} standard errors of the saving over the steps ="
+            f"replay error x T(recorded) + half the 95 % interval of the mean saving, from blocks of steps ="
             f" {error_of(fix.saved_s, fix.error_s)}"
         ),
     )

@@ -56,7 +56,9 @@ def _figures(report: PipelineReport) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row("S", f"{found.slowdown:.3f}: the step takes as many times as long as if every op took its ideal time")
+    grid.add_row(
+        "S", f"{report.slowdown_text}: the step takes as many times as long as if every op took its ideal time"
+    )
     grid.add_row(
         "Step time",
         f"recorded {seconds(found.recorded_s)}, original (launch delays removed) {seconds(found.original_s)},"
