@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.student import student_beyond
 
 #: Confidence level of the intervals.
 CONFIDENCE = 0.95
@@ -88,9 +89,7 @@ class MeanDifferences:
 
     def _of_further_run(self, runs: int) -> Floats:
         """Half the width of the interval for the mean of one further run, if so many runs before spread as these do."""
-        from scipy.special import stdtrit
-
-        t = float(stdtrit(runs - 1, 1 - self._chance)) if runs > 1 else 0.0
+        t = student_beyond(self._chance, runs - 1) if runs > 1 else 0.0
         return np.broadcast_to(t * math.sqrt(1 + 1 / runs) * self.between, self.before.shape)
 
     @property
@@ -115,12 +114,10 @@ class MeanDifferences:
 
         Their errors shrink with the root of the steps, the reach as that of Student's t for as many blocks.
         """
-        from scipy.special import stdtrit
-
         between = float(self._of_further_run(self.runs)[at])
 
         def reach(grown: Floats) -> float:
-            return float(stdtrit(max(float(np.array(self.blocks) @ grown) - 2, 1.0), 1 - self._chance))
+            return student_beyond(self._chance, max(float(np.array(self.blocks) @ grown) - 2, 1.0))
 
         longer = max(self.reach / reach(np.ones(2)), 1.0) if math.isfinite(self.reach) else 1.0
 
