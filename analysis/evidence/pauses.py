@@ -29,6 +29,7 @@ from tracekit.analysis.numeric.robust import (
     sampled,
     spread_of_logs,
 )
+from tracekit.analysis.numeric.student import student_beyond
 
 #: Look at a sample of this many computes before looking at all.
 LARGEST_SAMPLE = 200_000
@@ -41,8 +42,8 @@ SMALLEST_OF_USUAL = 0.25
 #: ... and those of a process that is stopped again and again, less than the inverse of this.
 SMALLEST_OF_LONGEST = 0.2
 #: The length of process pauses depends on the computes that they hit by less than this share of proportional growth,
-#: and is this many standard errors away from it (in one of a thousand jobs by chance).
-OWN_LENGTH_SHARE, PROPORTION_ERRORS = 0.5, 3.0
+#: and by chance it is so far away from it in this share of jobs.
+OWN_LENGTH_SHARE, PROPORTION_CHANCE = 0.5, 0.001
 #: Standard error of the length below which half of the lost time lies, over that of a mean (for lengths that scatter by
 #: a factor of e: sqrt(p (1 - p)) / density at p = 0.84); and the least spread to assume from a few pauses.
 MEDIAN_ERROR, SMALLEST_LENGTH_SPREAD = 1.51, 0.05
@@ -203,7 +204,7 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     spread = max(MAD_TO_SIGMA * float(np.median(off)), SMALLEST_LENGTH_SPREAD)
     error = MEDIAN_ERROR * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
     grows, in_proportion = float(np.log(centres[0] / centres[1])), float(np.median(of[large]) - np.median(of[~large]))
-    least = _student(PROPORTION_ERRORS, len(off) - 2) * error
+    least = student_beyond(PROPORTION_CHANCE, len(off) - 2) * error if len(off) > 2 else float("inf")
     return grows < OWN_LENGTH_SHARE * in_proportion and grows + least < in_proportion
 
 
@@ -212,14 +213,6 @@ def _usual(lengths: Floats) -> float:
     ordered = np.sort(lengths)
     lost = np.cumsum(ordered)
     return float(ordered[np.searchsorted(lost, lost[-1] / 2)])
-
-
-def _student(normal: float, freedom: int) -> float:
-    """The quantile of Student's distribution that is as rare as `normal` is for a normal one (Cornish-Fisher)."""
-    if freedom < 1:
-        return float("inf")
-    first = (normal**3 + normal) / (4 * freedom)
-    return normal + first + (5 * normal**5 + 16 * normal**3 + 3 * normal) / (96 * freedom**2)
 
 
 def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]:

@@ -20,6 +20,7 @@ so probabilities are multiplied by the number of ranks and causes (Bonferroni).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.student import student_tail
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.pace import PaceOfPeers
@@ -86,8 +88,6 @@ def _from_all_others(behind: Floats, at: int) -> float:
 
 def _at_one_place(behind: Floats, at: int) -> Floats:
     """The probability that rank `at` is this far `behind`, [ranks, steps, parts], in each part; [parts]."""
-    from scipy.special import stdtr
-
     mine, others = behind[at], np.delete(behind, at, axis=0).reshape(-1, behind.shape[2])
     if len(behind) < 3 or len(mine) < 2:
         return np.ones(behind.shape[2])
@@ -96,7 +96,7 @@ def _at_one_place(behind: Floats, at: int) -> Floats:
     error = np.sqrt(squares / freedom * (1 / len(mine) + 1 / len(others)))
     excess = mine.mean(axis=0) - others.mean(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        chance = stdtr(freedom, -excess / error)
+        chance = [student_tail(t, freedom) for t in (excess / error).tolist()]
     return np.where(error > 0, chance, np.where(excess > 0, 0.0, 1.0))
 
 
@@ -107,10 +107,8 @@ def _variances(samples: Floats) -> Floats:
 
 def _chance(excess: float, variances: Floats, samples: int) -> float:
     """The probability of such an excess by chance; its variance is the sum of `variances` of `samples`."""
-    from scipy.special import stdtr  # imports in 0.2 s; most jobs do not need it
-
     variance = float(variances.sum())
     if not variance > 0:
         return 0.0 if excess > 0 else 1.0
     freedom = variance**2 / float((variances**2).sum()) * (samples - 1)
-    return float(stdtr(freedom, -excess / np.sqrt(variance)))
+    return student_tail(excess / math.sqrt(variance), freedom)

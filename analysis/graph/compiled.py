@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tracekit.analysis import native
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.codes import dense
+from tracekit.analysis.numeric.digraph import adjacency, strong_components
 from tracekit.base.errors import GraphError
 
 NO_RENDEZVOUS = np.empty(0, np.int64)
@@ -178,13 +179,9 @@ class _Draft:
 
     def _raise_cycle(self) -> NoReturn:
         """Raise GraphError for the first cycle, without what only waits for it."""
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
         groups = len(self.first_of_group) - 1
         before, after = self.group[self.wiring.before], self.group[self.wiring.after]
-        edges = coo_array((np.ones(len(before), np.bool_), (before, after)), shape=(groups, groups))
-        _, component = connected_components(edges, connection="strong")
+        component = strong_components(before, after, groups)
         in_cycle = (np.bincount(component) > 1)[component]
         in_cycle[before[before == after]] = True
         first = int(in_cycle.argmax())
@@ -196,12 +193,6 @@ class _Draft:
             f"the dependencies form a cycle: {op} and {others} more op{'s' * (others > 1)} wait for each other; they"
             " were recorded in an order that cannot run"
         )
-
-
-def adjacency(sources: Ints, targets: Ints, rows: int) -> tuple[Ints, Ints]:
-    """Edges grouped by source: where each row's targets begin, [rows + 1], and the targets, [edges]."""
-    order = np.argsort(sources, kind="stable")
-    return np.searchsorted(sources[order], np.arange(rows + 1)), targets[order]
 
 
 def _units(number: Ints, meets: npt.NDArray[np.bool_]) -> Ints:

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import polars as pl
-from scipy.sparse import csr_array
 
 from tracekit.analysis.hang.case import SHOWN, Case
 from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import waiting_for
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.digraph import adjacency
 from tracekit.trace.dumps import FlightRecord
 
 
@@ -23,7 +24,8 @@ def report_of(case: Case, culprits: list[Culprit], undecided: list[Undecided]) -
     """The report with these culprits and open questions."""
     record = case.record
     numbers = {stall: place for place, stall in enumerate(dict.fromkeys(one.stall for one in culprits))}
-    backwards = case.graph.matrix().T.tocsr()
+    begin, end = case.graph.edges
+    backwards = adjacency(end, begin, case.graph.nodes)
     counted = {one.rank: _held_up(case, one, backwards) for one in culprits}
     finished = [replace(one, stall=numbers[one.stall], waiting=counted[one.rank]) for one in culprits]
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
@@ -58,7 +60,7 @@ def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
     return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
 
 
-def _held_up(case: Case, culprit: Culprit, backwards: csr_array) -> int:
+def _held_up(case: Case, culprit: Culprit, backwards: tuple[Ints, Ints]) -> int:
     """Number of ranks that wait for a culprit: for its arrival or, if its call differs, in their common operation."""
     waiting = waiting_for(case.graph, culprit.rank, backwards)
     if culprit.stall_class is StallClass.MISMATCH:

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous
 from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.digraph import reachable, strong_components
 from tracekit.trace.dumps import Progress
 
 #: The place of the earliest unfinished operation of a rank in doubt: something that is damaged may come before all.
@@ -48,11 +47,6 @@ class WaitGraph:
     def nodes(self) -> int:
         """Number of nodes: ranks and operations."""
         return self.world_size + self.operations
-
-    def matrix(self, edges: Ints | None = None) -> csr_array:
-        """The adjacency matrix."""
-        begin, end = self.edges if edges is None else edges
-        return coo_array((np.ones(len(begin), np.int8), (begin, end)), shape=(self.nodes, self.nodes)).tocsr()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +168,8 @@ def _unreceived(graph: WaitGraph, rendezvous: Rendezvous, ring: tuple[int, ...])
 
 def _ends(graph: WaitGraph, edges: Ints) -> tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, ...]]]:
     """Strongly connected components without a way out: single ranks, single operations, and rings."""
-    _, part = connected_components(graph.matrix(edges), directed=True, connection="strong")
+    begin, end = edges
+    part = strong_components(begin, end, graph.nodes)
     begin, end = part[edges]
     leaves = np.ones(part.max(initial=-1) + 1, bool)
     leaves[begin[begin != end]] = False
@@ -237,11 +232,11 @@ def _among(
 
 def stalls(graph: WaitGraph) -> Ints:
     """The number of each node's stall; different stalls share no rank and no operation."""
-    _, part = connected_components(graph.matrix(), directed=False)
-    return np.asarray(part, np.int64)
+    begin, end = graph.edges
+    return strong_components(np.concatenate([begin, end]), np.concatenate([end, begin]), graph.nodes)
 
 
-def waiting_for(graph: WaitGraph, node: int, backwards: csr_array) -> Ints:
-    """The ranks that wait for a node, directly or not. `backwards`: the transposed adjacency matrix."""
-    found = breadth_first_order(backwards, node, directed=True, return_predecessors=False)
-    return np.sort(found[(found < graph.world_size) & (found != node)]).astype(np.int64)
+def waiting_for(graph: WaitGraph, node: int, backwards: tuple[Ints, Ints]) -> Ints:
+    """The ranks that wait for a node, directly or not. `backwards`: the edges by where they end, as of `adjacency`."""
+    found = reachable(*backwards, node)
+    return np.asarray(found[(found < graph.world_size) & (found != node)])

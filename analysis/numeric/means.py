@@ -9,7 +9,6 @@ Several runs before show how far runs differ from each other, too.
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.student import student_beyond
 
 #: Confidence level of the intervals.
 CONFIDENCE = 0.95
@@ -97,11 +97,9 @@ class MeanDifferences:
 
     def _of_further_run(self, runs: int) -> Floats:
         """Half the width of the interval for the mean of one further run, if so many runs before spread as these do."""
-        from scipy.special import stdtrit
-
         if self.noise is not None:
             return self.noise
-        t = float(stdtrit(runs - 1, 1 - self._chance)) if runs > 1 else 0.0
+        t = student_beyond(self._chance, runs - 1) if runs > 1 else 0.0
         return np.broadcast_to(t * math.sqrt(1 + 1 / runs) * self.between, self.before.shape)
 
     @property
@@ -126,12 +124,10 @@ class MeanDifferences:
 
         Their errors shrink with the root of the steps, the reach as that of Student's t for as many blocks.
         """
-        from scipy.special import stdtrit
-
         between = float(self._of_further_run(self.runs)[at])
 
         def reach(grown: Floats) -> float:
-            return float(stdtrit(max(float(np.array(self.blocks) @ grown) - 2, 1.0), 1 - self._chance))
+            return student_beyond(self._chance, max(float(np.array(self.blocks) @ grown) - 2, 1.0))
 
         longer = max(self.reach / reach(np.ones(2)), 1.0) if math.isfinite(self.reach) else 1.0
 
@@ -163,7 +159,7 @@ def margins(series: Floats, length: int | None = None) -> Floats:
     """
     blocks = _Blocks(series, length)
     error = np.where(np.isfinite(blocks.error), blocks.error, np.nan)
-    return error * _students_t(max(len(series) / blocks.length - 1, 1.0))
+    return error * student_beyond((1 - CONFIDENCE) / 2, max(len(series) / blocks.length - 1, 1.0))
 
 
 def ratio_margins(above: Floats, below: Floats, leading: Floats) -> Floats:
@@ -176,17 +172,6 @@ def ratio_margins(above: Floats, below: Floats, leading: Floats) -> Floats:
     series = np.column_stack([leading, above])
     left = (series - np.outer(below, series.mean(axis=0) / whole)) / whole
     return margins(left[:, 1:], block_length(left[:, :1]))
-
-
-@functools.cache
-def _students_t(freedom: float) -> float:
-    """How many standard errors reach to either end of an interval.
-
-    With t = sqrt(freedom) tan(angle), the density of the angle is cos(angle) ** (freedom - 1).
-    """
-    angles = np.linspace(0, np.pi / 2, 20_001)
-    below = np.cumsum(np.cos(angles) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(angles[np.searchsorted(below, CONFIDENCE * below[-1])])
 
 
 def differences_of_means(before: Floats, after: Floats, confidence: float) -> MeanDifferences:

@@ -1,8 +1,10 @@
 """What begins behind the end of something else too often for chance waited for it."""
 
 import numpy as np
+import pytest
+from scipy.special import gammaincc
 
-from tracekit.analysis.numeric.coincidence import waits_beyond_chance
+from tracekit.analysis.numeric.coincidence import _erlang_tail, waits_beyond_chance
 
 
 def test_one_gap_proves_nothing_what_three_have_in_common_does():
@@ -24,3 +26,15 @@ def test_ends_that_fall_anywhere_are_taken_for_waits_once_in_a_thousand_groups()
     late = gap * (1 - rng.uniform(0, 1, 3 * groups) ** (1 / ends))
     found = waits_beyond_chance(gap, late, ends, np.repeat(np.arange(groups), 3))
     assert 5 <= found.sum() / 3 <= 40
+
+
+def test_the_chance_of_a_group_is_the_tail_of_a_gamma_distribution():
+    """Of three gaps it is e^-x (1 + x + x^2 / 2), which is 1/1000 at x = 11.2289: each end this close with e^-x/3."""
+    for x, waits in ((11.2, False), (11.3, True)):
+        late = np.full(3, np.exp(-x / 3))
+        assert waits_beyond_chance(np.ones(3), late, np.ones(3, int), np.zeros(3, int)).all() == waits
+    rng = np.random.default_rng(3)
+    counts = rng.integers(1, 4000, 300)
+    sums = counts * rng.uniform(0.5, 1.5, 300)
+    assert _erlang_tail(counts, sums) == pytest.approx(gammaincc(counts, sums), rel=1e-8, abs=1e-300)
+    assert waits_beyond_chance(*(np.empty(0),) * 2, *(np.empty(0, int),) * 2).tolist() == []

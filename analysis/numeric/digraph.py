@@ -1,0 +1,58 @@
+"""Directed graphs, as edges between numbered nodes: what is connected, and what can be reached."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.codes import dense
+
+
+def adjacency(sources: Ints, targets: Ints, nodes: int) -> tuple[Ints, Ints]:
+    """Edges grouped by source: where each node's targets begin, [nodes + 1], and the targets, [edges]."""
+    order = np.argsort(sources, kind="stable")
+    return np.searchsorted(sources[order], np.arange(nodes + 1)), targets[order]
+
+
+def strong_components(sources: Ints, targets: Ints, nodes: int) -> Ints:
+    """The strongly connected component of each node, [nodes], by Tarjan's algorithm (1972)."""
+    first, after = (part.tolist() for part in adjacency(sources, targets, nodes))
+    following, found, earliest, component = first[:-1], [-1] * nodes, [-1] * nodes, [-1] * nodes
+    count, unassigned = 0, []
+    for root in np.flatnonzero(np.diff(first)).tolist():
+        path = [root] if found[root] < 0 else []
+        while path:
+            node = path[-1]
+            if found[node] < 0:
+                found[node] = earliest[node] = count
+                count += 1
+                unassigned.append(node)
+            if following[node] < first[node + 1]:
+                target = after[following[node]]
+                following[node] += 1
+                if found[target] < 0:
+                    path.append(target)
+                elif component[target] < 0:
+                    earliest[node] = min(earliest[node], earliest[target])
+                continue
+            path.pop()
+            if path:
+                earliest[path[-1]] = min(earliest[path[-1]], earliest[node])
+            while earliest[node] == found[node] and component[node] < 0:
+                component[unassigned.pop()] = node
+    alone = np.array(component, np.int64)  # a node that no edge leaves or enters is a component, too
+    return dense(np.where(alone < 0, np.arange(nodes), alone))
+
+
+def reachable(first: Ints, targets: Ints, node: int) -> Ints:
+    """The nodes that edges lead to from `node`, sorted, `node` among them; the edges as of `adjacency`."""
+    reached = np.zeros(len(first) - 1, np.bool_)
+    reached[node] = True
+    left = [node]
+    while left:
+        one = left.pop()
+        new = targets[first[one] : first[one + 1]]
+        new = new[~reached[new]]
+        reached[new] = True
+        left.extend(new.tolist())
+    return np.flatnonzero(reached)
