@@ -50,7 +50,6 @@ class RankReport:
     records: int
     dropped: int
     unfinished: int
-    torn_bytes: int
     failures: Mapping[str, int]
     off: str | None
     closed: bool
@@ -153,7 +152,6 @@ def rank_report(recording: RankRecording) -> RankReport:
         records=len(recording.records),
         dropped=int(summary.get("dropped", recording.facts.get("dropped", [0])[-1])),
         unfinished=int(summary.get("unfinished", 0)),
-        torn_bytes=recording.torn_bytes,
         failures=summary.get("failures", {}),
         off=summary.get("off"),
         closed=recording.summary is not None,
