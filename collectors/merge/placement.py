@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from tracekit.base.errors import LayoutError
 from tracekit.base.text import ranks_text
 from tracekit.trace.model import Layout
@@ -107,8 +109,8 @@ class _Mesh:
     @classmethod
     def of(cls, fact: Mapping[str, Any]) -> _Mesh:
         """The mesh that a rank wrote."""
-        shape, members = _flatten(fact["ranks"])
-        return cls(tuple(fact["names"] or ()), tuple(shape), tuple(members))
+        ranks = np.array(fact["ranks"])
+        return cls(tuple(fact["names"] or ()), ranks.shape, tuple(ranks.ravel().tolist()))
 
     def places_all(self, world_size: int) -> bool:
         """True if the mesh contains all ranks and all its dimensions have known names."""
@@ -328,16 +330,3 @@ def _chunks(ranks: list[RankFacts], pp: int) -> int:
     if counts:
         return max(1, max(counts) // pp)
     return max(megatron, default=1)
-
-
-def _flatten(nested: Any) -> tuple[list[int], list[int]]:
-    """The shape and the members, row-major, of nested lists."""
-    shape: list[int] = []
-    level = nested
-    while isinstance(level, list):
-        shape.append(len(level))
-        level = level[0]
-    members = nested
-    for _ in shape[1:]:
-        members = [item for part in members for item in part]
-    return shape, [int(member) for member in members]
