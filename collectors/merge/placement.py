@@ -7,7 +7,6 @@ pipeline stages with the groups that reduced gradients. If ranks disagree, the e
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -126,7 +125,7 @@ class _Mesh:
 def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None) -> Placement:
     """Find the layout of a job from what its ranks wrote. Raises LayoutError if they contradict each other."""
     ranks = sorted(facts, key=lambda one: one.rank)
-    world_size = _agreed_world_size(ranks)
+    world_size = ranks[0].world_size  # who saw another one was left out when the attempt was read
     _check_loops(ranks)
     chosen = options or LayoutOptions()
     found = (
@@ -140,18 +139,6 @@ def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None
     vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
     layout = Layout(**sizes, vpp=vpp, world_size=world_size)
     return Placement(layout, {one.rank: found.places[one.rank] for one in ranks}, found.source)
-
-
-def _agreed_world_size(ranks: list[RankFacts]) -> int:
-    sizes = Counter(one.world_size for one in ranks)
-    if len(sizes) > 1:
-        usual = sizes.most_common(1)[0][0]
-        odd = [one.rank for one in ranks if one.world_size != usual]
-        raise LayoutError(
-            f"{ranks_text(odd)} saw a world size other than {usual}, unlike the rest; they belong to another run:"
-            " give each run its own --segments folder"
-        )
-    return ranks[0].world_size
 
 
 def _check_loops(ranks: list[RankFacts]) -> None:
