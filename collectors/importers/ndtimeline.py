@@ -210,12 +210,13 @@ def _trace(events: list[_Event], layout: Layout, path: Path, form: str, unit: Un
     if not rows:
         raise FormatError(f"{path}: none of its metrics is an op kind tracekit knows: {', '.join(sorted(other)[:8])}")
     none = pl.lit(None, pl.Int32)
-    cut = cut_steps(pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=none, chunk=none))
+    ops = pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=none, chunk=none)
+    ops, step_starts_ns = cut_steps(ops)
     return Trace.from_frame(
-        cut.ops,
+        ops,
         layout,
         name=path.stem,
-        step_starts={step: start_ns / 1e9 for step, start_ns in cut.step_starts_ns.items()},
+        step_starts={step: start_ns / 1e9 for step, start_ns in step_starts_ns.items()},
         metadata={"format": form, UNIT_KEY: str(unit), "framework": "veScale", "other_metrics": dict(other)},
         source=str(path),
     )

@@ -43,8 +43,8 @@ SIZES = {
     "dsp_size": "dsp",
     "world_size": "world_size",
 }
-#: A layout file has a few lines; larger files are refused.
-LARGEST_LAYOUT_BYTES = 1 << 16
+#: Layouts and kernel classes are a few lines; larger files are refused.
+LARGEST_YAML_BYTES = 1 << 16
 REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
 
 
@@ -80,6 +80,11 @@ def read_published(
 
 def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the YAML mapping of parallel sizes. Raises FormatError if it cannot be read or is no mapping."""
+    return read_mapping(path, "dp_size: 4")
+
+
+def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:
+    """Read a small YAML file of lines such as `example`. Raises FormatError if it cannot be read or is no mapping."""
     import yaml
 
     class _Plain(yaml.SafeLoader):
@@ -87,7 +92,7 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
         def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
             if self.check_event(yaml.AliasEvent):
-                raise yaml.YAMLError("it has an alias, which a layout file does not need")
+                raise yaml.YAMLError("it has an alias, which such a file does not need")
             return super().compose_node(parent, index)
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
@@ -95,23 +100,22 @@ def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     try:
         with open(path, "rb") as file:
-            text = file.read(LARGEST_LAYOUT_BYTES + 1)
-        if len(text) > LARGEST_LAYOUT_BYTES:
+            text = file.read(LARGEST_YAML_BYTES + 1)
+        if len(text) > LARGEST_YAML_BYTES:
             raise FormatError(
-                f"{path}: larger than {LARGEST_LAYOUT_BYTES} bytes; expected a few lines such as `dp_size: 4`"
+                f"{path}: larger than {LARGEST_YAML_BYTES} bytes; expected a few lines such as `{example}`"
             )
         content = yaml.load(text.decode("utf-8"), _Plain)  # noqa: S506 - a safe loader
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
     except RecursionError:
-        raise FormatError(f"{path}: nested too deeply; expected lines such as `dp_size: 4`") from None
+        raise FormatError(f"{path}: nested too deeply; expected lines such as `{example}`") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: impossible bytes, dates and numbers
-        raise FormatError(
-            f"{path}: not YAML ({str(error).splitlines()[0]}); expected lines such as `dp_size: 4`"
-        ) from None
+        why = (str(error).splitlines() or [""])[0]
+        raise FormatError(f"{path}: not YAML ({why}); expected lines such as `{example}`") from None
     if not isinstance(content, dict):
         raise FormatError(
-            f"{path}: expected a YAML mapping with lines such as `dp_size: 4`, found {type(content).__name__}"
+            f"{path}: expected a YAML mapping with lines such as `{example}`, found {type(content).__name__}"
         )
     return content
 

@@ -26,8 +26,7 @@ from tracekit.base.stderr import say
 from tracekit.base.text import printable, short
 from tracekit.collectors.launch.attempts import CollectedAttempt, collect_attempts, job_name
 from tracekit.collectors.launch.clock_keeper import launched_elsewhere
-from tracekit.collectors.launch.hang import ExplainerProcess, HangWatcher
-from tracekit.collectors.launch.kept_hangs import KeptHangs
+from tracekit.collectors.launch.hang import ExplainerProcess, HangText, HangWatcher
 from tracekit.collectors.launch.launcher import (
     LaunchResult,
     await_other_launchers,
@@ -134,7 +133,7 @@ def collect(options: CollectOptions) -> CollectSummary:
     watch: WatchProcess | None = None
     unstored: str | None = None
     options = replace(options, name=_free_name(options))  # one name for trace, windows and hangs
-    hangs = KeptHangs(Store(options.store or default_store()) if options.keep_in_store else None, str(options.name))
+    hangs: list[HangText] = []
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
@@ -148,7 +147,7 @@ def collect(options: CollectOptions) -> CollectSummary:
         with unharmed("the watch of the run"):
             watch = _start_watch(options, directory)
         with unharmed("hang detection"):
-            watcher = _hang_watcher(options, directory)
+            watcher = _hang_watcher(options, directory, functools.partial(_keep_hang, options, hangs))
         if watcher is not None:
             environment.setdefault(*RECORDER_SIZE)
 
@@ -159,13 +158,11 @@ def collect(options: CollectOptions) -> CollectSummary:
             tasks["the watch of the run"] = watch.tick
         if watcher is not None:
             tasks["hang detection"] = watcher.tick
-            tasks["keeping reports on hangs"] = functools.partial(hangs.keep, watcher.found)
 
         launched = run_command(options.command, environment, directory, tasks, str(options.name))
         if watcher is not None:
             with unharmed("hang detection"):
                 watcher.command_ended(launched.exit_code)
-                hangs.keep(watcher.found)
         if watch is not None:
             with unharmed("the watch of the run"):
                 unstored = watch.wait()
@@ -185,7 +182,9 @@ def collect(options: CollectOptions) -> CollectSummary:
         return CollectSummary(launched.exit_code, launched.wall_s, (), str(directory), True, None)
     with unharmed("hang detection"):
         ending = how_ended(directory)
-        hangs.over(None if ending is None else ending.words)
+        if hangs:
+            with contextlib.suppress(TracekitError):  # the incident stays open, visibly
+                _store(options).end_watch(str(options.name), None if ending is None else ending.words)
     try:
         return _conclude(options, directory, launched, unstored)
     except Exception as error:  # the exit code is the command's all the same
@@ -212,7 +211,7 @@ def _free_name(options: CollectOptions) -> str:
     name = job_name(options, 0, last=True)
     if not options.keep_in_store or (options.segments is not None and launched_elsewhere(options.segments)):
         return name
-    store = Store(options.store or default_store())
+    store = _store(options)
     try:
         store.check_new(None)
         free = store.free_name(name)
@@ -236,14 +235,29 @@ def _start_watch(options: CollectOptions, directory: Path) -> WatchProcess | Non
     return watch
 
 
-def _hang_watcher(options: CollectOptions, directory: Path) -> HangWatcher | None:
+def _store(options: CollectOptions) -> Store:
+    return Store(options.store or default_store())
+
+
+def _keep_hang(options: CollectOptions, kept: list[HangText], report: HangText) -> None:
+    """Store a report while the job hangs: it opens an incident. One that cannot be stored remains in its folder."""
+    with unharmed("keeping reports on hangs"):
+        if options.keep_in_store:
+            try:
+                _store(options).add_hang(str(options.name), report.lines, report.report)
+                kept.append(report)
+            except TracekitError as error:
+                say(f"tracekit: the report on the hang could not be stored: {printable(str(error))}")
+
+
+def _hang_watcher(options: CollectOptions, directory: Path, keep: Callable[[HangText], None]) -> HangWatcher | None:
     """The hang watcher, in the first launcher of a run only. Reports are written next to the trace."""
     if options.hang_after_s <= 0 or (options.segments is not None and launched_elsewhere(options.segments)):
         return None
     trace = options.out or (options.store or default_store() if options.keep_in_store else Path("trace"))
     explainer = ExplainerProcess((sys.executable, "-P", "-m", STANDBY))
     reports = trace.absolute().parent
-    return HangWatcher(directory.absolute(), options.hang_after_s, reports, explainer, options.stop_on_hang)
+    return HangWatcher(directory.absolute(), options.hang_after_s, reports, explainer, options.stop_on_hang, keep=keep)
 
 
 def _check_targets(options: CollectOptions) -> None:

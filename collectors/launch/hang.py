@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
@@ -96,7 +96,7 @@ class _Outcome(Enum):
 @dataclass(slots=True)
 class HangWatcher:
     """Follows one run directory. `reports`: where to put the folders with reports; `stop`: stop the command after a
-    report.
+    report; `keep`: called with each report.
     """
 
     directory: Path
@@ -105,6 +105,7 @@ class HangWatcher:
     explainer: ExplainerProcess
     stop: bool = False
     now: Callable[[], float] = time.monotonic
+    keep: Callable[[HangText], None] = lambda _: None
     found: list[Path] = field(default_factory=list)
     _pulses: dict[int, Pulse] = field(default_factory=dict)
     _departures: Departures = field(default_factory=Departures)
@@ -166,7 +167,7 @@ class HangWatcher:
             time.sleep(0.05)
         found = read_report(folder)
         if found is not None and found.report["culprits"]:
-            self._keep(folder, found.lines, _LEFT)
+            self._tell(folder, found, _LEFT)
 
     def _follow(self) -> None:
         now = self.now()
@@ -245,7 +246,7 @@ class HangWatcher:
             say(f"tracekit: no operation for {idle_s:.0f} s, but the job does not hang: {printable(whom)}")
             return False
         self._said = True
-        self._keep(folder, found.lines, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
+        self._tell(folder, found, _LEFT if self._departed else f"no operation for {idle_s:.1f} s")
         if self.stop:
             say("tracekit: stopping the command (--on-hang stop)")
         return self.stop
@@ -257,13 +258,14 @@ class HangWatcher:
         patient = report["culprits"] and len(busy) == len(report["culprits"])
         return _Outcome.LONG_PHASE if patient and idle_s < LONG_PHASE * self.hang_after_s else _Outcome.HANG
 
-    def _keep(self, folder: Path, lines: Sequence[str], why: str) -> None:
-        """Write the report next to the trace, and print its first lines."""
+    def _tell(self, folder: Path, found: HangText, why: str) -> None:
+        """Write the report next to the trace, print its first lines, and keep it."""
         kept = self._kept(folder)
         self.found.append(kept)
         say(f"tracekit: {why}; report: {printable(str(kept / 'report.txt'))}")
-        for line in lines[:_LINES]:
+        for line in found.lines[:_LINES]:
             say(printable(line))
+        self.keep(found)
 
     def _kept(self, folder: Path) -> Path:
         """Copy the folder next to the trace; return the copy, or the folder itself if that fails."""

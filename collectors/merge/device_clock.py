@@ -60,9 +60,7 @@ class DeviceClockFit:
 
 
 def fit_device_clock(readings: Sequence[Sequence[int]]) -> DeviceClockFit:
-    """Fit (device ns, host ns before, host ns after); one reading gives the offset only. Raises ValueError on none."""
-    if not readings:
-        raise ValueError("no readings of the device clock; expected at least one")
+    """Fit at least one (device ns, host ns before, host ns after), which gives the offset only."""
     table = np.array(readings, np.int64)
     table = table[np.argsort(table[:, 0])]
     width = (table[:, 2] - table[:, 1]).astype(np.float64)

@@ -7,9 +7,6 @@ the GPU did not wait for, and the wait of a collective for the previous one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import polars as pl
 
 from tracekit.collectors.merge.device_clock import DeviceClockFit
@@ -26,22 +23,6 @@ _IN_TURN = [str(kind) for kind in (OpKind.ALL_REDUCE, OpKind.GRADS_REDUCE_SCATTE
 _ALWAYS_IN_TURN = [str(kind) for kind in KINDS if kind.is_p2p or kind is OpKind.PARAMS_ALL_GATHER]
 
 
-@dataclass(frozen=True, slots=True)
-class TimedSteps:
-    """`steps`: the (rank, step) pairs timed by one kind of clock. `left_out`: how many pairs were left out."""
-
-    steps: pl.DataFrame
-    left_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitedFor:
-    """`records`: host work is cut to the part the device waited for. `hidden`: name -> records it never waited for."""
-
-    records: pl.DataFrame
-    hidden: Mapping[str, int]
-
-
 def on_host_clock(records: pl.DataFrame, fit: DeviceClockFit) -> pl.DataFrame:
     """Convert the device times of one rank to times of its host; `extra` of p2p is the time at which the wait began."""
 
@@ -56,24 +37,28 @@ def on_host_clock(records: pl.DataFrame, fit: DeviceClockFit) -> pl.DataFrame:
     )
 
 
-def timed_alike(records: pl.DataFrame, steps: pl.DataFrame) -> TimedSteps:
-    """The (rank, step) pairs whose computes and optimizers were all timed by the GPU, if the GPU timed any of any rank.
+def timed_alike(records: pl.DataFrame, steps: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The (rank, step) pairs whose computes and optimizers were all timed by the GPU, if the GPU timed any of any rank;
+    and how many others were left out.
 
     Workers with launch times would look fast among workers with kernel times.
     """
     timed = records.filter(pl.col("category").is_in(["compute", "optimizer"]))
     if not timed.select(ON_DEVICE.any()).item():
-        return TimedSteps(steps, 0)
+        return steps, 0
     on_host = timed.filter(~ON_DEVICE).select("rank", "step").unique()
     kept = steps.join(on_host, on=["rank", "step"], how="anti")
-    return TimedSteps(kept, steps.height - kept.height)
+    return kept, steps.height - kept.height
 
 
-def waited_for(records: pl.DataFrame) -> WaitedFor:
-    """Start host work when the GPU finishes what it began before the host was done; drop host work that this hides."""
+def waited_for(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Start host work when the GPU finishes what it began before the host was done; drop host work that this hides.
+
+    Returns the records, and name -> number of the records that the GPU never waited for.
+    """
     device = records.filter(ON_DEVICE & (pl.col("category") != "step"))
     if device.is_empty():
-        return WaitedFor(records, {})
+        return records, {}
     busy = device.sort("start_ns").select(
         "rank", began_ns="start_ns", busy_until_ns=pl.col("end_ns").cum_max().over("rank")
     )
@@ -84,7 +69,7 @@ def waited_for(records: pl.DataFrame) -> WaitedFor:
     hidden = placed.filter(start >= pl.col("end_ns"))
     seen = placed.filter(start < pl.col("end_ns")).with_columns(start_ns=start).select(records.columns)
     rest = records.filter(~(_HOST_WORK & pl.col("rank").is_in(ranks)))
-    return WaitedFor(pl.concat([rest, seen]), dict(hidden.group_by("name").len().sort("name").iter_rows()))
+    return pl.concat([rest, seen]), dict(hidden.group_by("name").len().sort("name").iter_rows())
 
 
 def one_after_another(ops: pl.DataFrame, ranks: list[int]) -> pl.DataFrame:

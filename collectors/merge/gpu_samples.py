@@ -1,7 +1,7 @@
 """Summarize each rank's GPU and its samples for the trace's metadata.
 
-In: the fact `device` of a rank and the file of its samples. Out: a `GpuSummary`. It keeps the reasons for throttling
-apart, because many clusters run with a power cap on purpose, while a thermal slowdown is never intended.
+In: the fact `device` of a rank and the file of its samples. Out: plain data. It keeps the reasons for throttling apart,
+because many clusters run with a power cap on purpose, while a thermal slowdown is never intended.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from enum import IntFlag
 from pathlib import Path
 from typing import Any
@@ -32,36 +31,6 @@ class ClockReason(IntFlag):
         return (self.name or "").lower().replace("_", "-")
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The smallest, median and largest sample."""
-
-    min: float
-    median: float
-    max: float
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSummary:
-    """One rank's GPU. `facts`: host, model, UUID, PCI bus id, versions; spreads are None if nothing was sampled.
-
-    `throttled`: share of the samples with any reason. `reasons`: reason -> share of the samples.
-    """
-
-    facts: Mapping[str, Any]
-    samples: int
-    sm_mhz: Spread | None
-    temperature_c: Spread | None
-    power_w: Spread | None
-    throttled: float | None
-    reasons: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for metadata."""
-        plain = asdict(self)
-        return {**plain.pop("facts"), **plain}
-
-
 def read_samples(directory: Path, rank: int) -> list[list[int | None]]:
     """Read a rank's samples: host ns, SM MHz, C, mW, reasons. Stops at a torn or damaged line; no file is no error."""
     samples: list[list[int | None]] = []
@@ -80,25 +49,28 @@ def read_samples(directory: Path, rank: int) -> list[list[int | None]]:
     return samples
 
 
-def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | None]]) -> GpuSummary:
-    """Summarize what is known about one rank's GPU."""
+def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | None]]) -> dict[str, Any]:
+    """What is known about one rank's GPU: `facts`, and `sm_mhz`, `temperature_c`, `power_w`, None if nothing was
+    sampled; `throttled`: share of the samples with any reason; `reasons`: reason -> share of the samples.
+    """
     bits = [sample[4] for sample in samples if sample[4] is not None]
     slowed = [ClockReason(value & sum(ClockReason)) for value in bits]
-    return GpuSummary(
-        facts=facts,
-        samples=len(samples),
-        sm_mhz=_spread([sample[1] for sample in samples]),
-        temperature_c=_spread([sample[2] for sample in samples]),
-        power_w=_spread([None if sample[3] is None else sample[3] / 1000 for sample in samples]),
-        throttled=sum(map(bool, slowed)) / len(slowed) if slowed else None,
-        reasons={
+    return {
+        **facts,
+        "samples": len(samples),
+        "sm_mhz": _spread([sample[1] for sample in samples]),
+        "temperature_c": _spread([sample[2] for sample in samples]),
+        "power_w": _spread([None if sample[3] is None else sample[3] / 1000 for sample in samples]),
+        "throttled": sum(map(bool, slowed)) / len(slowed) if slowed else None,
+        "reasons": {
             reason.text: sum(reason in one for one in slowed) / len(slowed)
             for reason in ClockReason
             if any(reason in one for one in slowed)
         },
-    )
+    }
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """The smallest, median and largest sample."""
     known = [value for value in values if value is not None]
-    return Spread(min(known), statistics.median(known), max(known)) if known else None
+    return {"min": min(known), "median": statistics.median(known), "max": max(known)} if known else None

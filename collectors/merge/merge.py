@@ -50,7 +50,6 @@ class RankReport:
     records: int
     dropped: int
     unfinished: int
-    torn_bytes: int
     failures: Mapping[str, int]
     off: str | None
     closed: bool
@@ -89,25 +88,25 @@ def merge_attempt(
     reduced = _reduced(records)
     facts = [_facts(one, reduced.get(one.rank, []), groups[one.rank]) for one in recording.ranks.values()]
     placement = place_ranks(facts, options)
-    timed = timed_alike(records, _whole_steps(records, first_step))
-    if timed.steps.is_empty():
+    steps, left_out = timed_alike(records, _whole_steps(records, first_step))
+    if steps.is_empty():
         raise TraceError(
             f"{recording.directory}: no rank finished a recorded step after step {first_step - 1}; a step ends with an"
             " optimizer step: run longer, choose --steps that the run reaches, or call tracekit.collectors.set_step"
         )
     nccl = None if running else read_nccl(Path(recording.directory), recording.processes())
-    joined = join_nccl(records, groups, nccl, clocks or {}, timed.steps) if nccl is not None else None
-    if joined is not None:
-        records = joined.records
+    joined = None
+    if nccl is not None:
+        records, joined = join_nccl(records, groups, nccl, clocks or {}, steps)
     records = _with_rows(records, recording)
-    worked = waited_for(_placed(records, placement).join(timed.steps, on=["rank", "step"], how="semi"))
+    worked, hidden = waited_for(_placed(records, placement).join(steps, on=["rank", "step"], how="semi"))
     group_table = _group_table(groups, placement)
-    ops, report = build_ops(worked.records, placement.layout, group_table)
-    cut = cut_steps(ops)
-    met = records.join(timed.steps, on=["rank", "step"], how="semi")
+    ops, report = build_ops(worked, placement.layout, group_table)
+    cut, step_starts_ns = cut_steps(ops)
+    met = records.join(steps, on=["rank", "step"], how="semi")
     # NCCL's kernels show when a transfer ran, not when a stream issued it or waited for it.
-    kept = cut.ops if joined is None else cut.ops.drop(POSTED, RESUMED, strict=False)
-    peers_waited = with_waits_for_peers(kept, met, group_table, placement, cut.step_starts_ns)
+    kept = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
+    peers_waited = with_waits_for_peers(kept, met, group_table, placement, step_starts_ns)
     epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(met, placement, group_table)
@@ -117,7 +116,7 @@ def merge_attempt(
         with_off_cpu(peers_waited, met, group_table, members),
         placement.layout,
         name=name,
-        step_starts={step: (start + epoch_ns) / 1e9 for step, start in cut.step_starts_ns.items()},
+        step_starts={step: (start + epoch_ns) / 1e9 for step, start in step_starts_ns.items()},
         metadata={
             **recording.scheduler,
             "format": COLLECTED,
@@ -130,12 +129,12 @@ def merge_attempt(
             "missing_ranks": list(recording.missing_ranks),
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
-            **_run_queues(records, timed.steps),
+            **_run_queues(records, steps),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
-            **_device_metadata(recording, device_clocks, timed.left_out, worked.hidden, sampled=not running),
+            **_device_metadata(recording, device_clocks, left_out, hidden, sampled=not running),
             **find_unrecorded(recording).metadata(),
-            **({"nccl": joined.report.to_dict()} if joined is not None else {}),
+            **({"nccl": joined.to_dict()} if joined is not None else {}),
             **(metadata or {}),
         },
         source=str(recording.directory),
@@ -153,7 +152,6 @@ def rank_report(recording: RankRecording) -> RankReport:
         records=len(recording.records),
         dropped=int(summary.get("dropped", recording.facts.get("dropped", [0])[-1])),
         unfinished=int(summary.get("unfinished", 0)),
-        torn_bytes=recording.torn_bytes,
         failures=summary.get("failures", {}),
         off=summary.get("off"),
         closed=recording.summary is not None,
@@ -200,8 +198,7 @@ def _device_metadata(
         if facts:
             host = one.facts["process"][0]["host"]
             samples = read_samples(recording.directory, one.rank) if sampled else []
-            summary = summarize_gpu({"host": host, **facts[-1]}, samples)
-            gpus[str(one.rank)] = summary.to_dict()
+            gpus[str(one.rank)] = summarize_gpu({"host": host, **facts[-1]}, samples)
     if gpus:
         metadata["gpus"] = gpus
         models = {str(gpu["model"]) for gpu in gpus.values()}
@@ -346,7 +343,8 @@ def _ops_of_peers(records: pl.DataFrame, placement: Placement, groups: pl.DataFr
     """Ops of the ranks that represent no worker, by the same rules: `step`, `rank`, `kind`, `start_ns`, `end_ns`."""
     found = []
     for tp, cp in sorted({(place.tp, place.cp) for place in placement.places.values()} - {(0, 0)}):
-        ops, _ = build_ops(waited_for(_placed(records, placement, tp, cp)).records, placement.layout, groups)
+        worked, _ = waited_for(_placed(records, placement, tp, cp))
+        ops, _ = build_ops(worked, placement.layout, groups)
         found.append(ops.select("step", "rank", "kind", "start_ns", "end_ns"))
     return pl.concat(found)
 

@@ -7,10 +7,11 @@ pipeline stages with the groups that reduced gradients. If ranks disagree, the e
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from tracekit.base.errors import LayoutError
 from tracekit.base.text import ranks_text
@@ -107,8 +108,8 @@ class _Mesh:
     @classmethod
     def of(cls, fact: Mapping[str, Any]) -> _Mesh:
         """The mesh that a rank wrote."""
-        shape, members = _flatten(fact["ranks"])
-        return cls(tuple(fact["names"] or ()), tuple(shape), tuple(members))
+        ranks = np.array(fact["ranks"])
+        return cls(tuple(fact["names"] or ()), ranks.shape, tuple(ranks.ravel().tolist()))
 
     def places_all(self, world_size: int) -> bool:
         """True if the mesh contains all ranks and all its dimensions have known names."""
@@ -124,7 +125,7 @@ class _Mesh:
 def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None) -> Placement:
     """Find the layout of a job from what its ranks wrote. Raises LayoutError if they contradict each other."""
     ranks = sorted(facts, key=lambda one: one.rank)
-    world_size = _agreed_world_size(ranks)
+    world_size = ranks[0].world_size  # who saw another one was left out when the attempt was read
     _check_loops(ranks)
     chosen = options or LayoutOptions()
     found = (
@@ -138,18 +139,6 @@ def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None
     vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
     layout = Layout(**sizes, vpp=vpp, world_size=world_size)
     return Placement(layout, {one.rank: found.places[one.rank] for one in ranks}, found.source)
-
-
-def _agreed_world_size(ranks: list[RankFacts]) -> int:
-    sizes = Counter(one.world_size for one in ranks)
-    if len(sizes) > 1:
-        usual = sizes.most_common(1)[0][0]
-        odd = [one.rank for one in ranks if one.world_size != usual]
-        raise LayoutError(
-            f"{ranks_text(odd)} saw a world size other than {usual}, unlike the rest; they belong to another run:"
-            " give each run its own --segments folder"
-        )
-    return ranks[0].world_size
 
 
 def _check_loops(ranks: list[RankFacts]) -> None:
@@ -328,16 +317,3 @@ def _chunks(ranks: list[RankFacts], pp: int) -> int:
     if counts:
         return max(1, max(counts) // pp)
     return max(megatron, default=1)
-
-
-def _flatten(nested: Any) -> tuple[list[int], list[int]]:
-    """The shape and the members, row-major, of nested lists."""
-    shape: list[int] = []
-    level = nested
-    while isinstance(level, list):
-        shape.append(len(level))
-        level = level[0]
-    members = nested
-    for _ in shape[1:]:
-        members = [item for part in members for item in part]
-    return shape, [int(member) for member in members]

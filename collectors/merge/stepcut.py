@@ -6,8 +6,6 @@ In: ops with absolute `start_ns` and `end_ns`; if the host's waits were recorded
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import polars as pl
 
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, SENT
@@ -15,16 +13,9 @@ from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, SENT
 COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
 
 
-@dataclass(frozen=True, slots=True)
-class CutOps:
-    """`ops` in canonical columns; `step_starts_ns` on the clock of the ops."""
-
-    ops: pl.DataFrame
-    step_starts_ns: dict[int, int]
-
-
-def cut_steps(ops: pl.DataFrame) -> CutOps:
-    """Express starts in seconds from the start of the step, and number `seq` in order of start.
+def cut_steps(ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, int]]:
+    """Express starts in seconds from the start of the step, and number `seq` in order of start. Returns the ops in
+    canonical columns, and the start of each step on the clock of the ops, ns.
 
     A step starts when the last rank begins it. Ranks of a late stage begin while an early stage still finishes the
     previous step, and that time belongs to the previous step; such ops have a negative start.
@@ -48,4 +39,4 @@ def cut_steps(ops: pl.DataFrame) -> CutOps:
     )
     waited = [name for name in waits if ordered[name].count()]
     waited += [name for name in (SENT, RECEIVED) if name in ordered.columns]
-    return CutOps(ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()})
+    return ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tracekit.base.text import listed, ranks_text
@@ -18,48 +18,25 @@ MOST_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
-class LostHook:
-    """A hook that could not be installed. `lacks`: what the trace lacks as a result; `torch`: the version of torch."""
-
-    hook: str
-    reason: str
-    lacks: str
-    torch: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedHook:
-    """A hook that failed while the job ran and has been off since. `calls`: over all ranks, including missed calls."""
-
-    hook: str
-    calls: int
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Unrecorded:
     """The missing parts of an attempt.
 
-    `stopped`: rank -> last step, for ranks whose recording stopped before they ended. `unused_device`: the GPU platform
-    that torch could have used (`CUDA 13.0`) if no rank used a GPU.
+    `lost`: hooks that could not be installed: `hook`, `reason`, `lacks` (what the trace lacks as a result), `torch`
+    (its version), `ranks`. `failed`: hooks that failed while the job ran and have been off since: `hook`, `calls` (over
+    all ranks, including missed ones), `ranks`. `stopped`: rank -> last step, for ranks whose recording stopped before
+    they ended. `unused_device`: the GPU platform that torch could have used (`CUDA 13.0`) if no rank used a GPU.
     """
 
-    lost: tuple[LostHook, ...]
-    failed: tuple[FailedHook, ...]
+    lost: list[dict[str, Any]]
+    failed: list[dict[str, Any]]
     stopped: dict[int, int]
     unused_device: str | None
 
     def metadata(self) -> dict[str, Any]:
         """Entries of the trace's metadata; empty if nothing is missing."""
-        found: dict[str, Any] = {}
-        if self.lost:
-            found["lost_hooks"] = [asdict(one) for one in self.lost]
-        if self.failed:
-            found["failed_hooks"] = [asdict(one) for one in self.failed]
-        if self.stopped:
-            found["stopped_ranks"] = {str(rank): step for rank, step in self.stopped.items()}
-        return found
+        stopped = {str(rank): step for rank, step in self.stopped.items()}
+        found = {"lost_hooks": self.lost, "failed_hooks": self.failed, "stopped_ranks": stopped}
+        return {name: value for name, value in found.items() if value}
 
     def stopped_line(self) -> str | None:
         """A line about recordings that stopped before their ranks ended; None if there are none."""
@@ -72,8 +49,8 @@ class Unrecorded:
     def lines(self) -> list[str]:
         """Closing lines for the user. They omit failed hooks, which are reported per rank elsewhere."""
         lines = [
-            f"WARNING: {one.hook} of torch {one.torch} cannot be hooked ({one.reason}) on {ranks_text(one.ranks)}; the"
-            f" trace lacks {one.lacks}"
+            f"WARNING: {one['hook']} of torch {one['torch']} cannot be hooked ({one['reason']}) on"
+            f" {ranks_text(one['ranks'])}; the trace lacks {one['lacks']}"
             for one in self.lost
         ]
         if self.unused_device is not None:
@@ -93,23 +70,22 @@ def _last_step(one: RankRecording) -> int:
     return int(one.records["step"].max()) if len(one.records) else -1
 
 
-def _lost(ranks: Iterable[RankRecording]) -> tuple[LostHook, ...]:
-    where: defaultdict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+def _lost(ranks: Iterable[RankRecording]) -> list[dict[str, Any]]:
+    where: defaultdict[tuple[str, str, str, str], set[int]] = defaultdict(set)
     for one in ranks:
         version = one.facts.get("torch", [{"version": "?"}])[-1]["version"]
         for fact in one.facts.get("lost-hook", []):
-            key = (fact["hook"], fact["reason"], fact["lacks"], version)
-            if one.rank not in where[key]:
-                where[key].append(one.rank)
-    return tuple(LostHook(*key, tuple(sorted(members))) for key, members in where.items())
+            where[fact["hook"], fact["reason"], fact["lacks"], version].add(one.rank)
+    names = ("hook", "reason", "lacks", "torch")
+    return [{**dict(zip(names, key, strict=True)), "ranks": sorted(members)} for key, members in where.items()]
 
 
-def _failed(ranks: Iterable[RankRecording]) -> tuple[FailedHook, ...]:
+def _failed(ranks: Iterable[RankRecording]) -> list[dict[str, Any]]:
     calls: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for one in ranks:
         for hook, count in (one.summary or {}).get("failures", {}).items():
             calls[hook][one.rank] = int(count)
-    return tuple(FailedHook(hook, sum(of.values()), tuple(sorted(of))) for hook, of in sorted(calls.items()))
+    return [{"hook": hook, "calls": sum(of.values()), "ranks": sorted(of)} for hook, of in sorted(calls.items())]
 
 
 def _unused_device(ranks: Iterable[RankRecording]) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.collectors.nccl.clock import GpuClock
+from tracekit.collectors.nccl.clock import GpuClock, converted
 from tracekit.collectors.nccl.operations import COLLECTIVE
 from tracekit.collectors.nccl.recording import CommunicatorMembers, NcclRecording
 from tracekit.collectors.run_directory.host_clocks import ClockFit
@@ -93,18 +93,13 @@ class NcclReport:
         return {**asdict(self), **lists}
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedRecords:
-    """`records`: rows and columns as before, with GPU times where there are any."""
-
-    records: pl.DataFrame
-    report: NcclReport
-
-
 def join_nccl(
     records: pl.DataFrame, groups: Groups, nccl: NcclRecording, clocks: Mapping[str, ClockFit], steps: pl.DataFrame
-) -> JoinedRecords:
-    """Replace host times by GPU times in `steps` (rank, step). `groups`: rank -> number in records -> process group."""
+) -> tuple[pl.DataFrame, NcclReport]:
+    """Replace host times by GPU times in `steps` (rank, step). `groups`: rank -> number in records -> process group.
+
+    Returns the records, rows and columns as before.
+    """
     numbers = _numbers(groups)
     numbered = records.with_row_index("record")
     both = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
@@ -133,7 +128,7 @@ def join_nccl(
         ranks_without_ring=nccl.ranks_without_ring,
         unreadable=nccl.unreadable,
     )
-    return JoinedRecords(_replaced(numbered, timed), report)
+    return _replaced(numbered, timed), report
 
 
 # ---- the two sides ---------------------------------------------------------------------------------------------------
@@ -197,12 +192,7 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
         frame = one.operations.with_columns(rank=pl.lit(one.rank, pl.Int32))
         fit = clocks.get(one.host)
         if fit is not None:
-            frame = frame.with_columns(
-                pl.when(pl.col(name).is_not_null())
-                .then(pl.Series(fit.to_reference(frame[name].fill_null(fit.local_ns).to_numpy())))
-                .alias(name)
-                for name in ("enqueue_ns", "gpu_start_ns", "gpu_end_ns")
-            )
+            frame = converted(frame, ("enqueue_ns", "gpu_start_ns", "gpu_end_ns"), fit.to_reference)
         frames.append(frame)
     if not frames:
         return pl.DataFrame(schema=_TOLD)

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.nccl.clock import GpuClock, fit_gpu_clock
+from tracekit.collectors.nccl.clock import GpuClock, converted, fit_gpu_clock
 from tracekit.collectors.nccl.operations import channels, count_proxy_steps, operations
 from tracekit.collectors.nccl.reader import Ring, is_ring, read_ring
 from tracekit.collectors.run_directory.segments import ProcessId
@@ -96,12 +96,7 @@ def _of_rank(rank: int, ring: Ring) -> RankOperations:
     if clock is None:
         found = found.with_columns(pl.lit(None, pl.Int64).alias(name) for name in times)
     else:
-        found = found.with_columns(
-            pl.when(pl.col(name).is_not_null())
-            .then(pl.Series(clock.to_host(found[name].fill_null(clock.gpu_ns).to_numpy())))
-            .alias(name)
-            for name in times
-        )
+        found = converted(found, times, clock.to_host)
     return RankOperations(rank, ring.host, found, clock, ring.overwritten, ring.dropped, count_proxy_steps(ring))
 
 

@@ -134,9 +134,10 @@ class BadFactError(FormatError):
 @dataclass(frozen=True, slots=True)
 class FactParser:
     """Parses facts of any ranks. A fact that all ranks of a group write in the same words becomes one object, which is
-    kept and processed once instead of once per rank.
+    kept and processed once instead of once per rank. `skipped`: kinds of which a bad fact was reported and skipped.
     """
 
+    skipped: set[str] = field(default_factory=set)
     _shared: dict[bytes, tuple[str, Any]] = field(default_factory=dict)
 
     def parse(self, line: bytes, path: Path, number: int, rank: int) -> tuple[str, Any]:

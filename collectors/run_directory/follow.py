@@ -1,9 +1,9 @@
-"""Read the files of ranks while they are being written.
+"""Read the files of ranks while they are being written, or afterwards.
 
 In: the directory of an attempt, read repeatedly. Out: new data of each rank and, for a range of steps, an
 `AttemptRecording` of them. Delivered steps are dropped, so that memory holds only unfinished steps, however long the
 run. A rank that writes garbage is left out from there on, with one line that says so, until its records have been in
-order for a window. One that cannot be read is retried for some time.
+order for a window. One that cannot be read is retried for some time. `whole.py` reads a finished attempt.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.facts import FactParser
 from tracekit.collectors.run_directory.followed_rank import FileRead, FollowedRank, Notice, Trouble
 from tracekit.collectors.run_directory.plausible import GarbageError
-from tracekit.collectors.run_directory.segments import (
-    AttemptRecording,
-    RankRecording,
-    records_in,
-)
+from tracekit.collectors.run_directory.segments import AttemptRecording, records_in
 from tracekit.collectors.runtime.small_file import open_to_read
 from tracekit.collectors.runtime.wire_format import (
     FACTS_SUFFIX,
@@ -61,12 +57,14 @@ class _FileName(NamedTuple):
 class AttemptFollower:
     """Follows the ranks of the attempt in `directory`, from step `origin` on.
 
-    `first`: the first step not delivered yet. `grew`: ranks wrote something since the last look.
+    `over`: the attempt has ended, and one look reads it. `first`: the first step not delivered yet. `grew`: ranks wrote
+    something since the last look.
     """
 
     attempt: int
     directory: Path
     origin: int
+    over: bool = False
     first: int = -1
     ranks: dict[int, FollowedRank] = field(default_factory=dict)
     grew: bool = False
@@ -87,15 +85,19 @@ class AttemptFollower:
         self.grew = False
         for entry, file in self._listed():
             if (rank := self.ranks.get(file.rank)) is None:
-                rank = self.ranks[file.rank] = FollowedRank(file.rank)
+                rank = self.ranks[file.rank] = FollowedRank(file.rank, self.over)
             if rank.bad is not None or (rank.trouble is not None and now_s < rank.trouble.again_s):
                 continue
             try:
                 notices += self._read_on(entry, file, rank)
-            except FileNotFoundError:  # sealed under another name since: the next look finds it
-                continue
             except OSError as error:
-                notices += self._put_off(rank, f"{entry.path}: cannot be read: {error.strerror or error}", now_s)
+                why = f"{entry.path}: cannot be read: {error.strerror or error}"
+                if self.over:
+                    notices.append(self._left_out(rank, f"{why}; copy it again"))
+                elif not isinstance(
+                    error, FileNotFoundError
+                ):  # sealed under another name since: the next look finds it
+                    notices += self._put_off(rank, why, now_s)
             except FormatError as error:
                 notices.append(self._left_out(rank, error))
         notices += self._recovered(now_s)
@@ -157,7 +159,7 @@ class AttemptFollower:
         # A shared folder can show zeros in place of bytes that have not arrived yet; no record has the number 0.
         absent = records["number"] == 0
         if absent.any():
-            records = records[: int(absent.argmax())]
+            records = records[~absent] if self.over else records[: int(absent.argmax())]
         known.read += head + len(records) * RECORD.size
         self.grew = self.grew or len(records) > 0
         known.newest_step = max(known.newest_step, int(records["step"].max(initial=-1)))
@@ -204,8 +206,7 @@ class AttemptFollower:
             any_whole = any(step <= last for step in rank.steps)
             records = rank.take(last)
             if any_whole:
-                facts = {kind: list(values) for kind, values in rank.facts.items()}
-                taken[number] = RankRecording(number, records, dict(rank.names), facts, 0)
+                taken[number] = rank.recording(records)
         self.first = last + 1
         return AttemptRecording(self.attempt, self.directory, taken)
 

@@ -1,4 +1,4 @@
-"""One rank of a run that is followed: its facts, the records not delivered yet, and checks that they are plausible.
+"""One rank of a run: its facts, the records not delivered yet, and checks that they are plausible.
 
 In: new data of the rank's files. Out: records of steps; a FormatError if they are impossible.
 """
@@ -20,7 +20,7 @@ from tracekit.collectors.run_directory.plausible import GarbageError, Trail
 from tracekit.collectors.run_directory.segments import RankRecording, joined, without_torn_steps
 from tracekit.collectors.runtime.wire_format import Category, Flag
 
-#: Kinds of facts that ranks keep adding: how many of them to keep, all that `merge` needs.
+#: Kinds of facts that ranks keep adding: how many of them to keep while a rank runs, all that `merge` needs.
 _KEPT_OF = {"device-clock": 64, "dropped": 1}
 #: If no other rank contradicts it, a jump of a rank's steps is accepted once it has finished this many after it.
 _ENOUGH_STEPS = 10
@@ -61,10 +61,12 @@ class FollowedRank:
 
     `whole`: the newest step that was recorded from begin to end, -1 without any. `late`: records of steps that had been
     delivered. `bad`: why it is left out, None if it is not; `returns`: number of further rereads. `on_trial`: it is
-    being reread and not delivered yet. `ended`: it has closed its recorder.
+    being reread and not delivered yet. `ended`: it has closed its recorder. `over`: nothing follows what its files
+    hold now. They may begin at any step, and a jump of its steps counts unless other ranks contradict it.
     """
 
     rank: int
+    over: bool = False
     whole: int = -1
     late: int = 0
     bad: str | None = None
@@ -73,7 +75,6 @@ class FollowedRank:
     names: dict[int, str] = field(default_factory=dict)
     pending: list[npt.NDArray[np.void]] = field(default_factory=list)
     steps: set[int] = field(default_factory=set)
-    skipped: set[str] = field(default_factory=set)
     trouble: Trouble | None = None
     returns: int = MOST_RETURNS
     on_trial: bool = False
@@ -82,15 +83,6 @@ class FollowedRank:
     _left_over: bool = False
     _trail: Trail | None = None
     _held: list[npt.NDArray[np.void]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, recording: RankRecording) -> FollowedRank:
-        """A rank that has been read whole. Raises FormatError if its records contradict one another."""
-        followed, records = cls(recording.rank), recording.records
-        first = int(records["step"][0]) if len(records) else 0  # the steps before it were not recorded, or are gone
-        followed._trail = Trail(int(recording.facts["process"][0]["monotonic_ns"]), step=first)
-        followed.add_records(records, 0, 0)
-        return followed
 
     def add_facts(self, content: bytes, path: Path, file: FileRead, parser: FactParser) -> list[Notice]:
         """What a rank added to its facts; a line that is not whole yet waits for its end. Raises FormatError."""
@@ -103,9 +95,9 @@ class FollowedRank:
             except BadFactError as error:
                 if error.needed:
                     raise
-                if error.kind not in self.skipped:  # and not for each that follows
+                if error.kind not in parser.skipped:  # and not for each that follows, of any rank
                     notices.append(Notice(f"rank {self.rank}: {error}; facts like this are skipped"))
-                self.skipped.add(error.kind)
+                parser.skipped.add(error.kind)
                 continue
             self._add_fact(kind, value, path)
         return notices
@@ -113,6 +105,8 @@ class FollowedRank:
     def _add_fact(self, kind: str, value: Any, path: Path) -> None:
         if kind == "process":
             if "process" in self.facts:
+                if self.over:
+                    return
                 raise FormatError(
                     f"{path}: two processes write as rank {self.rank}: segments of two jobs in one folder"
                 )
@@ -121,7 +115,7 @@ class FollowedRank:
             self.names.setdefault(int(value[0]), value[1])
             return
         self.ended = self.ended or kind == "summary"
-        self.facts.setdefault(kind, deque(maxlen=_KEPT_OF.get(kind))).append(value)
+        self.facts.setdefault(kind, deque(maxlen=None if self.over else _KEPT_OF.get(kind))).append(value)
 
     def add_records(self, records: npt.NDArray[np.void], origin: int, first: int, *, left_over: bool = False) -> None:
         """Records in the order in which they were made; of steps from `origin` on, those before `first` are late.
@@ -139,6 +133,8 @@ class FollowedRank:
         real = records[records["category"] != 0]
         self._trail.check_times(real)
         self._trail.check_numbers(records)
+        if self.over and self._last == 0 and len(real):
+            self._trail.step = int(real["step"][0])
         last, self._last = self._last, int(records["number"][-1])
         records = without_torn_steps(records, last)
         records = records[records["category"] != 0]
@@ -184,7 +180,7 @@ class FollowedRank:
             if not any(other is not self and other.reached >= jumped - reach for other in ranks):
                 if any(other is not self and before + 1 < other.whole for other in ranks):
                     raise GarbageError(f"garbage: its step went from {before} to {jumped}; no other rank's did")
-                if ends < (2 if at_end else _ENOUGH_STEPS):
+                if not self.over and ends < (2 if at_end else _ENOUGH_STEPS):
                     if at_end:
                         raise GarbageError(f"garbage: its step went from {before} to {jumped} at the end")
                     return
@@ -216,6 +212,11 @@ class FollowedRank:
         self.pending.clear()
         self._held.clear()
         self.steps.clear()
+
+    def recording(self, records: npt.NDArray[np.void]) -> RankRecording:
+        """`records` with all that the rank has told about itself."""
+        facts = {kind: list(values) for kind, values in self.facts.items()}
+        return RankRecording(self.rank, records, dict(self.names), facts)
 
     def take(self, last: int) -> npt.NDArray[np.void]:
         """Return the records of steps up to `last`; drop them from memory."""

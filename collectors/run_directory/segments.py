@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tracekit.base.errors import FormatError
 from tracekit.collectors.run_directory.plausible import GarbageError
 from tracekit.collectors.run_directory.writing import RUN_FILE, RUN_FILE_BYTES
-from tracekit.collectors.runtime.small_file import open_to_read, read_small
+from tracekit.collectors.runtime.small_file import read_small
 from tracekit.collectors.runtime.wire_format import (
     HEADER,
     MAGIC,
@@ -60,13 +60,12 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True)
 class RankRecording:
-    """One rank's data of one attempt. `torn_bytes`: cut off at the end of its last segment."""
+    """One rank's data of one attempt."""
 
     rank: int
     records: npt.NDArray[np.void]
     names: dict[int, str]
     facts: dict[str, list[Any]]
-    torn_bytes: int
 
     @property
     def world_size(self) -> int:
@@ -137,18 +136,6 @@ def without_torn_steps(records: npt.NDArray[np.void], last: int = 0) -> npt.NDAr
     return np.delete(records, ends[torn[torn < len(ends)]])
 
 
-def read_segment(path: Path) -> tuple[npt.NDArray[np.void], int]:
-    """The whole records of a segment and the bytes cut off behind them. Raises FormatError if it is none."""
-    try:
-        with open_to_read(path) as file:
-            content = file.read()
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if len(content) < HEADER.size:
-        return np.empty(0, RECORD_DTYPE), len(content)
-    return records_in(content, path), (len(content) - HEADER.size) % RECORD.size
-
-
 def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.NDArray[np.void]:
     """The whole records in a segment, or in a part of one, which has no header. Raises FormatError if it is none."""
     start = HEADER.size if has_header else 0
@@ -167,11 +154,6 @@ def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.ND
             " record the run again"
         )
     return records
-
-
-def unreadable(path: Path, error: OSError) -> FormatError:
-    """The error for a file of a rank that cannot be read."""
-    return FormatError(f"{path}: cannot be read: {error.strerror or error}; copy it again")
 
 
 @dataclass(frozen=True, slots=True)

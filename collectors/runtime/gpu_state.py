@@ -63,9 +63,8 @@ class GpuState:
     def _sample(self, nvml: Nvml, device: Any) -> None:
         with create(self._path) as file:
             for _ in range(SAMPLE_LIMIT):
-                now = nvml.sample(device)
-                line = [time.monotonic_ns(), now.sm_mhz, now.temperature_c, now.power_mw, now.reasons]
-                file.write(f"{json.dumps(line)}\n".encode())
+                state = nvml.sample(device)
+                file.write(f"{json.dumps([time.monotonic_ns(), *state])}\n".encode())
                 if self._over.wait(self._period_s):
                     return
 
@@ -81,7 +80,7 @@ def device_facts(index: int) -> dict[str, Any]:
         "pci_bus_id": None if bus is None else _pci_bus_id(properties),
         "memory_bytes": getattr(properties, "total_memory", None),
         "cuda": torch.version.cuda or getattr(torch.version, "hip", None),
-        "nccl": _nccl_version(),
+        "nccl": None if (version := nccl_version()) is None else ".".join(map(str, version)),
     }
 
 
@@ -91,9 +90,9 @@ def _pci_bus_id(properties: Any) -> str:
     return f"{domain:08X}:{properties.pci_bus_id:02X}:{device:02X}.0"
 
 
-def _nccl_version() -> str | None:
-    """The version of NCCL that torch is linked with."""
+def nccl_version() -> list[int] | None:
+    """The version of NCCL that torch is linked with; None if it was built without."""
     try:
-        return ".".join(str(part) for part in torch.cuda.nccl.version())
-    except (AttributeError, RuntimeError):  # torch was built without NCCL
+        return [int(part) for part in torch.cuda.nccl.version()]
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return None

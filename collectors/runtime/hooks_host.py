@@ -125,10 +125,7 @@ class HostHooks:
         return clip
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        try:
-            self.optimizer_begins(optimizer)
-        except Exception as error:
-            self.session.failed("optimizer", error)
+        self.session.attempt_hook("optimizer", self.optimizer_begins, optimizer)
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Called before `optimizer` steps. One that steps inside another's step is part of it, as are those that
@@ -145,10 +142,7 @@ class HostHooks:
         session.optimizing = start is not None
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        try:
-            self.optimizer_ended(optimizer)
-        except Exception as error:
-            self.session.failed("optimizer", error)
+        self.session.attempt_hook("optimizer", self.optimizer_ended, optimizer)
 
     def optimizer_ended(self, optimizer: Any) -> None:
         """Called after `optimizer` has stepped."""

@@ -10,9 +10,9 @@ import ctypes
 import os
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from tracekit.collectors.runtime.gpu_state import nccl_version
 from tracekit.collectors.runtime.nccl_wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN
 from tracekit.collectors.runtime.session import Session
 
@@ -22,7 +22,7 @@ def follow_steps(session: Session) -> None:
     path = os.environ.get(ENV_PLUGIN)
     if path is None:
         return
-    session.recorder.fact("nccl", {"version": _version(), "backends": _backends()})
+    session.recorder.fact("nccl", {"version": nccl_version(), "backends": _backends()})
     mask = int(os.environ.get(ENV_MASK, str(int(DEFAULT_MASK))), 0)
     set_step: Any = ctypes.CDLL(path).tracekit_nccl_set_step
     set_step.argtypes, set_step.restype = (ctypes.c_int32, ctypes.c_uint32), None
@@ -32,14 +32,6 @@ def follow_steps(session: Session) -> None:
 
     tell()
     session.step_entered.append(tell)
-
-
-def _version() -> list[int] | None:
-    """NCCL's version according to torch; None if torch was built without NCCL."""
-    try:
-        return [int(part) for part in torch.cuda.nccl.version()]
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
 
 
 def _backends() -> str:

@@ -7,7 +7,6 @@ the reasons for throttling. pynvml would be one more package in the training env
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS = 0
@@ -16,16 +15,6 @@ _TEMPERATURE_GPU = 0
 _VERSION_LENGTH = 80
 #: The new and the old name of the same bits.
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-
-
-@dataclass(frozen=True)
-class GpuSample:
-    """The state of a GPU; None for values it does not report. `reasons`: bits of `nvmlClocksEventReasons`."""
-
-    sm_mhz: int | None
-    temperature_c: int | None
-    power_mw: int | None
-    reasons: int | None
 
 
 class Nvml:
@@ -50,14 +39,17 @@ class Nvml:
                 return handle
         return None
 
-    def sample(self, device: ctypes.c_void_p) -> GpuSample:
-        """The state of the GPU now."""
-        return GpuSample(
-            sm_mhz=self._number("nvmlDeviceGetClockInfo", device, _CLOCK_SM),
-            temperature_c=self._number("nvmlDeviceGetTemperature", device, _TEMPERATURE_GPU),
-            power_mw=self._number("nvmlDeviceGetPowerUsage", device),
-            reasons=self._reasons(device),
-        )
+    def sample(self, device: ctypes.c_void_p) -> list[int | None]:
+        """The state of the GPU now: SM clock, MHz; temperature, C; power, mW; bits of `nvmlClocksEventReasons`.
+
+        None for values it does not report.
+        """
+        return [
+            self._number("nvmlDeviceGetClockInfo", device, _CLOCK_SM),
+            self._number("nvmlDeviceGetTemperature", device, _TEMPERATURE_GPU),
+            self._number("nvmlDeviceGetPowerUsage", device),
+            self._reasons(device),
+        ]
 
     def close(self) -> None:
         """Release the driver."""

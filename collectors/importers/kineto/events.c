@@ -20,8 +20,6 @@ typedef struct {
     const char *categories; /* lower-case names, each followed by a newline */
     int64_t categories_length;
     int damaged; /* if 0, the rest is beyond the end of the text */
-    uint64_t last_category[4];
-    int64_t last_number;
 } Scan;
 
 /* Where a value begins and ends. `escaped`: a string with backslashes. */
@@ -40,21 +38,9 @@ static const uint8_t *skip_space(const uint8_t *at, const uint8_t *end) {
     return at;
 }
 
-/* Not 0 if a byte of the word is 0. */
-static uint64_t zero_byte(uint64_t word) {
-    return (word - 0x0101010101010101ull) & ~word & 0x8080808080808080ull;
-}
-
 /* Skip a string from its first character, `at`, past the closing quote. Returns NULL if it is not closed. */
 static const uint8_t *skip_string(const uint8_t *at, const uint8_t *end, int *escaped) {
     for (;;) {
-        /* Eight characters at a time: is one of them a quote or a backslash? */
-        while (end - at >= 8) {
-            uint64_t word;
-            memcpy(&word, at, 8);
-            if (zero_byte(word ^ 0x2222222222222222ull) | zero_byte(word ^ 0x5C5C5C5C5C5C5C5Cull)) break;
-            at += 8;
-        }
         while (at < end && *at != '"' && *at != '\\') at++;
         if (at >= end) return NULL;
         if (*at == '"') return at + 1;
@@ -162,33 +148,12 @@ static int whole(const Value *value, int64_t *out) {
     return 1;
 }
 
-/* Parse a number, rounded as Python rounds it. Returns 0 if the value is not one. */
+/* Parse a number as Python does. Returns 0 if the value is not one. */
 static int number(const Value *value, double *out) {
-    static const double powers[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
-    const uint8_t *at = value->begin, *end = value->end;
-    int negative = *at == '-', digits = 0, behind = 0, point = 0;
-    int64_t found = 0;
-    for (at += negative; at < end && digits <= 15; at++) {
-        if (*at == '.' && !point && digits) {
-            point = 1;
-        } else if (*at >= '0' && *at <= '9') {
-            found = found * 10 + (*at - '0');
-            digits += found > 0 || digits;
-            behind += point;
-        } else {
-            break;
-        }
-        if (behind > 15) break;
-    }
-    if (at == end && end - value->begin > negative && digits <= 15) {
-        /* Both are exact, so the division rounds correctly. */
-        *out = (negative ? -1.0 : 1.0) * ((double)found / powers[behind]);
-        return 1;
-    }
     char copy[64];
-    size_t length = (size_t)(end - value->begin);
-    if (length >= sizeof copy || *value->begin == '"' || (copy[0] = (char)*value->begin, copy[0] != '-' && (copy[0] < '0' || copy[0] > '9')))
-        return 0;
+    const uint8_t first = *value->begin;
+    const size_t length = (size_t)(value->end - value->begin);
+    if (length >= sizeof copy || (first != '-' && (first < '0' || first > '9'))) return 0;
     memcpy(copy, value->begin, length);
     copy[length] = '\0';
     *out = PyOS_string_to_double(copy, NULL, NULL);
@@ -200,7 +165,7 @@ static int number(const Value *value, double *out) {
 }
 
 /* The number of a category, NONE if it is not kept. Traces of 2021 capitalise categories. */
-static int64_t category(Scan *scan, const Value *value) {
+static int64_t category(const Scan *scan, const Value *value) {
     uint8_t name[32] = {0};
     size_t length = (size_t)(value->end - value->begin);
     if (length >= sizeof name) return NONE;
@@ -208,17 +173,14 @@ static int64_t category(Scan *scan, const Value *value) {
         uint8_t letter = value->begin[i];
         name[i] = letter >= 'A' && letter <= 'Z' ? letter + 32 : letter;
     }
-    if (memcmp(scan->last_category, name, sizeof name) == 0) return scan->last_number;
-    memcpy(scan->last_category, name, sizeof name);
-    scan->last_number = NONE;
     const char *at = scan->categories, *end = at + scan->categories_length;
     for (int64_t found = 0; at < end; found++) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
         if (!stop) break;
-        if ((size_t)(stop - at) == length && memcmp(at, name, length) == 0) scan->last_number = found;
+        if ((size_t)(stop - at) == length && memcmp(at, name, length) == 0) return found;
         at = stop + 1;
     }
-    return scan->last_number;
+    return NONE;
 }
 
 static int is_null(const Value *value) { return is(value, "null"); }
@@ -303,7 +265,7 @@ static const uint8_t *take_event(Scan *scan, const uint8_t *at, int64_t *row, do
  */
 static KERNEL(scan_events) {
     ENTER("scan_events", "BnB*l*d", 5);
-    Scan scan = {BYTES(a[0]), BYTES(a[0]) + AXIS(a[0], 0), (const char *)BYTES(a[2]), AXIS(a[2], 0), 0, {0}, NONE};
+    Scan scan = {BYTES(a[0]), BYTES(a[0]) + AXIS(a[0], 0), (const char *)BYTES(a[2]), AXIS(a[2], 0), 0};
     const int64_t most = AXIS(a[3], 1);
     int64_t row[COLUMNS], *rows = INT64S(a[3]), filled = 0;
     double time[TIMES], *times = REALS(a[4]);

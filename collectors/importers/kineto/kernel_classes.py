@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.errors import SelectionError
+from tracekit.collectors.importers.published import read_mapping
 from tracekit.trace.gpu_activity import KernelClass
 
 #: Searched in the lower-case name, in this order.
@@ -86,15 +85,7 @@ def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, re.Patte
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise FormatError(
-            f"{path}: cannot be read as YAML ({(str(error).splitlines() or [''])[0]}); expected lines such as"
-            " `communication: [my_all_reduce]`"
-        ) from None
-    if not isinstance(content, dict):
-        raise FormatError(f"{path}: holds no kernel classes; expected lines such as `communication: [my_all_reduce]`")
+    content = read_mapping(path, "communication: [my_all_reduce]")
     return {
         str(name): [str(one) for one in (many if isinstance(many, list) else [many])] for name, many in content.items()
     }

@@ -370,7 +370,7 @@ def test_a_pattern_that_cannot_be_meant_is_an_error():
     for stated, message in (
         ("speed=fast", "'speed' is not a kernel class; expected one of attention, communication"),
         ("attention=(", "'\\(' is not a regular expression"),
-        ("nowhere.yaml", "nowhere.yaml: cannot be read as YAML"),
+        ("nowhere.yaml", "nowhere.yaml: cannot be read: No such file"),
     ):
         with case(stated), pytest.raises((SelectionError, FormatError), match=message):
             kernel_classes([stated])

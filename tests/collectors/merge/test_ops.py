@@ -35,7 +35,7 @@ def rank(number, rows, *, mesh, groups=(), host="a", world_size=2):
         "mesh": [mesh] if mesh else [],
         "group": list(groups),
     }
-    return RankRecording(number, records, dict(enumerate(names)), facts, 0)
+    return RankRecording(number, records, dict(enumerate(names)), facts)
 
 
 def merged(*ranks, **options):

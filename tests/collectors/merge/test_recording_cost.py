@@ -21,7 +21,7 @@ def recording(*ranks: list[float], on) -> AttemptRecording:
         records["category"], records["step"] = Category.STEP, range(len(took_ms))
         records["flags"] = [Flag.COMPLETE | (Flag.RECORDING if on(step) else 0) for step in range(len(took_ms))]
         records["start_ns"], records["end_ns"] = ends - np.array(took_ms) * MS, ends
-        made[rank] = RankRecording(rank, records, {}, {}, 0)
+        made[rank] = RankRecording(rank, records, {}, {})
     return AttemptRecording(0, Path(), made)
 
 

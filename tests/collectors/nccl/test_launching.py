@@ -94,7 +94,7 @@ def test_small_shared_memory_is_told(monkeypatch):
 def recording(tmp_path, fact):
     """Two ranks that say the same about their NCCL."""
     facts = {"process": [{"world_size": 2, "host": "a", "process_id": 1}], "nccl": [fact]}
-    return AttemptRecording(0, tmp_path, {rank: RankRecording(rank, [], {}, facts, 0) for rank in range(2)})
+    return AttemptRecording(0, tmp_path, {rank: RankRecording(rank, [], {}, facts) for rank in range(2)})
 
 
 def test_why_no_ring_appeared_is_said(tmp_path):

@@ -13,9 +13,6 @@ from tracekit.collectors.run_directory.segments import RECORD_DTYPE
 from tracekit.collectors.run_directory.whole import read_attempt
 from tracekit.collectors.runtime.wire_format import RECORD, Category
 
-#: The reader of a whole attempt puts records in the order of their numbers.
-CONTRADICTIONS = {name: rest for name, *rest in GARBAGE if not name.startswith("number")}
-
 
 @pytest.fixture
 def written(tmp_path) -> WrittenRun:
@@ -33,7 +30,7 @@ def left_out(written):
 
 
 def test_a_record_that_cannot_be_leaves_its_rank_out(tmp_path):
-    for name, (change, said) in CONTRADICTIONS.items():
+    for name, change, said in GARBAGE:
         written = WrittenRun(tmp_path / name, 4, per_host=2)
         written.run(range(1, 11))
         copy_last(written, 1, put("category", Category.COMPUTE), change)
