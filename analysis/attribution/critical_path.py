@@ -176,7 +176,7 @@ class _Walk:
         self.template, self.timeline = block.template, timeline
         self.last = timeline.end.max(axis=0)
         groups = len(self.template.rendezvous)
-        self.group_of_row = np.empty(self.template.rows, np.int64)
+        self.group_of_row = np.empty(self.template.rows, np.int32)
         self.group_of_row[self.template.order] = np.repeat(np.arange(groups), np.diff(self.template.first_of_group))
         meeting = np.flatnonzero(self.template.rendezvous >= 0)
         self.group_of_rendezvous = dict(zip(self.template.rendezvous[meeting].tolist(), meeting.tolist(), strict=True))
@@ -205,7 +205,7 @@ class _Walk:
         at, lane = np.unravel_index(start.argmax(), start.shape)
         return float(start[at, lane]), number, int(rows[at]), int(lanes[0] + lane)
 
-    def waits(self, row: int) -> Ints:
+    def waits(self, row: int) -> Int32s:
         """The rows that a row waits for."""
         return self.template.waits_for[self.template.first_wait[row] : self.template.first_wait[row + 1]]
 

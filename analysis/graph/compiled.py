@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 from tracekit.analysis.numeric.digraph import adjacency, strong_components
 from tracekit.base.errors import GraphError
@@ -33,9 +33,9 @@ class Wiring(Struct, frozen=True, eq=False):
     start of its group rather than after its own start, [rows]. `describe`: returns the name of a row for messages.
     """
 
-    before: Ints
-    after: Ints
-    group: Ints
+    before: Ints | Int32s
+    after: Ints | Int32s
+    group: Ints | Int32s
     rendezvous_key: Ints
     synchronises: npt.NDArray[np.bool_]
     describe: Callable[[int], str]
@@ -57,13 +57,13 @@ class CompiledGraph(Struct, frozen=True, eq=False):
     """
 
     is_communication: npt.NDArray[np.bool_]
-    first_wait: Ints
-    waits_for: Ints
-    order: Ints
-    first_of_group: Ints
-    rendezvous: Ints
+    first_wait: Int32s
+    waits_for: Int32s
+    order: Int32s
+    first_of_group: Int32s
+    rendezvous: Int32s
     first_of_round: Ints
-    buffer: Ints
+    buffer: Int32s
     buffer_count: int
     begin: Floats
 
@@ -77,17 +77,18 @@ class CompiledGraph(Struct, frozen=True, eq=False):
 
         Walking a large graph is much faster this way, because its costs are read from front to back.
         """
-        place = np.empty(self.rows, np.int64)
+        place = np.empty(self.rows, np.int32)
         place[self.order] = np.arange(self.rows)
         waits = np.diff(self.first_wait)[self.order]
-        first_wait = np.concatenate([[0], np.cumsum(waits)])
-        edges = np.arange(len(self.waits_for)) + np.repeat(self.first_wait[self.order] - first_wait[:-1], waits)
+        first_wait = _bounds(waits)
+        edges = np.repeat(self.first_wait[self.order] - first_wait[:-1], waits)
+        edges += np.arange(len(edges), dtype=np.int32)
         return replace(
             self,
             is_communication=self.is_communication[self.order],
             first_wait=first_wait,
             waits_for=place[self.waits_for[edges]],
-            order=np.arange(self.rows),
+            order=np.arange(self.rows, dtype=np.int32),
             buffer=self.buffer[self.order],
             begin=self.begin[self.order],
         )
@@ -100,7 +101,7 @@ def compile_graphs(wirings: Sequence[Wiring], keys: Ints) -> list[CompiledGraph]
     Raises GraphError if dependencies form a cycle.
     """
     drafts = [_Draft(wiring, keys) for wiring in wirings]
-    rounds = np.zeros(len(keys), np.int64)
+    rounds = np.zeros(len(keys), np.int32)
     for _ in range(len(keys) + 1):
         # A collective runs in the latest round that any graph gives it, which may move others to later rounds.
         latest = rounds.copy()
@@ -125,43 +126,43 @@ class _Draft:
         if len(meeting):  # a collective is one group over all members, named after its first row
             _, first, inverse = np.unique(wiring.rendezvous_key[meeting], return_index=True, return_inverse=True)
             group[meeting] = meeting[first[inverse]]
-        self.group = dense(group)
+        self.group = dense(group).astype(np.int32)
         groups = int(self.group.max()) + 1
-        self.by_group = np.argsort(self.group, kind="stable")
-        self.first_of_group = np.searchsorted(self.group[self.by_group], np.arange(groups + 1))
-        self.rendezvous = np.full(groups, -1, np.int64)
+        self.first_of_group, self.by_group = adjacency(self.group, np.arange(rows, dtype=np.int32), groups)
+        self.rendezvous = np.full(groups, -1, np.int32)
         if len(keys):
             self.rendezvous[self.group[meeting]] = np.searchsorted(keys, wiring.rendezvous_key[meeting])
         self.first_wait, self.waits_for = adjacency(wiring.after, wiring.before, rows)
         first_next, nexts = adjacency(wiring.before, wiring.after, rows)
-        ordered = np.empty(groups, np.int64)
+        ordered = np.empty(groups, np.int32)
         waits = np.diff(self.first_wait)
         count = native.replay_order(self.group, self.by_group, self.first_of_group, first_next, nexts, waits, ordered)
         if count < groups:
             self._raise_cycle()
         self.ordered = ordered
 
-    def rounds(self, of_rendezvous: Ints) -> Ints:
+    def rounds(self, of_rendezvous: Int32s) -> Int32s:
         """The round of each group, [groups], with no rendezvous before its round in `of_rendezvous`, [keys]."""
-        number = np.zeros(len(self.ordered), np.int64)
+        number = np.zeros(len(self.ordered), np.int32)
         native.rounds(
             self.ordered, self.by_group, self.first_of_group, self.first_wait, self.waits_for, self.group,
             self.rendezvous, of_rendezvous, number,
         )  # fmt: skip
         return number
 
-    def compiled(self, of_rendezvous: Ints) -> CompiledGraph:
+    def compiled(self, of_rendezvous: Int32s) -> CompiledGraph:
         """The finished graph."""
         number = self.rounds(of_rendezvous)
         meets = self.rendezvous >= 0
         place = np.lexsort((meets[self.ordered], number[self.ordered]))  # stable: keeps the order within a round
         ordered = self.ordered[place]
         lengths = np.diff(self.first_of_group)[ordered]
-        first_of_group = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(len(self.group)) + np.repeat(self.first_of_group[ordered] - first_of_group[:-1], lengths)
+        first_of_group = _bounds(lengths)
+        positions = np.repeat(self.first_of_group[ordered] - first_of_group[:-1], lengths)
+        positions += np.arange(len(positions), dtype=np.int32)
         order = self.by_group[positions]
         last_round = int(number.max())
-        buffer = np.empty(len(order), np.int64)
+        buffer = np.empty(len(order), np.int32)
         units = _units(number[ordered], meets[ordered])
         buffer_count = native.assign_buffers(order, first_of_group, self.first_wait, self.waits_for, units, buffer)
         return CompiledGraph(
@@ -195,8 +196,13 @@ class _Draft:
         )
 
 
-def _units(number: Ints, meets: npt.NDArray[np.bool_]) -> Ints:
+def _bounds(lengths: Ints | Int32s) -> Int32s:
+    """Where each of the groups of these lengths begins, and where the last one ends, [groups + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _units(number: Int32s, meets: npt.NDArray[np.bool_]) -> Int32s:
     """Groups that may run at the same time share a number: all that meet in a round; every other group has its own."""
     fresh = np.ones(len(number), np.bool_)
     fresh[1:] = ~(meets[1:] & meets[:-1] & (number[1:] == number[:-1]))
-    return np.cumsum(fresh) - 1
+    return np.cumsum(fresh, dtype=np.int32) - np.int32(1)

@@ -30,7 +30,7 @@ class FoldedSteps:
     first_lane: Ints
     start: Floats
     duration: Floats
-    op: Ints
+    op: Int32s
     present: Mask | None = None
 
 
@@ -81,9 +81,9 @@ class _Step:
     number: int
     first: int
     last: int
-    before: Ints
-    after: Ints
-    group: Ints
+    before: Int32s
+    after: Int32s
+    group: Int32s
 
     def signature(self, graph: OpGraph) -> bytes:
         """Equal for steps that fold: the same ranks, comparable ops, and dependencies."""
@@ -111,9 +111,9 @@ def _steps(graph: OpGraph) -> Iterator[_Step]:
         )
 
 
-def _groups(rendezvous: Ints) -> Ints:
+def _groups(rendezvous: Ints) -> Int32s:
     """A group per op: the first op of its rendezvous, else itself."""
-    group = np.arange(len(rendezvous))
+    group = np.arange(len(rendezvous), dtype=np.int32)
     members = np.flatnonzero(rendezvous >= 0)
     _, first, inverse = np.unique(rendezvous[members], return_index=True, return_inverse=True)
     group[members] = members[first[inverse]]
@@ -132,7 +132,7 @@ def _block(graph: OpGraph, steps: list[_Step]) -> FoldedSteps:
         describe=lambda row: graph.describe(sample.first + row),
     )
     (template,) = compile_graphs([wiring], NO_RENDEZVOUS)
-    op = template.order[:, None] + np.array([step.first for step in steps])
+    op = template.order[:, None] + np.array([step.first for step in steps], np.int32)
     return FoldedSteps(
         template=template.in_replay_order(),
         step=np.array([step.number for step in steps], np.int32),

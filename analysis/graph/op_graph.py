@@ -85,9 +85,9 @@ class OpGraph:
     peer_names: tuple[str, ...]
     rendezvous: Ints
     labels: Mapping[str, Label]
-    before: Ints
-    after: Ints
-    why: Ints
+    before: Int32s
+    after: Int32s
+    why: npt.NDArray[np.uint8]
     mesh: Mesh
     gaps: tuple[MissingMembers, ...] = ()
     comparable: npt.NDArray[np.bool_] | None = None
@@ -177,10 +177,13 @@ class _Reader:
             ):
                 raise TraceError(f"groups: {one.name!r:.40} has ranks {one.ranks!s:.60}; expected each once, from 0 on")
         step = self.integers("step") if "step" in self.ops.columns else np.zeros(self.ops.height, np.int32)
-        order = np.argsort(step, kind="stable")
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
         before, after, why = self.edge_columns()
+        order: Ints | slice = slice(None)  # no copy of columns in the order of step
+        if (step[1:] < step[:-1]).any():
+            order = np.argsort(step, kind="stable")
+            place = np.empty(len(order), np.int32)
+            place[order] = np.arange(len(order))
+            before, after = place[before], place[after]
         named = next((name for name in ("peer", "kind", "name") if name in self.ops.columns), None)
         if named is None:
             raise TraceError("ops: no column says which ops are comparable; add a column 'peer', 'kind' or 'name'")
@@ -201,8 +204,8 @@ class _Reader:
             peer_names=peer.names or (),
             rendezvous=self.rendezvous()[order],
             labels={name: Label(label.codes[order], label.names) for name, label in labels.items()},
-            before=place[before],
-            after=place[after],
+            before=before,
+            after=after,
             why=why,
             mesh=self.mesh(rank, axes),
             comparable=None if comparable is None else comparable[order],
@@ -284,7 +287,7 @@ class _Reader:
                 f"ops: column {name!r} has type {self.ops[name].dtype}; expected integers or strings"
             ) from None
 
-    def edge_columns(self) -> tuple[Ints, Ints, Ints]:
+    def edge_columns(self) -> tuple[Int32s, Int32s, npt.NDArray[np.uint8]]:
         """before, after, why."""
         ends = []
         for name in ("before", "after"):
@@ -294,14 +297,14 @@ class _Reader:
             rows = column.cast(pl.Int64).fill_null(-1).to_numpy()
             bad = (rows < 0) | (rows >= self.ops.height)
             _refuse(f"edges: column {name!r}", column, bad, f"the ops have rows 0 to {self.ops.height - 1}")
-            ends.append(rows)
+            ends.append(rows.astype(np.int32))
         if "why" not in self.edges.columns:
-            return ends[0], ends[1], np.zeros(self.edges.height, np.int64)
+            return ends[0], ends[1], np.zeros(self.edges.height, np.uint8)
         known = {why.name.lower(): int(why) for why in Why}
         names = self.edges["why"].cast(pl.String).fill_null("rule")
         if unknown := sorted(set(names.unique()) - set(known)):
             raise TraceError(f"edges: why {unknown[0]!r:.40} is unknown; expected one of {', '.join(known)}")
-        return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.Int64).to_numpy()
+        return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.UInt8).to_numpy()
 
     def mesh(self, rank: Int32s, axes: Sequence[str]) -> Mesh:
         """The coordinates of each rank. Raises TraceError if a rank has two different ones."""

@@ -77,31 +77,31 @@ def hash_streams(start: _Floats, bounds: _Int64s, streams: _Int64s, signature: _
     """
 
 def replay_order(
-    group: _Int64s,
-    by_group: _Int64s,
-    first_of_group: _Int64s,
-    first_next: _Int64s,
-    nexts: _Int64s,
-    waits: _Int64s,
-    ordered: _Int64s,
+    group: _Int32s,
+    by_group: _Int32s,
+    first_of_group: _Int32s,
+    first_next: _Int32s,
+    nexts: _Int32s,
+    waits: _Int32s,
+    ordered: _Int32s,
 ) -> int:
     """Fill `ordered`, [groups], so that each group comes after all it waits for; returns how many are in no cycle."""
 
 def rounds(
-    ordered: _Int64s,
-    by_group: _Int64s,
-    first_of_group: _Int64s,
-    first_wait: _Int64s,
-    waits_for: _Int64s,
-    group: _Int64s,
-    rendezvous: _Int64s,
-    of_rendezvous: _Int64s,
-    number: _Int64s,
+    ordered: _Int32s,
+    by_group: _Int32s,
+    first_of_group: _Int32s,
+    first_wait: _Int32s,
+    waits_for: _Int32s,
+    group: _Int32s,
+    rendezvous: _Int32s,
+    of_rendezvous: _Int32s,
+    number: _Int32s,
 ) -> None:
     """Fill `number` with each group's round: after each rendezvous it depends on, not before its own one."""
 
 def assign_buffers(
-    order: _Int64s, first_of_group: _Int64s, first_wait: _Int64s, waits_for: _Int64s, unit: _Int64s, buffer: _Int64s
+    order: _Int32s, first_of_group: _Int32s, first_wait: _Int32s, waits_for: _Int32s, unit: _Int32s, buffer: _Int32s
 ) -> int:
     """Fill `buffer`, [rows], reused once nothing later waits for a row; returns the number of buffers.
 
@@ -109,9 +109,9 @@ def assign_buffers(
     """
 
 def rendezvous_starts(
-    order: _Int64s,
-    first_of_group: _Int64s,
-    rendezvous: _Int64s,
+    order: _Int32s,
+    first_of_group: _Int32s,
+    rendezvous: _Int32s,
     start: _Floats,
     step: _Int32s,
     rendezvous_start: _Floats,
@@ -119,9 +119,9 @@ def rendezvous_starts(
     """Raise `rendezvous_start`, [rendezvous, steps], to the latest recorded start of each collective in each step."""
 
 def transfer_durations(
-    order: _Int64s,
-    first_of_group: _Int64s,
-    rendezvous: _Int64s,
+    order: _Int32s,
+    first_of_group: _Int32s,
+    rendezvous: _Int32s,
     is_communication: _Bools,
     start: _Floats,
     step: _Int32s,
@@ -135,17 +135,17 @@ def transfer_durations(
     """
 
 def launch_delays(
-    first_wait: _Int64s, waits_for: _Int64s, start: _Floats, duration: _Floats, lowest: float, delay: _Floats
+    first_wait: _Int32s, waits_for: _Int32s, start: _Floats, duration: _Floats, lowest: float, delay: _Floats
 ) -> int:
     """Turn recorded starts in `delay` into launch delays; values below `lowest` become 0; returns how many do."""
 
 def critical_paths(
-    first_wait: _Int64s,
-    waits_for: _Int64s,
-    order: _Int64s,
-    first_of_group: _Int64s,
-    group_of_row: _Int64s,
-    rendezvous: _Int64s,
+    first_wait: _Int32s,
+    waits_for: _Int32s,
+    order: _Int32s,
+    first_of_group: _Int32s,
+    group_of_row: _Int32s,
+    rendezvous: _Int32s,
     is_communication: _Bools,
     start: _Floats,
     end: _Floats,
@@ -179,12 +179,12 @@ def proximal_step(
     """The proximal step of the distance of each `value` to its bounds, in place: `multiplier` and `target`."""
 
 def replay(
-    order: _Int64s,
-    first_of_group: _Int64s,
-    first_wait: _Int64s,
-    waits_for: _Int64s,
-    buffer: _Int64s,
-    rendezvous: _Int64s,
+    order: _Int32s,
+    first_of_group: _Int32s,
+    first_wait: _Int32s,
+    waits_for: _Int32s,
+    buffer: _Int32s,
+    rendezvous: _Int32s,
     is_communication: _Bools,
     matrix: _Floats,
     matrix_row: _Int64s,

@@ -2,8 +2,8 @@
 #include "kernels.h"
 
 KERNEL(rendezvous_starts) {
-    ENTER("rendezvous_starts", "llldi*d", 6);
-    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *rendezvous = INT64S(a[2]);
+    ENTER("rendezvous_starts", "iiidi*d", 6);
+    const int32_t *order = INT32S(a[0]), *first_of_group = INT32S(a[1]), *rendezvous = INT32S(a[2]);
     const double *start = REALS(a[3]);
     const int32_t *step = INT32S(a[4]);
     double *rendezvous_start = REALS(a[5]);
@@ -23,8 +23,8 @@ KERNEL(rendezvous_starts) {
 }
 
 KERNEL(transfer_durations) {
-    ENTER("transfer_durations", "lllbdidr*d", 9);
-    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *rendezvous = INT64S(a[2]);
+    ENTER("transfer_durations", "iiibdidr*d", 9);
+    const int32_t *order = INT32S(a[0]), *first_of_group = INT32S(a[1]), *rendezvous = INT32S(a[2]);
     const uint8_t *is_communication = BYTES(a[3]);
     const double *start = REALS(a[4]), *rendezvous_start = REALS(a[6]);
     const int32_t *step = INT32S(a[5]);
@@ -63,8 +63,8 @@ KERNEL(transfer_durations) {
 }
 
 KERNEL(launch_delays) {
-    ENTER("launch_delays", "llddr*d", 6);
-    const int64_t *first_wait = INT64S(a[0]), *waits_for = INT64S(a[1]);
+    ENTER("launch_delays", "iiddr*d", 6);
+    const int32_t *first_wait = INT32S(a[0]), *waits_for = INT32S(a[1]);
     const double *start = REALS(a[2]), *duration = REALS(a[3]);
     const double lowest = a[4].real;
     double *delay = REALS(a[5]);

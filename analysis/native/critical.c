@@ -2,7 +2,7 @@
 #include "kernels.h"
 
 typedef struct {
-    const int64_t *first_wait, *waits_for, *order, *first_of_group, *group_of_row, *rendezvous;
+    const int32_t *first_wait, *waits_for, *order, *first_of_group, *group_of_row, *rendezvous;
     const uint8_t *is_communication;
     const double *start, *end;
     int64_t lanes, lane_first, lane_last;
@@ -53,10 +53,10 @@ static int64_t walk(const Step *s, int64_t row, int64_t lane, int64_t room, int6
 }
 
 KERNEL(critical_paths) {
-    ENTER("critical_paths", "llllllbddlllb*l*l*l*l*l", 18);
+    ENTER("critical_paths", "iiiiiibddlllb*l*l*l*l*l", 18);
     Step s = {
-        .first_wait = INT64S(a[0]), .waits_for = INT64S(a[1]), .order = INT64S(a[2]), .first_of_group = INT64S(a[3]),
-        .group_of_row = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
+        .first_wait = INT32S(a[0]), .waits_for = INT32S(a[1]), .order = INT32S(a[2]), .first_of_group = INT32S(a[3]),
+        .group_of_row = INT32S(a[4]), .rendezvous = INT32S(a[5]), .is_communication = BYTES(a[6]),
         .start = REALS(a[7]), .end = REALS(a[8]), .lanes = AXIS(a[7], 1), .apart = BYTES(a[12])[0],
     };
     const int64_t *first_lane = INT64S(a[9]), *row = INT64S(a[10]), *lane = INT64S(a[11]);

@@ -2,24 +2,24 @@
 #include "kernels.h"
 
 KERNEL(replay_order) {
-    ENTER("replay_order", "llllll*l", 7);
-    const int64_t *group = INT64S(a[0]), *by_group = INT64S(a[1]), *first_of_group = INT64S(a[2]);
-    const int64_t *first_next = INT64S(a[3]), *nexts = INT64S(a[4]), *waits = INT64S(a[5]);
-    int64_t *ordered = INT64S(a[6]);
+    ENTER("replay_order", "iiiiii*i", 7);
+    const int32_t *group = INT32S(a[0]), *by_group = INT32S(a[1]), *first_of_group = INT32S(a[2]);
+    const int32_t *first_next = INT32S(a[3]), *nexts = INT32S(a[4]), *waits = INT32S(a[5]);
+    int32_t *ordered = INT32S(a[6]);
     const int64_t rows = AXIS(a[0], 0), groups = AXIS(a[6], 0);
-    int64_t *open_waits = PyMem_Calloc((size_t)groups + 1, sizeof *open_waits);
+    int32_t *open_waits = PyMem_Calloc((size_t)groups + 1, sizeof *open_waits);
     if (!open_waits) LEAVE(PyErr_NoMemory());
     int64_t found = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t row = 0; row < rows; row++) open_waits[group[row]] += waits[row];
-    for (int64_t number = 0; number < groups; number++)
+    for (int32_t number = 0; number < groups; number++)
         if (open_waits[number] == 0) ordered[found++] = number;
     for (int64_t done = 0; done < found; done++) {
         const int64_t number = ordered[done];
         for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {
             const int64_t row = by_group[at];
             for (int64_t edge = first_next[row]; edge < first_next[row + 1]; edge++) {
-                const int64_t after = group[nexts[edge]];
+                const int32_t after = group[nexts[edge]];
                 if (--open_waits[after] == 0) ordered[found++] = after;
             }
         }
@@ -30,20 +30,20 @@ KERNEL(replay_order) {
 }
 
 KERNEL(rounds) {
-    ENTER("rounds", "llllllll*l", 9);
-    const int64_t *ordered = INT64S(a[0]), *by_group = INT64S(a[1]), *first_of_group = INT64S(a[2]);
-    const int64_t *first_wait = INT64S(a[3]), *waits_for = INT64S(a[4]), *group = INT64S(a[5]);
-    const int64_t *rendezvous = INT64S(a[6]), *of_rendezvous = INT64S(a[7]);
-    int64_t *number = INT64S(a[8]);
+    ENTER("rounds", "iiiiiiii*i", 9);
+    const int32_t *ordered = INT32S(a[0]), *by_group = INT32S(a[1]), *first_of_group = INT32S(a[2]);
+    const int32_t *first_wait = INT32S(a[3]), *waits_for = INT32S(a[4]), *group = INT32S(a[5]);
+    const int32_t *rendezvous = INT32S(a[6]), *of_rendezvous = INT32S(a[7]);
+    int32_t *number = INT32S(a[8]);
     const int64_t groups = AXIS(a[0], 0);
     Py_BEGIN_ALLOW_THREADS
     for (int64_t i = 0; i < groups; i++) {
         const int64_t this = ordered[i];
-        int64_t latest = 0;
+        int32_t latest = 0;
         for (int64_t at = first_of_group[this]; at < first_of_group[this + 1]; at++)
             for (int64_t wait = first_wait[by_group[at]]; wait < first_wait[by_group[at] + 1]; wait++) {
                 const int64_t before = group[waits_for[wait]];
-                const int64_t earliest = number[before] + (rendezvous[before] >= 0);
+                const int32_t earliest = number[before] + (rendezvous[before] >= 0);
                 if (earliest > latest) latest = earliest;
             }
         if (rendezvous[this] >= 0 && of_rendezvous[rendezvous[this]] > latest) latest = of_rendezvous[rendezvous[this]];
@@ -54,13 +54,13 @@ KERNEL(rounds) {
 }
 
 KERNEL(assign_buffers) {
-    ENTER("assign_buffers", "lllll*l", 6);
-    const int64_t *order = INT64S(a[0]), *first_of_group = INT64S(a[1]), *first_wait = INT64S(a[2]);
-    const int64_t *waits_for = INT64S(a[3]), *unit = INT64S(a[4]);
-    int64_t *buffer = INT64S(a[5]);
+    ENTER("assign_buffers", "iiiii*i", 6);
+    const int32_t *order = INT32S(a[0]), *first_of_group = INT32S(a[1]), *first_wait = INT32S(a[2]);
+    const int32_t *waits_for = INT32S(a[3]), *unit = INT32S(a[4]);
+    int32_t *buffer = INT32S(a[5]);
     const int64_t rows = AXIS(a[0], 0), groups = AXIS(a[4], 0);
-    int64_t *last_use = PyMem_Malloc((size_t)(rows + 1) * sizeof *last_use);
-    int64_t *free_buffers = PyMem_Malloc((size_t)(rows + 1) * sizeof *free_buffers);
+    int32_t *last_use = PyMem_Malloc((size_t)(rows + 1) * sizeof *last_use);
+    int32_t *free_buffers = PyMem_Malloc((size_t)(rows + 1) * sizeof *free_buffers);
     uint8_t *released = PyMem_Calloc((size_t)rows + 1, 1);
     if (!last_use || !free_buffers || !released) {
         PyMem_Free(last_use);
@@ -68,7 +68,8 @@ KERNEL(assign_buffers) {
         PyMem_Free(released);
         LEAVE(PyErr_NoMemory());
     }
-    int64_t free_count = 0, buffer_count = 0, begin = 0;
+    int64_t free_count = 0, begin = 0;
+    int32_t buffer_count = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t number = 0; number < groups; number++)
         for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {

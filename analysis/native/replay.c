@@ -2,7 +2,7 @@
 #include "kernels.h"
 
 typedef struct {
-    const int64_t *order, *first_of_group, *first_wait, *waits_for, *buffer, *rendezvous;
+    const int32_t *order, *first_of_group, *first_wait, *waits_for, *buffer, *rendezvous;
     const uint8_t *is_communication;
     const double *matrix, *constant, *delay, *changed_delay, *changed, *begin;
     const int64_t *matrix_row, *delay_row;
@@ -191,7 +191,7 @@ static inline __attribute__((always_inline)) void replay_one(const Replay *r, in
 }
 
 /* `scratch`: [width]. */
-static inline __attribute__((always_inline)) void replay_two(const Replay *r, const int64_t *rows, double *final, double *scratch, int64_t low, int64_t width) {
+static inline __attribute__((always_inline)) void replay_two(const Replay *r, const int32_t *rows, double *final, double *scratch, int64_t low, int64_t width) {
     Row a = row_of(r, rows[0], r->choice_costs, low, width);
     Row b = row_of(r, rows[1], r->choice_costs + width, low, width);
     const int delayed = a.delay || b.delay, fixed = !a.cost && !b.cost;
@@ -267,10 +267,10 @@ WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t w
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {
-    ENTER("replay", "llllllbdlddlnnnll*d*d*d*d*dddidnd", 28);
+    ENTER("replay", "iiiiiibdlddlnnnll*d*d*d*d*dddidnd", 28);
     Replay r = {
-        .order = INT64S(a[0]), .first_of_group = INT64S(a[1]), .first_wait = INT64S(a[2]), .waits_for = INT64S(a[3]),
-        .buffer = INT64S(a[4]), .rendezvous = INT64S(a[5]), .is_communication = BYTES(a[6]),
+        .order = INT32S(a[0]), .first_of_group = INT32S(a[1]), .first_wait = INT32S(a[2]), .waits_for = INT32S(a[3]),
+        .buffer = INT32S(a[4]), .rendezvous = INT32S(a[5]), .is_communication = BYTES(a[6]),
         .matrix = REALS(a[7]), .matrix_row = INT64S(a[8]), .constant = REALS(a[9]),
         .delay = REALS(a[10]), .delay_row = INT64S(a[11]),
         .changed = REALS(a[22]), .begin = REALS(a[23]), .matrix_rows = AXIS(a[7], 0), .matrix_lanes = AXIS(a[7], 1),

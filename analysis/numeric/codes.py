@@ -18,7 +18,7 @@ _PLACES_PER_VALUE = 8
 _LARGEST_NUMBER, _LARGEST_SPAN = 1 << 62, 1 << 31
 
 
-def dense(values: Ints) -> Ints:
+def dense(values: Ints | Int32s) -> Ints:
     """A code for each value, in the order of the values and without gaps; equal values get equal codes."""
     lowest = int(values.min(initial=0))
     places = int(values.max(initial=0)) - lowest + 1

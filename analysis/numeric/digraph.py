@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.numeric.codes import dense
 
 
-def adjacency(sources: Ints, targets: Ints, nodes: int) -> tuple[Ints, Ints]:
+def adjacency(sources: Ints | Int32s, targets: Ints | Int32s, nodes: int) -> tuple[Int32s, Int32s]:
     """Edges grouped by source: where each node's targets begin, [nodes + 1], and the targets, [edges]."""
     order = np.argsort(sources, kind="stable")
-    return np.searchsorted(sources[order], np.arange(nodes + 1)), targets[order]
+    begins = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=nodes))])
+    return begins.astype(np.int32), targets[order].astype(np.int32, copy=False)
 
 
-def strong_components(sources: Ints, targets: Ints, nodes: int) -> Ints:
+def strong_components(sources: Ints | Int32s, targets: Ints | Int32s, nodes: int) -> Ints:
     """The strongly connected component of each node, [nodes], by Tarjan's algorithm (1972)."""
     first, after = (part.tolist() for part in adjacency(sources, targets, nodes))
     following, found, earliest, component = first[:-1], [-1] * nodes, [-1] * nodes, [-1] * nodes
@@ -44,7 +45,7 @@ def strong_components(sources: Ints, targets: Ints, nodes: int) -> Ints:
     return dense(np.where(alone < 0, np.arange(nodes), alone))
 
 
-def reachable(first: Ints, targets: Ints, node: int) -> Ints:
+def reachable(first: Int32s, targets: Int32s, node: int) -> Ints:
     """The nodes that edges lead to from `node`, sorted, `node` among them; the edges as of `adjacency`."""
     reached = np.zeros(len(first) - 1, np.bool_)
     reached[node] = True

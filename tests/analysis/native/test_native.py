@@ -23,19 +23,19 @@ print(round(tracekit.load(sys.argv[1]).whatif().slowdown, 3))
 """
 
 
-def order_of(*edges: tuple[int, int], ops: int, dtype: type = np.int64, room: int | None = None) -> list[int]:
+def order_of(*edges: tuple[int, int], ops: int, dtype: type = np.int32, room: int | None = None) -> list[int]:
     """`ops` ops, each a group of its own, in replay order; shorter where a cycle is."""
-    alone = np.arange(ops, dtype=np.int64)
-    before, after = (np.array([edge[at] for edge in edges], np.int64) for at in (0, 1))
+    alone = np.arange(ops, dtype=np.int32)
+    before, after = (np.array([edge[at] for edge in edges], np.int32) for at in (0, 1))
     order = np.argsort(before, kind="stable")
     ordered = np.empty(ops if room is None else room, dtype)
     count = native.replay_order(
         alone,
         alone,
-        np.arange(ops + 1),
-        np.searchsorted(before[order], np.arange(ops + 1)),
+        np.arange(ops + 1, dtype=np.int32),
+        np.searchsorted(before[order], np.arange(ops + 1)).astype(np.int32),
         after[order],
-        np.bincount(after, minlength=ops),
+        np.bincount(after, minlength=ops).astype(np.int32),
         ordered,
     )
     return ordered[:count].tolist()
@@ -47,18 +47,18 @@ def test_each_op_comes_after_all_it_waits_for() -> None:
 
 
 def test_arrays_of_another_type_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"replay_order: argument 7 has elements 'i', expected 'l'"):
-        order_of((0, 1), ops=2, dtype=np.int32)
+    with pytest.raises(TypeError, match=r"replay_order: argument 7 has elements 'l', expected 'i'"):
+        order_of((0, 1), ops=2, dtype=np.int64)
 
 
 def test_arrays_that_are_not_contiguous_are_refused() -> None:
-    rows, lanes = np.zeros(3, np.int64), np.zeros((3, 4))
+    rows, lanes = np.zeros(3, np.int32), np.zeros((3, 4))
     with pytest.raises(ValueError, match="not C-contiguous"):
         native.launch_delays(rows, rows, lanes[:, ::2], lanes, 0.0, lanes)
 
 
 def test_an_array_that_cannot_be_written_to_is_refused_as_output() -> None:
-    rows, lanes = np.zeros(4, np.int64), np.zeros((3, 4))
+    rows, lanes = np.zeros(4, np.int32), np.zeros((3, 4))
     frozen = lanes.copy()
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
@@ -66,7 +66,7 @@ def test_an_array_that_cannot_be_written_to_is_refused_as_output() -> None:
 
 
 def test_the_number_of_arguments_is_checked() -> None:
-    rows = np.zeros(3, np.int64)
+    rows = np.zeros(3, np.int32)
     with pytest.raises(TypeError, match="launch_delays takes 6 arguments, not 2"):
         native.launch_delays(*[rows, rows])
 
