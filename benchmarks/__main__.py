@@ -6,6 +6,8 @@ python -m benchmarks core --quick       small sizes, printed only: shows that a 
 python -m benchmarks eventsim --help    options of eventsim, clocks, hang_live and frameworks; printed only
 python -m benchmarks goldens            compares the reports of two versions, see benchmarks/goldens.py
 python -m benchmarks one-gpu FOLDER     puts losses into real traces of one GPU, see benchmarks/one_gpu.py
+python -m benchmarks gate-live ...      judges real runs, see benchmarks/gate_live.py
+python -m benchmarks tracker-live ...   runs a job beside a tracker that hangs, see benchmarks/tracker_live.py
 python -m benchmarks rl-published FILE  compares `tracekit rl` with published figures, see benchmarks/rl_published.py
 """
 
@@ -24,7 +26,7 @@ SECTIONS = (
 )  # fmt: skip
 #: Benchmarks with a command line of their own, which prints instead of writing RESULTS.md.
 WITH_OPTIONS = ("eventsim", "clocks", "hang_live", "frameworks")
-ALWAYS_WITH_OPTIONS = ("goldens", "one-gpu", "rl-published")
+ALWAYS_WITH_OPTIONS = ("goldens", "one-gpu", "rl-published", "gate-live", "tracker-live")
 _SECTION = "<!-- section {} -->\n"
 
 

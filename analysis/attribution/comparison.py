@@ -7,10 +7,12 @@ contains. Its figures come from `compare.py`, which also feeds the dashboard.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Struct
 
 from tracekit.analysis.attribution.compare import (
     CostChange,
+    Outcome,
     Report,
     Side,
     Verdict,
@@ -56,24 +58,67 @@ class Comparison:
     trust: str
     by_kind: tuple[CostChange, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "comparison_version": COMPARISON_VERSION,
-            "before": _side(self.before),
-            "after": _side(self.after),
-            "outcome": str(self.verdict.outcome),
-            "sentence": self.verdict.sentence,
-            "notes": list(self.verdict.notes),
-            "cost": self.cost,
-            "causes": {"gone": list(self.gone), "new": list(self.new), "staying": list(self.staying)},
-            "kinds": self.kinds,
-            "trust": self.trust,
-            "trustworthy": self.before.trustworthy and self.after.trustworthy,
-            "by_kind": [
-                {"kind": change.name, "before_s": change.before_s, "after_s": change.after_s} for change in self.by_kind
-            ],
-        }
+    @property
+    def output(self) -> CompareOutput:
+        """The form of the JSON."""
+        return CompareOutput(
+            before=_side(self.before),
+            after=_side(self.after),
+            outcome=self.verdict.outcome,
+            sentence=self.verdict.sentence,
+            notes=self.verdict.notes,
+            cost=self.cost,
+            causes=Causes(self.gone, self.new, self.staying),
+            kinds=self.kinds,
+            trust=self.trust,
+            trustworthy=self.before.trustworthy and self.after.trustworthy,
+            by_kind=[KindCost(change.name, change.before_s, change.after_s) for change in self.by_kind],
+        )
+
+
+class ComparedRun(Struct, frozen=True):
+    """One side: seconds of the mean step, and S."""
+
+    name: str
+    layout: dict[str, int]
+    steps: int
+    recorded_s: float
+    original_s: float
+    ideal_s: float
+    slowdown: float
+
+
+class Causes(Struct, frozen=True):
+    """Causes in sentences."""
+
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+    staying: tuple[str, ...]
+
+
+class KindCost(Struct, frozen=True):
+    """Seconds of the mean step that a kind of op alone costs; None if a side has none of it."""
+
+    kind: str
+    before_s: float | None
+    after_s: float | None
+
+
+class CompareOutput(Struct, frozen=True, kw_only=True):
+    """What `tracekit compare --json` prints."""
+
+    comparison_version: int = COMPARISON_VERSION
+    before: ComparedRun
+    after: ComparedRun
+    outcome: Outcome
+    sentence: str
+    notes: tuple[str, ...]
+    cost: str
+    causes: Causes
+    kinds: str | None
+    trust: str
+    trustworthy: bool
+    by_kind: list[KindCost]
 
 
 def compare_runs(reports: tuple[Report, Report]) -> Comparison:
@@ -98,16 +143,16 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
     )
 
 
-def _side(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.job,
-        "layout": dict(side.layout),
-        "steps": len(side.steps) * side.steps_each,
-        "recorded_s": float(side.recorded_s.mean()),
-        "original_s": float(side.original_s.mean()),
-        "ideal_s": float(side.ideal_s.mean()),
-        "slowdown": side.slowdown,
-    }
+def _side(side: Side) -> ComparedRun:
+    return ComparedRun(
+        side.job,
+        dict(side.layout),
+        len(side.steps) * side.steps_each,
+        float(side.recorded_s.mean()),
+        float(side.original_s.mean()),
+        float(side.ideal_s.mean()),
+        side.slowdown,
+    )
 
 
 def _cost(before: Report, after: Report) -> str:

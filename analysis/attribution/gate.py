@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from tracekit.analysis.attribution.compare import slowdown_by_step
 from tracekit.analysis.attribution.spent import Part, Spent
@@ -138,21 +137,42 @@ class Gate(Struct, frozen=True):
             return f"{differ}: record {counted(row.more_steps, 'more step')} of {'every run' if several else 'both'}"
         return differ if several or self.noise is not None else f"{differ}: record far more steps of both"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        rows = [asdict(row) | {"outcome": str(row.outcome)} for row in self.rows]
-        return {
-            "gate_version": GATE_VERSION,
-            "outcome": str(self.outcome),
-            "sentence": self.sentence,
-            "baseline": {"name": listed(self.baselines), "steps": self.steps[0], "runs": len(self.baselines)},
-            "run": {"name": self.run, "steps": self.steps[1]},
-            "limit": self.limit,
-            "noise": self.noise,
-            "confidence": CONFIDENCE,
-            "rows": rows,
-            "notes": list(self.notes),
-        }
+    @property
+    def output(self) -> GateOutput:
+        """The form of the JSON."""
+        return GateOutput(
+            outcome=self.outcome,
+            sentence=self.sentence,
+            baseline=Runs(listed(self.baselines), self.steps[0], len(self.baselines)),
+            run=Runs(self.run, self.steps[1], 1),
+            limit=self.limit,
+            noise=self.noise,
+            rows=self.rows,
+            notes=self.notes,
+        )
+
+
+class Runs(Struct, frozen=True):
+    """One side of a gate: the names of its runs, and how many steps and runs they are."""
+
+    name: str
+    steps: int
+    runs: int
+
+
+class GateOutput(Struct, frozen=True, kw_only=True):
+    """What `tracekit gate --json` prints."""
+
+    gate_version: int = GATE_VERSION
+    outcome: Outcome
+    sentence: str
+    baseline: Runs
+    run: Runs
+    limit: float
+    noise: float | None
+    confidence: float = CONFIDENCE
+    rows: tuple[Judged, ...]
+    notes: tuple[str, ...]
 
 
 def percent(share: float) -> str:

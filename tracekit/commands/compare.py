@@ -5,10 +5,10 @@ In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+import msgspec
 
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
@@ -43,7 +43,7 @@ def compare_command(
             reports.append(source.load().whatif().to_dict())
     found = compare_runs((reports[0], reports[1]))
     if as_json:
-        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+        click.echo(msgspec.json.encode(found.output))
         return
     from tracekit.show.terminal.comparison import print_comparison
 

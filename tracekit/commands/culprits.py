@@ -6,12 +6,13 @@ doubts go to stderr and into the exit code.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import click
+import msgspec
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from tracekit.base.errors import SelectionError
@@ -20,6 +21,7 @@ from tracekit.base.hostlist import hostlist, is_node_name
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.options import Source, console, trace_source
+from tracekit.report.answer import Culprit
 from tracekit.report.nodes import Nodes, nodes_of
 
 #: The number of unknown nodes to list on stderr.
@@ -50,6 +52,18 @@ class _Found:
         rows = [row for row in self.culprits if row["host"] is None or not is_node_name(row["host"])]
         return [f"worker ({row['dp_rank']},{row['pp_rank']})" if row["rank"] is None else f"rank {row['rank']}"
                 for row in rows]  # fmt: skip
+
+
+class CulpritsOutput(Struct, frozen=True):
+    """What `tracekit culprits --format json` prints."""
+
+    job: str
+    trustworthy: bool
+    trust: str
+    nodes: Sequence[str]
+    hostlist: str
+    suspects: Sequence[str]
+    culprits: Sequence[Culprit]
 
 
 @click.command("culprits")
@@ -117,16 +131,9 @@ def _check_parts(parts: Sequence[str]) -> None:
 def _show(found: _Found, form: str, nodes: Sequence[str]) -> None:
     """Print the answer in the chosen form, with these nodes for a script; to stderr, why it is empty or incomplete."""
     if form == "json":
-        content = {
-            "job": found.job,
-            "trustworthy": found.trusted,
-            "trust": found.trust,
-            "nodes": nodes,
-            "hostlist": hostlist(nodes),
-            "suspects": found.nodes.suspects,
-            "culprits": list(found.culprits),
-        }
-        click.echo(json.dumps(content, allow_nan=False))
+        rows, suspects = msgspec.convert(found.culprits, list[Culprit]), found.nodes.suspects
+        output = CulpritsOutput(found.job, found.trusted, found.trust, nodes, hostlist(nodes), suspects, rows)
+        click.echo(msgspec.json.encode(output))
     elif form == "text" and found.culprits:
         from tracekit.show.terminal.culprits import print_culprits
 

@@ -5,17 +5,25 @@ In: the training's Python interpreter. Out: a line for each dependency. Exits wi
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+import msgspec
+from msgspec import Struct
 
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable
+from tracekit.collectors.launch.doctor import Check, Outcome, checks
 from tracekit.commands.options import OUT
+
+
+class DoctorOutput(Struct, frozen=True):
+    """What `tracekit doctor --json` prints."""
+
+    works: bool
+    checks: list[Check]
 
 
 @click.command("doctor")
@@ -24,8 +32,6 @@ from tracekit.commands.options import OUT
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
     """Will `tracekit collect` work here? Checks what it needs, and tries it with two ranks."""
-    from tracekit.collectors.launch.doctor import Outcome, checks
-
     found = []
     with progress() as tell:
         tell("checking, and training two ranks for a moment")
@@ -35,7 +41,7 @@ def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int
                 click.echo(f"{check.outcome:<5}  {check.subject:<11}  {printable(check.found)}")
     fails = any(check.outcome is Outcome.FAILS for check in found)
     if as_json:
-        click.echo(json.dumps({"works": not fails, "checks": [asdict(check) for check in found]}))
+        click.echo(msgspec.json.encode(DoctorOutput(not fails, found)))
     else:
         click.echo(
             "\nCollecting will not work here yet." if fails else "\nNext: tracekit collect -- torchrun ... train.py"

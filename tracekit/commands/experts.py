@@ -8,14 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.commands.options import PATH
+from tracekit.report.experts import PlacedLayer
 
 _COUNT = click.IntRange(1, 1 << 20)
 #: Placing them takes time and memory with the square of their number.
 _REPLICAS = click.IntRange(1, 9_999)
+
+
+class ExpertsOutput(msgspec.Struct, frozen=True):
+    """What `tracekit experts --json` prints."""
+
+    layers: list[PlacedLayer]
 
 
 @click.command("experts")
@@ -31,8 +39,6 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
     Each line of LOADS.jsonl is {"step": 0, "layer": 0, "tokens_per_expert": [12, 7, ...]}, the tokens of all source
     ranks (docs/experts.md). The mean over the steps counts.
     """
-    import msgspec
-
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.experts.placement import placed_layers
 
@@ -41,7 +47,7 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
     read = Loads.read(loads)
     layers = placed_layers(read, ranks, replicas, nodes, groups)
     if as_json:
-        click.echo(msgspec.json.encode({"layers": layers}))
+        click.echo(msgspec.json.encode(ExpertsOutput(layers)))
         return ExitCode.DONE
     for one in layers:
         homes = [" ".join(str(expert) for expert, at in one.placement if at == rank) for rank in range(ranks)]

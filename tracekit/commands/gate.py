@@ -6,11 +6,11 @@ and as an exit code.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
+import msgspec
 
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
@@ -82,7 +82,7 @@ def gate_command(
     if markdown is not None:
         write_gate_markdown(markdown, found)
     if as_json:
-        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+        click.echo(msgspec.json.encode(found.output))
     else:
         from tracekit.show.terminal.gate import print_gate
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import Struct, field, to_builtins
 
+from tracekit.analysis.hang.model import HangReport, StackGroup, Undecided, first_step, headline
 from tracekit.base.command_line import command
 from tracekit.base.errors import OutputError
 from tracekit.base.exit_codes import ExitCode
@@ -20,7 +22,6 @@ from tracekit.commands.options import OUT
 from tracekit.commands.recognise import Wanted, explained
 
 if TYPE_CHECKING:
-    from tracekit.analysis.hang.model import HangReport
     from tracekit.store import Store, StoredHang
 
 #: How `tracekit collect --hang-after` names the folders of its dumps.
@@ -115,62 +116,83 @@ def newest_dumps(directory: Path) -> Path:
     return directory
 
 
-def to_dict(report: HangReport) -> dict[str, Any]:
-    """The report as plain data: the keys of docs/hang.md. Times are seconds before the dumps were taken."""
-    from tracekit.analysis.hang.model import first_step, headline
+class HangCulprit(Struct, frozen=True):
+    """A rank that holds others up; `since_s`: before the dumps were taken."""
 
-    return {
-        "hang": report.hung,
-        "headline": headline(report),
-        "first_step": first_step(report),
-        "world_size": report.world_size,
-        "dumps": report.dumps,
-        "culprits": [
-            {
-                "rank": one.rank,
-                "host": one.host,
-                "class": str(one.stall_class),
-                "group": one.group.description,
-                "operation": one.operation,
-                "since_s": _since_s(report, one.since_ns),
-                "since_unix_ns": one.since_ns or None,
-                "stall": one.stall,
-                "waiting": one.waiting,
-                "phase": one.phase,
-                "evidence": list(one.evidence),
-                "stack": None if one.stack is None else list(one.stack),
-            }
-            for one in report.culprits
+    rank: int
+    host: str | None
+    stall_class: str = field(name="class")
+    group: str
+    operation: str
+    since_s: float | None
+    since_unix_ns: int | None
+    stall: int
+    waiting: int
+    phase: str | None
+    evidence: tuple[str, ...]
+    stack: tuple[str, ...] | None
+
+
+class WaitingRank(Struct, frozen=True):
+    """A rank that waits for others."""
+
+    rank: int
+    waits_for: tuple[int, ...] = field(name="for")
+    operation: str
+    group: str
+
+
+class HungGroup(Struct, frozen=True):
+    """A process group by the state of its ranks."""
+
+    group: str
+    ranks: tuple[int, ...]
+    operation: str
+    sequence: int
+    waiting: tuple[int, ...]
+    finished: tuple[int, ...]
+    not_issued: tuple[int, ...]
+    unknown: tuple[int, ...]
+
+
+class HangOutput(Struct, frozen=True):
+    """What `tracekit hang --json` prints, and report.json holds."""
+
+    hang: bool
+    headline: str
+    first_step: str | None
+    world_size: int
+    dumps: int
+    culprits: list[HangCulprit]
+    undecided: tuple[Undecided, ...]
+    waiting: list[WaitingRank]
+    groups: list[HungGroup]
+    stacks: tuple[StackGroup, ...]
+    without_dump: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def to_dict(report: HangReport) -> dict[str, Any]:
+    """The report as plain data: the keys of docs/hang.md."""
+    from tracekit.report.plain_data import shaped
+
+    def times(since_ns: int) -> dict[str, Any]:
+        return {"since_s": _since_s(report, since_ns), "since_unix_ns": since_ns or None}
+
+    output = shaped(
+        HangOutput,
+        report,
+        hang=report.hung,
+        headline=headline(report),
+        first_step=first_step(report),
+        culprits=[
+            shaped(HangCulprit, one, group=one.group.description, **times(one.since_ns)) for one in report.culprits
         ],
-        "undecided": [
-            {"ranks": list(one.ranks), "operation": one.operation, "missing": one.missing} for one in report.undecided
-        ],
-        "waiting": [
-            {
-                "rank": one.rank,
-                "for": list(one.waits_for),
-                "operation": one.operation,
-                "group": one.group.description,
-            }
-            for one in report.waiting
-        ],
-        "groups": [
-            {
-                "group": one.group.description,
-                "ranks": list(one.group.ranks),
-                "operation": one.operation,
-                "sequence": one.sequence,
-                "waiting": list(one.waiting),
-                "finished": list(one.finished),
-                "not_issued": list(one.not_issued),
-                "unknown": list(one.unknown),
-            }
-            for one in report.groups
-        ],
-        "stacks": [{"ranks": list(one.ranks), "frames": list(one.frames)} for one in report.stacks],
-        "without_dump": list(report.without_dump),
-        "notes": list(report.notes),
-    }
+        waiting=[shaped(WaitingRank, one, group=one.group.description) for one in report.waiting],
+        groups=[shaped(HungGroup, one, group=one.group.description, ranks=one.group.ranks) for one in report.groups],
+    )
+    plain: dict[str, Any] = to_builtins(output)
+    return plain
 
 
 def _since_s(report: HangReport, since_ns: int | None) -> float | None:

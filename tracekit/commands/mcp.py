@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from tracekit import __version__
@@ -99,7 +100,9 @@ def compare(before: str, after: str) -> dict[str, Any]:
     """Whether run `after` is faster than run `before`, how sure that is, and which causes came and went."""
     from tracekit.analysis.attribution.comparison import compare_runs
 
-    return compare_runs((_job(before, None).report.to_dict(), _job(after, None).report.to_dict())).to_dict()
+    found = compare_runs((_job(before, None).report.to_dict(), _job(after, None).report.to_dict()))
+    compared: dict[str, Any] = to_builtins(found.output)
+    return compared
 
 
 def hang(folder: str) -> dict[str, Any]:

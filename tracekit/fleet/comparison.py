@@ -7,7 +7,7 @@ the change by the bootstrap over the jobs of both. A change is worse or better i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -30,20 +30,16 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure of both studies, a share. `group`: its subject. `change`: after - before, with its interval."""
+    """One figure of both studies, a share. `group`: its subject. `change`: after - before, with its interval; more is
+    worse, and unclear if the interval includes zero.
+    """
 
     group: str
     name: str
     before: float
     after: float
     change: Interval
-
-    @property
-    def direction(self) -> Direction:
-        """The direction of the change: more is worse; unclear if the interval includes zero."""
-        if self.change.low > 0:
-            return Direction.WORSE
-        return Direction.BETTER if self.change.high < 0 else Direction.UNCLEAR
+    direction: Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +52,7 @@ class FleetComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        rows = [asdict(one) | {"direction": one.direction} for one in self.changes]
-        return plain({"jobs_before": self.jobs_before, "jobs_after": self.jobs_after, "changes": rows})
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,8 @@ def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Ite
         (first, drawn), (second, drawn_again) = before.ratio(figure), after.ratio(figure)
         count = min(len(drawn), len(drawn_again))
         low, high = interval(drawn_again[:count] - drawn[:count])
-        yield Change(*figure, first, second, Interval(second - first, low, high))
+        direction = Direction.WORSE if low > 0 else Direction.BETTER if high < 0 else Direction.UNCLEAR
+        yield Change(*figure, first, second, Interval(second - first, low, high), direction)
 
 
 def _side(study: Study, seed: int) -> _Side:

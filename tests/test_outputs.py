@@ -1,0 +1,106 @@
+"""What every command prints with --json fits the schema that is shipped with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from jsonschema import Draft202012Validator
+
+from benchmarks.hangsim import Fault, Job, dumps
+from benchmarks.hangsim import run as simulated
+from benchmarks.hangsim import write as write_dumps
+from tests.analysis.rl.logs import lines, write
+from tests.fleet.few_jobs import study_of, write_jobs
+from tests.handmade import run
+from tests.outputs import OUTPUTS, SHIPPED, json_schema
+from tracekit.base.exit_codes import ExitCode
+from tracekit.cli import commands
+
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
+SLOW, HEALTHY = SAMPLES / "slow_worker.parquet", SAMPLES / "healthy.parquet"
+#: Commands that print a report, whose schema is another one: tests/test_report.py.
+REPORTS = {"whatif", "attach"}
+
+
+def _experts(folder: Path) -> list[object]:
+    (folder / "loads.jsonl").write_text('{"step": 0, "layer": 0, "tokens_per_expert": [8, 1, 1, 1]}\n')
+    return ["experts", folder / "loads.jsonl", "--ranks", "2", "--replicas", "6"]
+
+
+def _hang(folder: Path) -> list[object]:
+    job, faults = Job(4, 2, 2), [Fault("gpu-error", 6, 29, lag=4)]
+    write_dumps(folder / "dumps", dumps(job, faults, simulated(job, faults)))
+    return ["hang", folder / "dumps"]
+
+
+def _study(folder: Path) -> Path:
+    if not (folder / "study").exists():
+        study_of(write_jobs(folder / "traces", 2), out=folder / "study")
+    return folder / "study"
+
+
+def _sql(folder: Path) -> list[object]:
+    assert run("import", SLOW, "--store", folder / "jobs").code == 0
+    return ["sql", "select * from jobs", "--store", folder / "jobs"]
+
+
+#: Command -> the words of one that prints something of each part, and how it ends.
+CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
+    "collect": (lambda folder: ["collect", "--no-store", "--out", folder / "job.parquet"], ExitCode.DONE),
+    "compare": (lambda _: ["compare", HEALTHY, SLOW], ExitCode.DONE),
+    "culprits": (lambda _: ["culprits", SLOW, "--format", "json", "--suspects"], ExitCode.DONE),
+    "doctor": (lambda folder: ["doctor", "--python", folder / "no-python"], ExitCode.CONDITION),
+    "experts": (_experts, ExitCode.DONE),
+    "fleet compare": (lambda folder: ["fleet", "compare", _study(folder), _study(folder)], ExitCode.DONE),
+    "fleet report": (lambda folder: ["fleet", "report", _study(folder)], ExitCode.DONE),
+    "gate": (lambda _: ["gate", SLOW, "--baseline", HEALTHY, "--noise", "1%"], ExitCode.CONDITION),
+    "hang": (_hang, ExitCode.HANG),
+    "rl": (lambda folder: ["rl", write(folder / "run.jsonl", lines())], ExitCode.DONE),
+    "sql": (_sql, ExitCode.DONE),
+}
+
+
+def problems(content: Any, command: str) -> list[str]:
+    """Where `content` differs from the shipped definition; a key that the schema lacks counts, too."""
+    schema = json.loads(SHIPPED.read_text("utf-8")) | {"$ref": f"#/$defs/{command}"}
+    for definition in schema["$defs"].values():
+        if "properties" in definition:
+            definition["additionalProperties"] = False
+    return [f"{error.json_path}: {error.message:.200}" for error in Draft202012Validator(schema).iter_errors(content)]
+
+
+def _with_json(group: click.Group, before: str = "") -> Iterator[str]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from _with_json(command, f"{before}{name} ")
+        elif command is not None:
+            for option in command.params:
+                if "--json" in option.opts or "json" in getattr(option.type, "choices", ()):
+                    yield f"{before}{name}"
+
+
+def test_every_command_that_prints_json_is_here() -> None:
+    assert {*_with_json(commands)} == CASES.keys() | REPORTS
+    assert CASES.keys() == OUTPUTS.keys()
+
+
+def test_the_shipped_schema_is_that_of_the_code() -> None:
+    """After a change of the types: `python -m tests.outputs`."""
+    assert json.loads(SHIPPED.read_text("utf-8")) == json.loads(json.dumps(json_schema()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_command_prints_fits_its_schema(name: str, tmp_path: Path) -> None:
+    words, code = CASES[name]
+    ending = ["--", "true"] if name == "collect" else []
+    ran = run(*words(tmp_path), *([] if name == "culprits" else ["--json"]), *ending)
+    assert ran.code == code, ran.err
+    content = json.loads(ran.out)
+    assert content
+    assert problems(content, name) == []
