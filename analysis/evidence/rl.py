@@ -49,8 +49,8 @@ class RlEvidence(Subject, frozen=True, eq=False):
 
     @property
     def gpus(self) -> int:
-        """Those of both roles; if unknown, the least that there can be, one for each engine."""
-        return self.gpus_known or max(self.account.job.engines, 1)
+        """Those of both roles; if unknown, one for each engine and one for the trainer."""
+        return self.gpus_known or self.account.job.engines + 1
 
     @property
     def daily(self) -> bool:

@@ -136,6 +136,7 @@ class RlReport(Report):
             "wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours,
             "by_kind": [],
             "critical_path": [],
+            "by_rank": [{"rank": rank, "slowdown": None, "host": None} for rank in range(account.job.engines + 1)],
             "rl": account,
         }
 

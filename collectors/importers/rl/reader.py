@@ -45,15 +45,24 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
 
 def looks_like_rl(path: Path) -> bool:
     """Whether a path is a log of post-training by its beginning, or the folder into which tracekit.rl records."""
+    return bool(_formats_at(path))
+
+
+def is_record_of_rl(path: Path) -> bool:
+    """Whether a file is in the generic format: all such files of a folder are one run."""
+    return path.suffix == ".jsonl" and _formats_at(path) == {Format.TRAJECTORIES}
+
+
+def _formats_at(path: Path) -> set[Format]:
     try:
         found = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
         if not found.is_file():
-            return False
+            return set()
         with found.open("rb") as file:
             content = file.read(_LOOKED_AT)
-        return b"\0" not in content and bool(_formats(str(path), content))
+        return set() if b"\0" in content else _formats(str(path), content)
     except (OSError, FormatError):
-        return False
+        return set()
 
 
 def _files(path: Path) -> list[Path]:
