@@ -42,9 +42,9 @@ def test_a_path_runs_the_command_that_reads_it() -> None:
         ("runs/gpus", ["whatif", "runs/gpus"]),
         ("runs", ["info", "runs"]),
         ("dumps", ["hang", "dumps"]),
-        ("console.log", ["rl", "console.log"]),
-        ("rl.jsonl", ["rl", "rl.jsonl"]),
-        ("records", ["rl", "records"]),
+        ("console.log", ["whatif", "console.log"]),
+        ("rl.jsonl", ["whatif", "rl.jsonl"]),
+        ("records", ["whatif", "records"]),
     ):
         ran, expected = run(path), run(*same)
         assert (ran.code, ran.out) == (expected.code, expected.out), path

@@ -79,10 +79,6 @@ def a_layout() -> None:
     Path("meta.yaml").write_text("dp: 2\n")
 
 
-def an_rl_log() -> None:
-    Path("verl.log").write_text("step:1 - timing_s/gen:6.0 - timing_s/step:9.0\n")
-
-
 def a_text() -> None:
     Path("notes.txt").write_text("hello\n")
 
@@ -98,7 +94,6 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
     (a_json_dump, "rank_0", "a flight-recorder dump, not a trace; type `tracekit hang .`"),
     (a_script, "train it.py", "record what it does: `tracekit collect -- python 'train it.py'`"),
     (a_layout, "meta.yaml", "`tracekit whatif TRACE --layout meta.yaml`"),
-    (an_rl_log, "verl.log", "a log of RL post-training, not a trace; type `tracekit rl verl.log`"),
     (a_text, "notes.txt", "`tracekit import --format` lists the formats"),
 ]
 

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.analysis.rl.logs import lines, write
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tests.handmade import (
     FIXED_STEP_S,
@@ -115,14 +116,16 @@ def test_the_json_of_a_pipeline_fits_the_schema(name: str, request: pytest.Fixtu
     assert problems(json.loads(request.getfixturevalue(name).to_json())) == []
 
 
-@pytest.mark.parametrize("name", ["gpu_slow_input", "slow_worker.parquet", "ops.parquet"])
+@pytest.mark.parametrize("name", ["gpu_slow_input", "slow_worker.parquet", "ops.parquet", "rl.jsonl"])
 def test_what_whatif_prints_fits_the_schema(name: str, tmp_path: Path) -> None:
-    """All three sources, asked everything that they can be asked."""
+    """All sources, asked everything that they can be asked."""
     path = SAMPLES / name
     if name == "ops.parquet":
         path = tmp_path / name
         load(SAMPLES / "gpu_slow_input").ops.write_parquet(path)
-    options = ("--fix", "rank=1", "--keep", "rank=1", "--by", "rank,kind")
+    options: tuple[str, ...] = ("--fix", "rank=1", "--keep", "rank=1", "--by", "rank,kind")
+    if name == "rl.jsonl":
+        path, options = write(tmp_path / name, lines()), ("--fix", "staleness=1", "--fix", "fix=instant-sync")
     content = json.loads(run("whatif", path, "--json", *options).out)
     assert problems(content) == []
     assert [len(content["questions"]), content["report_version"]] == [2, REPORT_VERSION]
@@ -198,7 +201,7 @@ def test_the_page_explains_every_key(name: str) -> None:
 def test_the_page_lists_every_kind_of_finding() -> None:
     expected = []
     for one in detectors():
-        ways = {"in_pipeline": "pipelines", "in_ops": "op traces, recordings"}
+        ways = {"in_pipeline": "pipelines", "in_ops": "op traces, recordings", "in_rl": "post-training"}
         where = [words for way, words in ways.items() if getattr(type(one), way) is not getattr(Detector, way)]
         part = "" if one.part is None else f"`{one.part}`"
         expected.append([f"`{one.kind}`", one.title, ", ".join(where) or "all", part, f"`{one.loss}`"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
+from tracekit.report.plain_data import json_schema
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
@@ -32,10 +33,7 @@ def test_the_first_screen(tmp_path: Path) -> None:
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
     report = json.loads(run("rl", write(tmp_path / "run.jsonl", lines()), "--json").out)
     assert list(report) == KEYS
-    documented = (
-        (Path(__file__).parents[1] / "docs" / "report-schema.md").read_text().split("## rl")[1].split("\n## ")[0]
-    )
-    assert [line.split("`")[1] for line in documented.splitlines() if line.startswith("| `")] == KEYS
+    assert ["headline", *json_schema()["$defs"]["RlAccount"]["properties"]] == KEYS
     assert report["job"] == {
         "format": "trajectories", "steps": 4, "trajectories": 12, "engines": 1, "basis": "trajectories",
     }  # fmt: skip
@@ -45,8 +43,9 @@ def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
 def test_a_log_without_times(tmp_path: Path) -> None:
     (tmp_path / "verl.log").write_text(VERL)
     ran = run("rl", tmp_path / "verl.log")
-    assert "GENERATE takes 60 % of the step; one step of staleness saves 30 to 40 %, oldest sample one step old" in (
-        " ".join(ran.out.split())
+    assert (
+        "PHASES: generate takes 60 % of the step; one step of staleness saves 30 to 40 %, oldest sample one step old"
+        in (" ".join(ran.out.split()))
     )
     asked = run("rl", tmp_path / "verl.log", "--what-if", "partial=0.9", "--json")
     (price,) = json.loads(asked.out)["what_if"]
@@ -64,7 +63,7 @@ def test_the_page_needs_no_network_and_escapes_names(tmp_path: Path) -> None:
         assert (ran.code, ran.err.splitlines()[-1]) == (0, f"Wrote {page}")
         text = page.read_text()
         assert "Phases over steps" in text
-        assert ("Trajectories of step" in text) == (log.name != "verl")
+        assert ("Requests of the longest generation" in text) == (log.name != "verl")
         assert not any(tag in text for tag in ("<b>&", '<i>"', "<u>", "<script", "http://", "https://"))
     page.write_text("mine")
     assert run("rl", log, "--html", page).code == 2

@@ -82,6 +82,8 @@ class Side:
     def sizes(self) -> str:
         """The layout in words."""
         gpus = counted(self.layout["world_size"], "GPU")
+        if "engines" in self.layout:
+            return counted(self.layout["engines"], "engine")
         if ranks := self.layout.get("ranks"):
             return f"{counted(ranks, 'rank')} on {gpus}"
         shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
@@ -184,7 +186,7 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
     return Side(
         job=name,
         title=title,
-        layout=job.get("layout") or {"ranks": job["ranks"], "world_size": job["gpus"]},
+        layout=job.get("layout") or {_units(report): job["ranks"], "world_size": job["gpus"]},
         ops_per_step=job.get("ops", job.get("gpu_ops", 0)) / max(job["steps"], 1),
         trustworthy=report["trust"]["trustworthy"],
         steps=np.array([row["step"] for row in rows]),
@@ -196,6 +198,11 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         steps_each=per_step,
         whole=unit(report),
     )
+
+
+def _units(report: Report) -> str:
+    """What a job that is no pipeline has several of."""
+    return "engines" if "rl" in report else "ranks"
 
 
 def unit(report: Report) -> str:
@@ -214,7 +221,7 @@ def _over_steps(slowdown: npt.NDArray[np.float32], ideal_s: Floats) -> Floats:
 
 def verdict(before: Side, after: Side) -> Verdict:
     """Did the change help? Compares the recorded step time if the layouts are equal, else S."""
-    same_layout = dict(before.layout) == dict(after.layout)
+    same_layout = dict(before.layout) == dict(after.layout) or "engines" in before.layout
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
         what = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
@@ -351,6 +358,12 @@ def cost_changes(before: Report, after: Report, table: str, column: str) -> tupl
     else:
         names = sorted(costs[0] | costs[1], key=lambda name: -max(cost.get(name, 0.0) for cost in costs))
     return tuple(CostChange(name, costs[0].get(name), costs[1].get(name)) for name in names)
+
+
+def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
+    """Seconds a step of each phase of post-training, on each side."""
+    taken = [{row["phase"]: row["seconds"] for row in report["rl"]["phases"]} for report in (before, after)]
+    return tuple(CostChange(name, taken[0].get(name), taken[1].get(name)) for name in taken[0] | taken[1])
 
 
 def first_split(report: Report) -> int | None:

@@ -18,6 +18,7 @@ from tracekit.analysis.attribution.compare import (
     Verdict,
     causes_of_jobs,
     cost_changes,
+    phase_changes,
     steps_in_whole,
     unit,
     verdict,
@@ -34,6 +35,7 @@ _SOURCES = {
     "pipeline": "a pipeline trace",
     "ops": "an op trace (docs/op-trace.md)",
     "recording": "of torch.profiler (docs/kineto.md)",
+    "rl": "a run of post-training (docs/rl.md)",
 }
 #: The largest number of op kinds in the sentence about them.
 _MOST_KINDS = 3
@@ -128,7 +130,8 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
         raise SelectionError(f"A is {kinds[0]}, B {kinds[1]}: compare two of the same source")
     before, after = (whole(report["job"]["name"], report) for report in reports)
     change = causes_of_jobs(*reports)
-    by_kind = cost_changes(*reports, "by_kind", "kind")
+    phases = "rl" in reports[0]
+    by_kind = phase_changes(*reports) if phases else cost_changes(*reports, "by_kind", "kind")
     return Comparison(
         before=before,
         after=after,
@@ -137,7 +140,7 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
         gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
         new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
         staying=tuple(_staying(reports, was, now) for was, now in change.staying),
-        kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after))),
+        kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
         trust=_trust(reports),
         by_kind=by_kind,
     )
@@ -195,15 +198,16 @@ def _price(report: Report, cause: Report) -> str | None:
     return cost(saved_s, alone_s, unit(report), bound=cause.get("bound", False))  # older reports do not say
 
 
-def _kinds(changes: tuple[CostChange, ...], step_s: float) -> str | None:
-    """The op kinds whose stragglers cost more or less than before."""
+def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
+    """The op kinds whose stragglers cost more or less than before, or the phases that take more or less."""
     found = sorted(changes, key=lambda change: -abs(change.difference_s))
     told = [change for change in found if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
     words = [
         f"{change.name} {seconds(abs(change.difference_s))} {'more' if change.difference_s > 0 else 'less'}"
         for change in told
     ]
-    return f"what stragglers cost a step, each op kind alone: {', '.join(words)}" if words else None
+    what = "what phases take" if phases else "what stragglers cost a step, each op kind alone"
+    return f"{what}: {', '.join(words)}" if words else None
 
 
 def _trust(reports: tuple[Report, Report]) -> str:

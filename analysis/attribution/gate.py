@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.compare import slowdown_by_step
-from tracekit.analysis.attribution.spent import Part, Spent
+from tracekit.analysis.attribution.spent import Part, Spent, SpentPhases
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifferences, differences_from_runs, differences_of_means
 from tracekit.base.errors import SelectionError
@@ -181,7 +181,11 @@ def percent(share: float) -> str:
 
 
 def judge(
-    baselines: Sequence[Spent], run: Spent, limit: float, parts: Collection[str] = (), noise: float | None = None
+    baselines: Sequence[Spent | SpentPhases],
+    run: Spent | SpentPhases,
+    limit: float,
+    parts: Collection[str] = (),
+    noise: float | None = None,
 ) -> tuple[Judged, ...]:
     """The verdict on the step and on its parts, in the order of the first baseline.
 
@@ -231,7 +235,7 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
     return f"S is {found.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
 
-def _seconds(side: Spent, part: Part | None) -> Floats:
+def _seconds(side: Spent | SpentPhases, part: Part | None) -> Floats:
     """What each step takes, or a part of it on the mean rank, seconds, [steps]."""
     return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
 
@@ -252,10 +256,10 @@ def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float
     return Judged(name, outcome, float(found.before[at]), float(found.after[at]), margin, allowed_s, more, baselines)
 
 
-def _where(sides: Sequence[Spent], parts: list[Part]) -> str:
+def _where(sides: Sequence[Spent | SpentPhases], parts: list[Part]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most."""
     ranks = sides[0].ranks
-    if not parts or any(len(side.ranks) != len(ranks) for side in sides):
+    if not parts or not len(ranks) or any(len(side.ranks) != len(ranks) for side in sides):
         return ""
     *before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
     found = differences_from_runs(before, after, CONFIDENCE)

@@ -6,7 +6,7 @@ one kind, phase or kernel; its time is that of its ops without waiting for other
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,39 @@ class Part(Struct, frozen=True):
         return self.name if self.of == "kind" else f"{self.of} {self.name}"
 
 
+class SpentPhases(Struct, frozen=True, eq=False):
+    """What steps of post-training take, [steps]: the same as `Spent` of a job without ranks."""
+
+    step_s: Floats
+    parts: Mapping[Part, Floats]
+    ops_a_step: float
+
+    @classmethod
+    def of(
+        cls, steps: Ints, step_s: Floats, phases: Mapping[str, Floats], ops_a_step: float, ignored: Collection[int]
+    ) -> SpentPhases:
+        """Leave out the steps that are `ignored`. Raises SelectionError if that is all of them."""
+        kept = _kept(steps.tolist(), ignored)
+        return cls(step_s[kept], {Part("kind", name): took[kept] for name, took in phases.items()}, ops_a_step)
+
+    @property
+    def ranks(self) -> Ints:
+        """See `Spent.ranks`: none."""
+        return np.zeros(0, np.int64)
+
+    def by_rank(self, _: Part) -> Floats:
+        """See `Spent.by_rank`."""
+        return np.zeros((len(self.step_s), 0))
+
+
+def _kept(steps: list[int], ignored: Collection[int]) -> Bools:
+    """Mask of the steps to compare, [steps]."""
+    kept = ~np.isin(steps, [*ignored])
+    if not kept.any():
+        raise SelectionError(f"no step is left; there are {ranks_text(steps, name='step')}")
+    return kept
+
+
 class Spent(Struct, frozen=True, eq=False, dict=True):
     """What the steps of a job take, but for those that are `ignored`."""
 
@@ -51,11 +84,12 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _kept(self) -> Bools:
-        """Mask of the steps to compare, [steps]."""
-        kept = ~np.isin(self._steps, [*self.ignored])
-        if not kept.any():
-            raise SelectionError(f"no step is left; there are {ranks_text(self._steps, name='step')}")
-        return kept
+        return _kept(self._steps, self.ignored)
+
+    @property
+    def ops_a_step(self) -> float:
+        """The number of ops in a step."""
+        return sum(block.start.size for block in self.replay.graph.blocks) / len(self.replay.graph.steps)
 
     @cached_property
     def ranks(self) -> Ints:

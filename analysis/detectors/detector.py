@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
@@ -22,6 +22,9 @@ from tracekit.base.text import code_name
 from tracekit.report.finding import Figure, Finding, Place, Spent
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import OpKind
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.rl import RlEvidence
 
 
 class Candidate(Struct, frozen=True, eq=False):
@@ -114,6 +117,10 @@ class Detector(ABC):
         """Yield every place of an op trace, or of a recording of GPUs, where the signature shows."""
         return iter(())
 
+    def in_rl(self, evidence: RlEvidence) -> Iterator[Candidate]:
+        """Yield every loss of a run of post-training that shows the signature."""
+        return iter(())
+
     def review(self, evidence: Evidence, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Return the candidates of all detectors as this one sees them: confirmed, refuted, or giving way to it."""
         return candidates
@@ -139,6 +146,10 @@ class Detector(ABC):
         """Yield the fixes of one finding in a pipeline, but for those of its `treatment`; by default, as `fixes`."""
         if self.treatment is None:
             yield from self.fixes(found)
+
+    def fixes_in_rl(self, evidence: RlEvidence, found: Finding) -> Iterator[Plan]:
+        """Yield the fixes of one finding in a run of post-training; by default, as `fixes`."""
+        yield from self.fixes(found)
 
     def loss_at(self, place: Place) -> LossKind:
         """Return the kind of loss that a finding at this place causes."""

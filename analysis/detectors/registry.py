@@ -62,6 +62,12 @@ _DETECTORS = (
     "late_start.LateStart",
     "late_rank.LateRank",
     "exposed_communication.ExposedCommunication",
+    "post_training.Queueing",
+    "post_training.Tail",
+    "post_training.UnevenEngines",
+    "post_training.Tools",
+    "post_training.Reward",
+    "post_training.WeightSync",
     "nothing_found.Unexplained",
     "nothing_found.Healthy",
 )

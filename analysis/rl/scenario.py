@@ -1,4 +1,4 @@
-"""What-ifs of post-training, as people type them: `staleness=1`, `split=6:2,generate=40`.
+"""Changes of a run of post-training: without a loss, or what-ifs as people type them (`split=6:2,generate=40`).
 
 In: text. Out: `Scenario`s.
 """
@@ -10,16 +10,30 @@ import re
 
 from msgspec import Struct
 
+from tracekit.analysis.rl.account import Loss
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import quoted
 
 #: What is priced if nothing is asked for; without trajectories, the first alone.
 USUAL = ("staleness=1", "partial=0.9", "longest-first")
+#: ... and more engines by this share, if requests queue.
+_MORE_ENGINES = 0.25
 _WORDS = re.compile(
     r"staleness=(?P<staleness>\d{1,4})|partial=(?P<partial>[\d.]+)|engines=(?P<engines>\d{1,6})"
     r"|split=(?P<rollout>\d{1,6}):(?P<trainer>\d{1,6})|(?P<longest_first>longest-first)"
     r"|generate=(?P<generate>[\d.e+-]+)|train=(?P<train>[\d.e+-]+)"
 )
+
+
+def more_engines(engines: int) -> int:
+    """The number of engines to price where requests queue."""
+    return math.ceil(engines * (1 + _MORE_ENGINES))
+
+
+class Without(Struct, frozen=True):
+    """A run without one of its losses."""
+
+    loss: Loss
 
 
 class Scenario(Struct, frozen=True):
@@ -44,21 +58,21 @@ class Scenario(Struct, frozen=True):
     def parse(cls, text: str) -> Scenario:
         """Read a scenario. Raises SelectionError."""
         found: dict[str, str] = {}
-        for part in text.split(","):
+        for part in re.split(r",| \+ ", text):
             match = _WORDS.fullmatch(part.strip())
             if match is None:
                 raise SelectionError(
-                    f"--what-if {quoted(text)}: {quoted(part)} is none of staleness=K, partial=Q, engines=N, split=A:B,"
+                    f"{quoted(text)}: {quoted(part)} is none of staleness=K, partial=Q, engines=N, split=A:B,"
                     " longest-first, generate=S, train=S"
                 )
             stated = {key: value for key, value in match.groupdict().items() if value is not None}
             if not found.keys().isdisjoint(stated):
-                raise SelectionError(f"--what-if {quoted(text)}: {quoted(part)} states once more what is stated before")
+                raise SelectionError(f"{quoted(text)}: {quoted(part)} states once more what is stated before")
             found |= stated
 
         def whole(key: str, least: int) -> int | None:
             if key in found and int(found[key]) < least:
-                raise SelectionError(f"--what-if {quoted(text)}: {found[key]} is too small; expected at least {least}")
+                raise SelectionError(f"{quoted(text)}: {found[key]} is too small; expected at least {least}")
             return int(found[key]) if key in found else None
 
         def real(key: str, most: float) -> float | None:
@@ -68,7 +82,7 @@ class Scenario(Struct, frozen=True):
                 value = math.nan
             if value is not None and not 0 < value <= most:
                 limit = f" and at most {most:g}" if most < math.inf else ""
-                raise SelectionError(f"--what-if {quoted(text)}: {found[key]} is not a number above 0{limit}")
+                raise SelectionError(f"{quoted(text)}: {found[key]} is not a number above 0{limit}")
             return value
 
         return cls(

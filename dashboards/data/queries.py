@@ -40,7 +40,7 @@ from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
-    from tracekit.job.graph import GraphJob
+    from tracekit.job.job import Job
     from tracekit.store.catalogue import Catalogue
 
 #: Results and traces kept in memory; traces are large.
@@ -209,12 +209,12 @@ class Results:
             raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
         return job
 
-    def job_of(self, stored: Stored) -> PipelineJob | GraphJob:
+    def job_of(self, stored: Stored) -> Job:
         """The same of any job, of the window that `stored` is of."""
         window = {"job_id": stored.job_id, "number": stored.window, "imported_at": stored.imported_at}
         return self._job(self._row(stored.name) | window)
 
-    def _job(self, row: dict[str, Any]) -> PipelineJob | GraphJob:
+    def _job(self, row: dict[str, Any]) -> Job:
         return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self._store.load(row["name"], row["number"])))
 
     def table(self, name: str, table: str) -> pl.DataFrame:

@@ -26,11 +26,9 @@ from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, TracekitError
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
-from tracekit.job.pipeline import PipelineJob
-from tracekit.job.questions import check, price
 
 if TYPE_CHECKING:
-    from tracekit.job.graph import GraphJob
+    from tracekit.job.job import Job
 
 #: Replays at the same time; each uses all cores by itself, so more would only take memory.
 AT_ONCE = 2
@@ -179,13 +177,13 @@ class Replays:
         with self._loading:  # one trace at a time: two people who ask about one job read it once
             job = self._results.job_of(run.stored)
             run.status = Pending(Phase.BUILDING)
-            _ = job.replay
+            job.build()
         run.status = Pending(Phase.REPLAYING)
         assert run.stored.report is not None, "only analysed jobs can be asked about"
         return answered(job, run.stored.report, run.query)
 
 
-def answered(job: PipelineJob | GraphJob, report: dict[str, Any], query: WhatifQuery) -> Answer:
+def answered(job: Job, report: dict[str, Any], query: WhatifQuery) -> Answer:
     """Replay the question. `report`: that of the job, whose times are not computed again.
 
     Raises SelectionError for a selection without a single op.
@@ -199,8 +197,7 @@ def answered(job: PipelineJob | GraphJob, report: dict[str, Any], query: WhatifQ
         saving = np.array([row["original_s"] for row in report["by_step"]]) - kept_s
         slowdown = float(kept_s.mean()) / known["ideal"]
     else:
-        check(job.replay, (query.edit,))
-        priced = price(job.replay, query.edit, job.evidence)
+        priced = job.price(query.edit)
         ops, base_s, saving = priced.ops, priced.recorded_s, priced.saving
     saved_s = float(saving.mean())
     return Answer(

@@ -104,8 +104,11 @@ def job_table() -> pl.DataFrame:
     lost, saves = pl.col("lost_gpu_hours_per_day").clip(0.0), pl.col("gives_back").clip(0.0)
     cause, place, host = (pl.col(f"cause_{what}").list.first() for what in ("kinds", "places", "hosts"))
     labels = {kind: _label(kind) for kind in jobs.select(cause.unique().drop_nulls()).to_series()}
-    found = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
-        cause.replace_strict(labels, default=None, return_dtype=pl.String)
+    found = (
+        pl.when(pl.col("verdict") == LossKind.STRAGGLER)
+        .then(cause.replace_strict(labels, default=None, return_dtype=pl.String))
+        .when(pl.col("verdict") == LossKind.POST_TRAINING)
+        .then(cause)
     )
     metadata = pl.col("metadata").str
     return jobs.with_columns(

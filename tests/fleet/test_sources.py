@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.rl.logs import lines, write
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.handmade import run, slow_trace
 from tracekit.base.errors import SelectionError
@@ -93,3 +95,17 @@ def test_the_last_lines_say_what_was_left_out(jobs: Path) -> None:
         "  1 too-few-steps: see the table exclusions of the study",
         f"Next: tracekit fleet report {out}",
     ]
+
+
+def test_logs_of_post_training_are_jobs_and_all_records_of_a_folder_are_one(tmp_path: Path) -> None:
+    verl = "step:1 - timing_s/gen:6.0 - timing_s/step:9.0\n"
+    for path, text in {"a.log": verl, "b.jsonl": json.dumps({"step": 1, "data": {"timing_s/step": 9.0}})}.items():
+        (tmp_path / path).write_text(text)
+    for folder in ("records", "beside"):
+        (tmp_path / folder).mkdir()
+        for part in (0, 1):
+            write(tmp_path / folder / f"node-{part}.jsonl", lines()[part::2])
+    slow_trace().write_parquet(tmp_path / "beside" / "c.parquet")
+    (tmp_path / "loads.jsonl").write_text('{"expert": 1}\n')
+    found = [str(Path(one.path).relative_to(tmp_path)) for one in find_sources([str(tmp_path)])]
+    assert found == ["a.log", "b.jsonl", "beside/c.parquet", "beside/node-0.jsonl", "beside/node-1.jsonl", "records"]

@@ -17,7 +17,7 @@ from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.s3 import S3
 from tracekit.base.text import short
 from tracekit.commands.options import PATH
-from tracekit.commands.recognise import is_dumps, is_rl_log, is_store, jobs_in, what_it_is
+from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
 
 #: Least similarity of a suggested name, from 0 to 1.
 _ALIKE = 0.6
@@ -39,8 +39,6 @@ def arguments_for(word: str) -> list[str]:
         return ["info", "--store", word]
     if is_dumps(path):
         return ["hang", word]
-    if is_rl_log(path):
-        return ["rl", word]
     if not word.startswith(S3) and not os.path.lexists(path):
         raise FormatError(f"{word}: {what_it_is(path)}")
     return ["info" if len(jobs_in(path)) > 1 else "whatif", word]

@@ -66,8 +66,8 @@ def _job(path: str, job: str | None) -> Job:
 def why_slow(path: str, job: str | None = None) -> dict[str, Any]:
     """Why a training job is slow: the answer in words, its verdict, whether to trust it, causes and priced fixes.
 
-    path: a trace, a folder of torch.profiler, or a store. job: a job in that store, by default the newest. Times are
-    seconds per step. Do not act on a report whose trust says no.
+    path: a trace, a folder of torch.profiler, a log of post-training, or a store. job: a job in that store, by default
+    the newest. Times are seconds per step. Do not act on a report whose trust says no.
     """
     report = _job(path, job).report.to_dict()
     return {key: report[key] for key in _WHY}
@@ -88,10 +88,11 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
 
 
 def what_if(path: str, selection: str, job: str | None = None) -> dict[str, Any]:
-    """What a step would take if the selected ops were as fast as their peers, by replay. path, job: as for why_slow.
+    """What a step would take if the selected ops were as fast as their peers, by replay, or post-training under an
+    alternative. path, job: as for why_slow.
 
     selection: such as "rank=9", "worker=1,2 and step=100-105", "stage=2 and compute * 0.9", "fix=NAME" of a fix in
-    why_slow.
+    why_slow; of post-training "staleness=1", "partial=0.9", "engines=8".
     """
     return asdict(_job(path, job).answer(selection))
 

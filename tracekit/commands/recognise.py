@@ -153,17 +153,6 @@ def is_dumps(path: Path) -> bool:
         return False
 
 
-def is_rl_log(path: Path) -> bool:
-    """True if a path is a log of post-training, or the folder into which tracekit.rl records."""
-    from tracekit.collectors.importers.rl.reader import looks_like_rl
-
-    try:
-        file = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
-        return file.is_file() and looks_like_rl(file)
-    except OSError:
-        return False
-
-
 def is_store(path: Path) -> bool:
     """True if a path is a store."""
     from tracekit.store import Store
@@ -241,12 +230,14 @@ def _own(path: Path, wanted: Wanted) -> str | None:
 
 def _foreign(path: Path, wanted: Wanted) -> str | None:
     """Files that belong to another command, or to none."""
+    from tracekit.collectors.importers.rl.reader import looks_like_rl
+
     if _is_dump(path):
         hang = command("hang", path.parent)
         if wanted is Wanted.DUMPS:
             return f"one flight-recorder dump; name the folder with those of all ranks: `{hang}`"
         return f"a flight-recorder dump, not {wanted}; type `{hang}`"
-    if is_rl_log(path):
+    if looks_like_rl(path):
         return f"a log of RL post-training, not {wanted}; type `{command('rl', path)}`"
     match path.suffix:
         case ".py" | ".sh":

@@ -1,4 +1,4 @@
-"""The command `tracekit rl`: logs of post-training in; where the step went, and what alternatives cost, out."""
+"""The command `tracekit rl`: `whatif` with the options that only runs of post-training have."""
 
 from __future__ import annotations
 
@@ -47,34 +47,27 @@ def rl_command(
     """
     import msgspec
 
-    from tracekit.analysis.rl.phases import analyse_phases
-    from tracekit.analysis.rl.report import headline
-    from tracekit.analysis.rl.scenario import USUAL, Gpus, Scenario
-    from tracekit.analysis.rl.trajectories import analyse_trajectories
+    from tracekit.analysis.rl.account import headline
+    from tracekit.analysis.rl.scenario import Gpus
     from tracekit.base.atomic_write import check_writable, write_text
-    from tracekit.collectors.importers.rl.reader import read_rl
-    from tracekit.show.documents.rl_page import RL_PAGE_FILE, rl_page
-    from tracekit.trace.rl import PhaseLog
+    from tracekit.job.rl import RlJob
+    from tracekit.show.documents.page import PAGE_FILE, page
 
-    scenarios = [Scenario.parse(text) for text in what_ifs or USUAL]
-    known = None if gpus is None else Gpus.parse(gpus)
     if html is not None:
-        check_writable(html, RL_PAGE_FILE)
+        check_writable(html, PAGE_FILE)
+    known = None if gpus is None else Gpus.parse(gpus)
     with progress() as tell:
         tell("reading the log")
-        log = read_rl(files, None if written_by == "auto" else Format(written_by))
-        tell("replaying the steps")
-        if isinstance(log, PhaseLog):
-            report = analyse_phases(log, scenarios if what_ifs else scenarios[:1])
-        else:
-            report = analyse_trajectories(log, scenarios, known, slots)
+        job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=known, slots=slots)
+        report = job.whatif(fix=what_ifs, progress=tell)
     if html is not None:
-        write_text(html, rl_page(report, log, files[0].name), RL_PAGE_FILE)
+        write_text(html, page(report), PAGE_FILE)
         click.echo(f"Wrote {printable(str(html))}", err=True)
     if as_json:
-        click.echo(msgspec.json.encode({"headline": headline(report), **msgspec.structs.asdict(report)}))
+        account = report.account
+        click.echo(msgspec.json.encode({"headline": headline(account), **msgspec.structs.asdict(account)}))
     else:
-        from tracekit.show.terminal.rl import print_rl
+        from tracekit.show.terminal.report import print_report
 
-        print_rl(report, files[0].name, console())
+        print_report(report, console())
     return ExitCode.DONE

@@ -19,7 +19,7 @@ from tracekit.base.text import encodable, short
 
 PARQUET = ".parquet"
 #: Endings of files other than Parquet that can be traces; their first bytes decide.
-_OTHERS = (".json", ".json.gz", ".sqlite", ".log", ".txt")
+_OTHERS = (".json", ".json.gz", ".sqlite", ".log", ".txt", ".jsonl")
 #: Layouts of published traces, next to the trace.
 _LAYOUTS = (".yaml", ".yml")
 
@@ -192,18 +192,24 @@ MARK, STORE_MARK = "tracekit-study", "tracekit-store"
 
 
 def _is_one_job(folder: Path, files: list[Path]) -> bool:
-    """True if an importer reads the folder as one job: a recording, or the files of a profiler."""
+    """True if an importer reads the folder as one job: a recording, the files of a profiler, or records of tracekit.rl
+    and nothing else that can be a trace.
+    """
     from tracekit.collectors.importers.kineto.sniff import looks_like_kineto
     from tracekit.collectors.importers.registry import is_known
+    from tracekit.collectors.importers.rl.reader import is_record_of_rl
 
-    return is_known(folder) or any(looks_like_kineto(file) for file in files)
+    if is_known(folder) or any(looks_like_kineto(file) for file in files):
+        return True
+    return all(map(is_record_of_rl, files)) and not any(folder.glob(f"*{PARQUET}"))
 
 
 def _is_trace(path: Path) -> bool:
     """True if an importer recognises its first bytes, or if it cannot be read, so that reading reports why."""
     from tracekit.collectors.importers.registry import is_known
+    from tracekit.collectors.importers.rl.reader import looks_like_rl
 
-    return not os.access(path, os.R_OK) or is_known(path)
+    return not os.access(path, os.R_OK) or is_known(path) or looks_like_rl(path)
 
 
 # ---- S3

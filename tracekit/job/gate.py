@@ -10,13 +10,13 @@ from typing import Any
 
 from tracekit.analysis.attribution.compare import SAME_WORK
 from tracekit.analysis.attribution.gate import Gate, judge
-from tracekit.analysis.attribution.spent import Spent
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
+from tracekit.trace.rl import POST_TRAINING
 
 #: What a trace may say of its job that makes runs different ones.
 _SAME = ("model", "layers", "gpu_model", "schedule", "microbatches")
@@ -46,27 +46,26 @@ def gate(
         if differing := "; ".join(_differences(_identity(baseline), _identity(run))):
             which = f"the baseline {short(baseline.trace.name)}" if len(baselines) > 1 else "the baseline"
             raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
-    *before, after = (Spent(job.replay, ignored) for job in (*baselines, run))
+    *before, after = (job.spent(ignored) for job in (*baselines, run))
     steps = sum(len(side.step_s) for side in before), len(after.step_s)
     unknown = len(baselines) == 1 and noise is None
     notes = [UNKNOWN_NOISE] if unknown else []
-    most = max((_ops(job) for job in baselines), key=lambda ops: abs(_ops(run) / ops - 1))
-    if abs(_ops(run) / most - 1) > SAME_WORK:
-        notes.append(f"a step has {most:,.0f} ops in the baseline and {_ops(run):,.0f} in the run")
+    now = after.ops_a_step
+    most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
+    if abs(now / most - 1) > SAME_WORK:
+        notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
     names = tuple(short(job.trace.name) for job in baselines)
     return Gate(
         names, short(run.trace.name), limit, steps, judge(before, after, limit, parts, noise), tuple(notes), noise
     )
 
 
-def _ops(job: Job) -> float:
-    """The number of ops in a step."""
-    return sum(block.start.size for block in job.replay.graph.blocks) / len(job.replay.graph.steps)
-
-
 def _identity(job: Job) -> dict[str, Any]:
     """What must be equal for two runs to be comparable, by the words for it; None if it is not known."""
-    trace, recorded = job.trace, "profiler_step" in job.replay.graph.label_names
+    trace = job.trace
+    if POST_TRAINING in trace.metadata:
+        return {"source": job.source, **trace.sizes, "format": trace.metadata[POST_TRAINING]["format"]}
+    recorded = "profiler_step" in job.replay.graph.label_names
     known = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
     known |= {name: trace.metadata.get(name) for name in _SAME}
     if isinstance(job, PipelineJob):

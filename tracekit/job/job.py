@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,10 @@ from tracekit.base.text import printable, short
 if TYPE_CHECKING:
     import pandas
 
+    from tracekit.analysis.attribution.spent import Spent, SpentPhases
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.job.questions import Price
     from tracekit.job.replayed import ReplayedJob
     from tracekit.report.finding import Finding
     from tracekit.report.findings import Findings, Unanalysed
@@ -98,6 +100,14 @@ class Job(ABC):
         """
 
     @abstractmethod
+    def price(self, edit: str) -> Price:
+        """Return what an edit saves in each step, see `answer`."""
+
+    def build(self) -> None:
+        """Build now what answers are made from, which takes long."""
+        _ = self.replay
+
+    @abstractmethod
     def attribute_by(self, *labels: str) -> ByLabel:
         """Return exact S_x for each value of a label of the ops, or for each combination of values of several labels.
 
@@ -120,6 +130,12 @@ class Job(ABC):
         """Return the same job as if these steps had not been recorded. Raises SelectionError if nothing is left."""
         del steps
         raise SelectionError(f"{short(self.trace.name)} is {self.source}: only pipelines can leave out steps")
+
+    def spent(self, ignored: Collection[int] = ()) -> Spent | SpentPhases:
+        """Return what each step takes, and each of its parts, but for the `ignored` steps. Raises TraceError."""
+        from tracekit.analysis.attribution.spent import Spent
+
+        return Spent(self.replay, ignored)
 
     @property
     def has_workers(self) -> bool:

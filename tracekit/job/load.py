@@ -17,9 +17,11 @@ from tracekit.job.job import Job, PathLike
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import TraceKind
 from tracekit.trace.op import is_op_trace, read_op_trace
+from tracekit.trace.rl import POST_TRAINING
 
 if TYPE_CHECKING:
     from tracekit.job.graph import GraphJob
+    from tracekit.job.rl import RlJob
     from tracekit.store.window import AnyTrace
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Unit
@@ -34,7 +36,7 @@ def load(
     kernel_classes: Sequence[str] = (),
 ) -> Job:
     """Read a job: canonical Parquet, a published trace with its YAML `layout` file, an op trace, files or a folder of
-    torch.profiler, a store (its newest job), or any format that an importer reads.
+    torch.profiler, logs of post-training, a store (its newest job), or any format that an importer reads.
 
     `layout` also gives the sizes of collected segments if the ranks do not.
 
@@ -71,14 +73,17 @@ def load_trace(
         return RecordingJob(read_kineto(files, classes=kernel_classes))
     if kernel_classes:
         raise SelectionError("--kernel-class is for traces of torch.profiler")
+    if importer is None and all(map(_is_rl, files)):
+        _refuse("is a run of post-training (docs/rl.md)", files[0], layout=layout, unit=unit, method=rules)
+        from tracekit.job.rl import RlJob
+
+        return RlJob.read(files)
     if len(files) > 1:
         raise SelectionError(f"{len(files)} traces: only files of torch.profiler can form one job together")
     (file,) = files
     if importer is None and is_op_trace(file):
         _refuse("is an op trace (docs/op-trace.md)", file, layout=layout, unit=unit, method=rules)
-        from tracekit.job.graph import GraphJob
-
-        return GraphJob(read_op_trace(file))
+        return job_of(read_op_trace(file))
     from tracekit.trace.model import unit_of_time
 
     known = None if unit is None else unit_of_time(unit)
@@ -117,11 +122,23 @@ def _read(file: Path, layout: PathLike | None, importer: str | None, unit: Unit 
     return read_any(file, name=importer, layout=None if layout is None else Path(layout), unit=unit)
 
 
-def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> PipelineJob | GraphJob:
+def _is_rl(path: Path) -> bool:
+    if path.suffix == ".parquet":  # avoids importing the reader
+        return False
+    from tracekit.collectors.importers.rl.reader import looks_like_rl
+
+    return looks_like_rl(path)
+
+
+def job_of(trace: AnyTrace, method: Method | str = Method.TRACEKIT) -> PipelineJob | GraphJob | RlJob:
     """Return the job of a trace. `method` as in `load`. Raises SelectionError for an op trace with another method."""
     if trace.kind is TraceKind.OPS:
         if Method(method) is not Method.TRACEKIT:
             raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
+        if POST_TRAINING in trace.metadata:
+            from tracekit.job.rl import RlJob
+
+            return RlJob(trace)
         from tracekit.job.graph import GraphJob
 
         return GraphJob(trace)

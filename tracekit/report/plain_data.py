@@ -21,6 +21,7 @@ from tracekit.analysis.gpu.matching import GroupMatches
 from tracekit.analysis.graph.op_graph import MissingMembers
 from tracekit.analysis.graph.rules.posting import PostingRule
 from tracekit.analysis.replay.method import Method
+from tracekit.analysis.rl.account import RlAccount
 from tracekit.report.answer import Answer
 from tracekit.report.bubbles import Bubbles
 from tracekit.report.clocks import ClockReport
@@ -45,7 +46,7 @@ class Job(Struct, frozen=True):
     """Which job."""
 
     name: str
-    source: Literal["pipeline", "ops", "recording"]
+    source: Literal["pipeline", "ops", "recording", "rl"]
     whole: Literal["step", "recording"]
     sizes: str
     gpus: int
@@ -435,6 +436,7 @@ class Content(Struct, frozen=True, kw_only=True):
     unknown_kernels: Maybe[list[Kernels]] = UNSET
     gpu: Maybe[GpuInReport] = UNSET
     gpus: Maybe[list[GpuInReport]] = UNSET
+    rl: Maybe[RlAccount] = UNSET
 
 
 def json_schema() -> dict[str, Any]:

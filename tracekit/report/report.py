@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.evidence.ops import OpEvidence
     from tracekit.job.pipeline_report import PipelineReport
+    from tracekit.job.rl_report import RlReport
     from tracekit.report.experts import Experts, Overlap
     from tracekit.report.findings import Findings, WorkerSlowdowns
     from tracekit.report.question import ByLabel
@@ -129,6 +130,11 @@ class Report(ABC):
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """Yield the tables of the report that its source adds; `full`: all of them."""
 
+    @property
+    def tables_matter(self) -> bool:
+        """Whether the first screen has its tables, however long they are."""
+        return False
+
     def asked_tables(self) -> Iterator[Table]:
         """Yield the tables that a reader asked for: answers to custom questions, and S by label."""
         if self.questions_asked:
@@ -152,6 +158,11 @@ class Report(ABC):
     @property
     def pipeline(self) -> PipelineReport | None:
         """This report, if it has the lanes of a pipeline: workers, stages, steps."""
+        return None
+
+    @property
+    def rl(self) -> RlReport | None:
+        """This report, if it has phases and requests of post-training."""
         return None
 
     @property

@@ -25,6 +25,7 @@ class LossKind(StrEnum):
     IDLE = "idle"
     STALLS = "stalls"
     EVALUATION = "evaluation"
+    POST_TRAINING = "post-training"
     MINOR = "minor"
     BALANCED = "balanced"
     CONTRADICTION = "contradiction"

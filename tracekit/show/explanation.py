@@ -169,6 +169,8 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
 def _trust(report: Report) -> Iterator[tuple[str, str]]:
     trust = report.trust
     yield "Replay", f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error:.2%}; more than 5 % is not trusted"
+    if report.rl is not None:
+        return
     yield (
         "Delays",
         (

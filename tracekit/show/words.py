@@ -91,7 +91,10 @@ def fix_table(report: Report) -> Table:
         rows.append((title, sure, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s), *a_day))
     heads = ("Fix", "Sure", f"{whole.capitalize()} then", "Saves a step" if whole == "step" else "Saves",
              *(["GPU-hours a day"] if report.daily else []))  # fmt: skip
-    note = "".join(f"{each}. " for each in (*report.assumptions, "Times as recorded, with launch delays")).rstrip()
+    note = "".join(
+        f"{each}. "
+        for each in (*report.assumptions, *(["Times as recorded, with launch delays"] if report.rl is None else []))
+    ).rstrip()
     return Table("Fixes", heads, tuple(rows), note if rows else f"No fix saves enough of the {whole} to be named.")
 
 

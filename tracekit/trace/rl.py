@@ -1,16 +1,23 @@
 """A run of reinforcement-learning post-training, as its log or its recorder wrote it.
 
-In: nothing. Out: `PhaseLog`, seconds per step, or `Timeline`, phases and trajectories with their times.
+In: what importers read, or an op trace. Out: `PhaseLog`, seconds per step, or `Timeline`, phases and trajectories with
+their times; and either as the op trace that a store keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from msgspec import Struct
+
+from tracekit.base.errors import FormatError
+from tracekit.base.text import quoted
+from tracekit.trace.op import OpTrace
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
@@ -76,3 +83,90 @@ class Timeline(Struct, frozen=True, eq=False):
 
     phases: Phases
     trajectories: Trajectories | None
+
+
+#: The entry in the metadata of an op trace that is a run of post-training: what its ops do not say.
+POST_TRAINING = "post_training"
+#: Columns that only ops which are requests have.
+_OF_REQUESTS = ("tokens", "tool_s", "version")
+
+
+def trace_of(log: PhaseLog | Timeline, name: str) -> OpTrace:
+    """The run as ops: phases on rank 0, each a stream of its own; the requests of an engine on the rank after."""
+    ops, known = _logged(log) if isinstance(log, PhaseLog) else _timed(log)
+    return OpTrace(ops, name, rules=("streams",), metadata={POST_TRAINING: known})
+
+
+def run_of(trace: OpTrace) -> PhaseLog | Timeline:
+    """The run that an op trace of `trace_of` is. Raises FormatError if it is none."""
+    try:
+        known = trace.metadata[POST_TRAINING]
+        if known["format"] != Format.TRAJECTORIES:
+            step, *logged = (ops for _, ops in trace.ops.group_by("stream", maintain_order=True))
+            seconds = {str(ops["kind"][0]): ops["duration"].to_numpy() for ops in logged}
+            return PhaseLog(Format(known["format"]), StepTime(known["step_time"]), step["duration"].to_numpy(), seconds)
+        steps = trace.ops["step"].unique().sort()
+        begun = pl.col("step").replace_strict(steps, known["begun"], return_dtype=pl.Float64)
+        ops = trace.ops.with_columns(start=pl.col("start") + begun)
+        ops = ops.with_columns(end=pl.col("start") + pl.col("duration"))
+        requests, phases = ops.filter(pl.col("rank") > 0), ops.filter(pl.col("rank") == 0)
+        times = (phases[each].to_numpy() for each in ("step", "start", "end"))
+        return Timeline(
+            Phases(np.array(phases["kind"].to_list(), dtype=np.str_), *times),
+            None if requests.is_empty() else Trajectories(
+                engines=tuple(map(str, known["engines"])),
+                engine=requests["rank"].to_numpy() - 1,
+                submit=requests.select(pl.col("submit") + begun).to_series().to_numpy(),
+                **{each: requests[each].to_numpy() for each in ("step", "start", "end", *_OF_REQUESTS)},
+            ),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
+        raise FormatError(
+            f"{trace.name}: damaged ops of post-training ({quoted(error, 80)}); import the log again"
+        ) from None
+
+
+def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """The step and its phases, one after the other, as the log has no times; generation beside the others if it was."""
+    steps = len(log.step_s)
+    now, starts = np.zeros(steps), [np.zeros(steps)]
+    for phase, took in log.phases.items():
+        beside = log.step_time is StepTime.OVERLAPPED and phase == "generate"
+        starts.append(np.zeros(steps) if beside else now)
+        now = now if beside else now + took
+    ops = pl.DataFrame(
+        {
+            "step": np.tile(np.arange(steps), len(starts)),
+            "rank": np.zeros(steps * len(starts), np.int64),
+            "kind": np.repeat(["step", *log.phases], steps).tolist(),
+            "stream": np.repeat(np.arange(len(starts)), steps),
+            "start": np.concatenate(starts),
+            "duration": np.concatenate((log.step_s, *log.phases.values())),
+        }
+    )
+    return ops, {"format": str(log.format), "step_time": str(log.step_time)}
+
+
+def _timed(log: Timeline) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Phases and requests, from the beginning of their step, which the metadata has."""
+    phases, requests = log.phases, log.trajectories
+    times = {"step": phases.step, "kind": phases.name.tolist(), "start": phases.start, "end": phases.end}
+    ops = pl.DataFrame(times).with_columns(
+        rank=pl.lit(0, pl.Int64), submit="start", stream=pl.col("kind").rank("dense").cast(pl.Int64)
+    )
+    if requests is not None:
+        columns = {each: getattr(requests, each) for each in ("step", "start", "end", "submit", *_OF_REQUESTS)}
+        served = pl.DataFrame(columns | {"rank": requests.engine + 1}).with_columns(
+            kind=pl.lit("request"), stream=pl.int_range(pl.len(), dtype=pl.Int64).over("step", "rank")
+        )
+        ops = pl.concat([ops, served], how="diagonal")
+    begun = ops.group_by("step").agg(pl.col("submit").min()).sort("step")
+    at = pl.col("step").replace_strict(begun["step"], begun["submit"], return_dtype=pl.Float64)
+    ops = ops.select(
+        pl.exclude("end", "start", "submit"),
+        start=pl.col("start") - at,
+        duration=pl.col("end") - pl.col("start"),
+        submit=pl.col("submit") - at,
+    )
+    engines = [] if requests is None else list(requests.engines)
+    return ops, {"format": str(Format.TRAJECTORIES), "engines": engines, "begun": begun["submit"].to_list()}

@@ -44,19 +44,31 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
 
 
 def looks_like_rl(path: Path) -> bool:
-    """Whether a file is a log of post-training, by its beginning. Raises OSError if it cannot be read."""
-    with path.open("rb") as file:
-        content = file.read(_LOOKED_AT)
-    if b"\0" in content:
-        return False
+    """Whether a path is a log of post-training by its beginning, or the folder into which tracekit.rl records."""
+    return bool(_formats_at(path))
+
+
+def is_record_of_rl(path: Path) -> bool:
+    """Whether a file is in the generic format: all such files of a folder are one run."""
+    return path.suffix == ".jsonl" and _formats_at(path) == {Format.TRAJECTORIES}
+
+
+def _formats_at(path: Path) -> set[Format]:
     try:
-        return bool(_formats(str(path), content))
-    except FormatError:
-        return False
+        found = min(path.glob("*.jsonl"), default=path) if path.is_dir() else path
+        if not found.is_file():
+            return set()
+        with found.open("rb") as file:
+            content = file.read(_LOOKED_AT)
+        return set() if b"\0" in content else _formats(str(path), content)
+    except (OSError, FormatError):
+        return set()
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
+        if path.exists() and not path.is_file():
+            raise FormatError(f"{path}: a pipe or a device, not a file; save what it gives to a file first")
         return [path]
     if files := sorted(path.glob("*.jsonl")):
         return files

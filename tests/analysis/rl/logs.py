@@ -14,7 +14,6 @@ from typing import Any
 
 STEP_S, GENERATION_S = 11.0, 5.5
 ENDS = {2: 2.0, 4: 3.5, 8: 5.5}
-PHASES = (("generate", 0.0, 5.5), ("reward", 5.5, 6.0), ("train", 6.0, 10.0), ("sync", 10.0, 11.0))
 
 
 def request(name: str, step: int, start: float, end: float, tokens: int, **more: Any) -> dict[str, Any]:
@@ -23,13 +22,16 @@ def request(name: str, step: int, start: float, end: float, tokens: int, **more:
     return {"trajectory": name, "step": step, "engine": "a", **times, "tokens": tokens, "version": step} | more
 
 
-def lines(steps: int = 4) -> list[dict[str, Any]]:
-    """The run, with its trajectories in order of their ends."""
+def lines(steps: int = 4, *, reward_s: float = 0.5, sync_s: float = 1.0) -> list[dict[str, Any]]:
+    """The run, with its trajectories in order of their ends; other rewards and syncs shorten the step."""
+    rewarded = GENERATION_S + reward_s
+    phases = (("generate", 0.0, 5.5), ("reward", 5.5, rewarded), ("train", rewarded, rewarded + 4.0),
+              ("sync", rewarded + 4.0, rewarded + 4.0 + sync_s))  # fmt: skip
     found = []
     for step in range(steps):
-        at = step * STEP_S
+        at = step * phases[-1][2]
         found += [request(f"{step}-{n}", step, at, at + ENDS[tokens], tokens) for n, tokens in enumerate(ENDS)]
-        found += [{"phase": name, "step": step, "start": at + a, "end": at + b} for name, a, b in PHASES]
+        found += [{"phase": name, "step": step, "start": at + a, "end": at + b} for name, a, b in phases]
     return found
 
 

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+import os
 
 import pytest
 
@@ -103,6 +104,14 @@ def test_a_folder_stands_for_its_records(tmp_path):
         write(tmp_path / f"{part}.jsonl", lines()[part::2])
     (tmp_path / "notes.txt").write_text("not a log")
     assert len(read_rl([tmp_path]).trajectories.step) == 12
+
+
+def test_a_pipe_is_refused_unread(tmp_path):
+    """Opening it would wait for a writer."""
+    os.mkfifo(tmp_path / "pipe")
+    ran = run("rl", tmp_path / "pipe")
+    assert (ran.code, ran.out) == (2, "")
+    assert "a pipe or a device, not a file" in ran.message
 
 
 def test_errors_name_the_file_and_its_line(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 from msgspec import structs
 
 import tracekit
+from tests.analysis.rl.logs import lines as lines_of_rl
+from tests.analysis.rl.logs import write
 from tests.cases import case
 from tests.dashboards.page_text import Pages, lines, sent
 from tests.handmade import slow_trace
@@ -21,7 +23,7 @@ from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
 
 #: A job of each source, and whether it has workers.
-SOURCES = {"pipeline": True, "op trace": False, "recording": False}
+SOURCES = {"pipeline": True, "op trace": False, "recording": False, "post-training": False}
 OF_WORKERS = ("/workers", "/pipeline")
 NO_WORKERS = "This page is about the workers of a pipeline, which this job does not have."
 
@@ -30,6 +32,7 @@ NO_WORKERS = "This page is about the workers of a pipeline, which this job does 
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     """A job of each source, one that was stored without an analysis, and one that an older version analysed."""
     gpus = tracekit.load(SAMPLE)
+    rl = tracekit.load(write(tmp_path_factory.mktemp("rl") / "rl.jsonl", lines_of_rl()))
     ops, pipeline = OpTrace(OPS, "op trace", groups=DP), slow_trace((3, 8), name="pipeline")
     of_ops = GraphJob(ops).stored()
     older = structs.replace(of_ops, report=json.dumps(json.loads(of_ops.report) | {"report_version": 1}))
@@ -41,6 +44,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
             Incoming(ops, "bare ops", "ops.parquet"),
             Incoming(ops, "older", "ops.parquet", older),
             Incoming(gpus.trace, "recording", "gpu_slow_input", gpus.stored()),
+            Incoming(rl.trace, "post-training", "rl.jsonl", rl.stored()),
         ]
     )
     return Pages(store.path)
@@ -57,7 +61,7 @@ def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pag
         with case(name):
             report, text = report_on(pages, name), " ".join(pages.lines("/job", job=name))
             answer, whole = report["answer"], report["job"]["whole"]
-            assert f"{report['verdict']['kind']}, {report['verdict']['share']:.0%} lost trustworthy" in text
+            assert f"{report['verdict']['label']}, {report['verdict']['share']:.0%} lost trustworthy" in text
             assert f"{answer['headline'][1:]}. Do this first: {answer['action']} {answer['saves']}." in text
             assert all(answer[part] in text for part in ("who", "cost", "check", "trust"))
             assert all(remark["words"] in text for remark in report["remarks"])
@@ -82,7 +86,7 @@ def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> No
 
 
 def test_what_each_gpu_did_is_drawn_where_it_was_recorded(pages: Pages) -> None:
-    for name, drawn in {"pipeline": 0, "op trace": 0, "recording": 1}.items():
+    for name, drawn in {"pipeline": 0, "op trace": 0, "recording": 1, "post-training": 0}.items():
         with case(name):
             page = sent(pages.page("/job", job=name))
             assert page.count("What each GPU did") == page.count("exposed communication: %{x") == drawn
@@ -94,6 +98,12 @@ def test_only_a_job_with_workers_has_the_pages_about_them_and_links_to_them(page
             job = sent(pages.page("/job", job=name))
             assert all(f"{path}?job=" in job for path in ("/timeline", "/whatif", "/compare"))
             assert "/hang?job=" not in job  # it has none
+            for path, words in {
+                "/timeline": "of this view",
+                "/whatif": "Priced fixes",
+                "/compare": "Compare with",
+            }.items():
+                assert words in pages.text(path, job=name)
             for path in OF_WORKERS:
                 page = pages.page(path, job=name)
                 assert (f"{path}?job=" in job) == has_workers

@@ -14,6 +14,7 @@ from tracekit.base.text import short
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.report import Report
 from tracekit.show import card as report_html
+from tracekit.show.documents.rl_pictures import pictures
 from tracekit.show.documents.worst_steps import worst_steps
 from tracekit.show.words import tables
 
@@ -34,6 +35,7 @@ def page(report: Report, *, gpu_hour: float | None = None) -> str:
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.sizes)}</p></header>"
         f"{report_html.card(report, gpu_hour=gpu_hour)}{'' if lanes is None else report_html.pair(lanes)}"
+        f"{'' if report.rl is None else pictures(report.rl)}"
         f"{report_html.sections((*tables(report), *report.sections(full=True)))}"
         f"{_FOOTER if lanes is None else report_html.bubbles(lanes) + _timeline(lanes)}</body></html>\n"
     )

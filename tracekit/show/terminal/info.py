@@ -24,6 +24,7 @@ from tracekit.store import StoredJob
 from tracekit.store.folder import is_store_folder
 from tracekit.store.window import AnyTrace
 from tracekit.trace.canonical import share_of_samples
+from tracekit.trace.rl import POST_TRAINING
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
@@ -41,10 +42,12 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
     grid.add_row("Job", Text(short(trace.name)))
     kept = Kept.read(trace.metadata)
     overview = trace.overview() if kept is None else _recording(kept, trace.overview()["Ranks"])
+    if known := trace.metadata.get(POST_TRAINING):
+        overview = {"Kind": "run of post-training (docs/rl.md)", "Format": known["format"], "Steps": overview["Steps"]}
     for name, text in {**overview, "Ops": f"{trace.ops.height:,}"}.items():
         grid.add_row(name, Text(printable(text)))
     for name, value in trace.metadata.items():
-        if name == KEPT and kept is not None:
+        if name == POST_TRAINING or (name == KEPT and kept is not None):
             continue
         text = _gpus(value) if name == "gpus" else json.dumps(value)
         grid.add_row(Text(short(name)), Text(text if len(text) < _LONGEST else text[:_LONGEST] + " ..."))

@@ -1,4 +1,4 @@
-"""The report on a post-training run: plain data, whose keys are those of the JSON object.
+"""The account of a post-training run: plain data, whose keys are those of the JSON object.
 
 All times are seconds of the mean step. docs/report-schema.md explains the keys.
 """
@@ -73,7 +73,7 @@ class Price(Struct, frozen=True):
     assumes: str | None
 
 
-class RlReport(Struct, frozen=True):
+class RlAccount(Struct, frozen=True):
     """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
     contradict each other; such a run gets no prices.
 
@@ -123,29 +123,33 @@ _LOSSES: dict[Loss, str] = {
 }
 
 
-def headline(report: RlReport) -> str:
-    """The first line of every output: what costs most, and which alternative saves most."""
-    if report.flagged:
-        return f"CONTRADICTION: {report.flagged}"
-    doubt = "" if report.trusted else "NOT TRUSTED, looks like "
-    share = {one.loss: one.lost_s / report.step_s for one in report.losses}
-    most = max(report.phases, key=lambda one: one.seconds, default=None)
-    if report.leading is not None:
-        costs = f"{_LOSSES[report.leading]} costs {percent(share[report.leading])} of the step"
-        words = f"{report.leading.upper()}: {costs}"
-    elif report.job.basis == "trajectories" or most is None:
-        words = f"BALANCED: no loss costs {percent(WORTH)} of the step"
-    else:
-        words = f"{most.phase.upper()} takes {percent(most.seconds / report.step_s)} of the step"
-    return doubt + words + _saves(report)
+def headline(account: RlAccount) -> str:
+    """The first line of every output, with its kind: what costs most, and which alternative saves most."""
+    kind, sentence = first_line(account)
+    doubt = "" if account.trusted or account.flagged else "NOT TRUSTED, looks like "
+    return f"{doubt}{kind.upper()}: {sentence}"
 
 
-def _saves(report: RlReport) -> str:
+def first_line(account: RlAccount) -> tuple[str, str]:
+    """The kind of the first line, the leading loss if there is one, and its sentence."""
+    if account.flagged:
+        return "contradiction", account.flagged
+    share = {one.loss: one.lost_s / account.step_s for one in account.losses}
+    most = max(account.phases, key=lambda one: one.seconds, default=None)
+    if account.leading is not None:
+        costs = f"{_LOSSES[account.leading]} costs {percent(share[account.leading])} of the step"
+        return account.leading, costs + _saves(account)
+    if account.job.basis == "trajectories" or most is None:
+        return "balanced", f"no loss costs {percent(WORTH)} of the step" + _saves(account)
+    return "phases", f"{most.phase} takes {percent(most.seconds / account.step_s)} of the step" + _saves(account)
+
+
+def _saves(account: RlAccount) -> str:
     """The alternative that saves most, if that is worth mentioning."""
-    best = max(report.what_if, key=lambda one: one.saved_s or 0.0, default=None)
-    if best is None or not best.saved_s or best.saved_s < report.step_s / 100:
+    best = max(account.what_if, key=lambda one: one.saved_s or 0.0, default=None)
+    if best is None or not best.saved_s or best.saved_s < account.step_s / 100:
         return ""
-    least, most = ((report.step_s - (bound or 0.0)) / report.step_s for bound in (best.high_s, best.low_s))
+    least, most = ((account.step_s - (bound or 0.0)) / account.step_s for bound in (best.high_s, best.low_s))
     saves = percent(most) if percent(least) == percent(most) else f"{round(least * 100)} to {percent(most)}"
     old = best.oldest_sample_steps
     aged = "" if old is None else f", oldest sample {'one step' if old == 1 else f'{old} steps'} old"

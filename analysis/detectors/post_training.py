@@ -1,0 +1,202 @@
+"""What costs a step of post-training time: losses within the generation, the reward, the weight sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from msgspec import structs
+
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
+from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.rl.account import Loss
+from tracekit.analysis.rl.generation import Generations
+from tracekit.analysis.rl.scenario import Scenario, Without, more_engines
+from tracekit.base.text import percent, seconds, three_digits
+from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
+from tracekit.report.verdict import LossKind
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.rl import RlEvidence
+
+#: A loss is certain if it exceeds what the replay misses, and at least this share of the step.
+_SMALLEST_ERROR = 0.01
+
+
+class _LossOfStep(Detector):
+    """A loss of the account, as a finding. `subject`: the phase that it consists of."""
+
+    kind: ClassVar[Loss]
+    loss = LossKind.POST_TRAINING
+    subject: ClassVar[str] = ""
+
+    def in_rl(self, evidence: RlEvidence) -> Iterator[Candidate]:
+        """See `Detector.in_rl`."""
+        lost_s = next((one.lost_s for one in evidence.account.losses if one.loss == self.kind), 0.0)
+        if lost_s < evidence.smallest_cost_s:
+            return
+        needed = max(evidence.replay_error, _SMALLEST_ERROR)
+        figures = (Figure("part of the step", lost_s / evidence.recorded_s, needed, Unit.SHARE),)
+        change = Without(self.kind)
+        yield Candidate(self.kind, Place(), self.effect(evidence), figures, confidence_from(figures), change)
+
+    def effect(self, evidence: RlEvidence) -> str:
+        """Return how the loss shows, with its size."""
+        return f"{self.subject} takes {seconds(float(evidence.run.phases[self.kind].mean()))} of each step"
+
+    def fixes_in_rl(self, evidence: RlEvidence, found: Finding) -> Iterator[Plan]:
+        """See `Detector.fixes_in_rl`. That the loss goes away altogether is a bound."""
+        yield from (structs.replace(plan, bound=True) for plan in self.fixes(found))
+        for edit, title in self.edits_in(evidence).items():
+            yield alternative(evidence, edit, title, found)
+
+    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
+        """Return fixes as text, with their titles."""
+        del evidence
+        return {}
+
+
+def alternative(evidence: RlEvidence, edit: str, title: str, found: Finding | None = None) -> Plan:
+    """An alternative as a plan, with what its price assumes."""
+    scenario = Scenario.parse(edit)
+    price = evidence.run.price(scenario)
+    age = price.oldest_sample_steps
+    old = [] if not age else [f"samples up to {age} step{'s' * (age > 1)} old"]
+    assumes = "; ".join([*old, *([price.assumes] if price.assumes else [])])
+    return Plan(
+        edit.partition("=")[0],
+        title,
+        Place(),
+        scenario,
+        details={"assumes": assumes or None, "oldest_sample_steps": age},
+        cause=found,
+        around=True,
+        edit=edit,
+    )
+
+
+def _made(evidence: RlEvidence) -> Generations:
+    assert evidence.run.made is not None, "these losses show in requests"
+    return evidence.run.made
+
+
+class Queueing(_LossOfStep):
+    """Requests wait for a free slot of an engine.
+
+    Such a wait ends when another request of the engine does; any other wait is no queue. Logs of responses that all
+    reach the longest length allowed look like a tail and are this.
+    """
+
+    kind = "queueing"
+    title = "Requests wait for a free slot"
+    signature = "requests that start when another one of their engine ends, long after they were submitted"
+    refuted_by = "the generation takes as long with twice as many slots"
+    next_check = "the engine's running and waiting requests, and its KV cache in use (vLLM: num_requests_waiting)"
+    suggested_fix = "let engines run more requests at once (vLLM: max_num_seqs), or use more engines"
+    repair = Repair("more-slots", "Run all requests at once", assumes="memory for all of them")
+
+    def effect(self, evidence: RlEvidence) -> str:
+        """See `_LossOfStep.effect`."""
+        made = _made(evidence)
+        waits = made.ran.start - made.ran.submit
+        return f"requests wait {seconds(float(waits.mean()))} for a free slot, up to {seconds(float(waits.max()))}"
+
+    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
+        """See `_LossOfStep.edits_in`."""
+        engines = more_engines(evidence.account.job.engines)
+        return {f"engines={engines}": f"Generate with {engines} engines"}
+
+
+class Tail(_LossOfStep):
+    """A few long responses keep a generation from ending."""
+
+    kind = "tail"
+    title = "A few long responses hold up the step"
+    signature = "the longest 5 % of the responses of a step decode when all others have ended"
+    refuted_by = "the generation takes as long with a shorter longest response"
+    next_check = "the lengths of responses by prompt, and how many reach the limit without an end"
+    suggested_fix = "end a generation once 90 % of its requests have ended, and go on with the others in the next one"
+
+    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
+        """See `_LossOfStep.edits_in`."""
+        del evidence
+        return {
+            "partial=0.9": "End a generation once 90 % of its requests have ended",
+            "longest-first": "Start the longest requests first",
+        }
+
+    def effect(self, evidence: RlEvidence) -> str:
+        """See `_LossOfStep.effect`."""
+        made = _made(evidence)
+        most, usual = made.requests.tokens.max(), np.median(made.longest())
+        return f"responses have up to {most:,.0f} tokens, 95 % of them at most {usual:,.0f}"
+
+
+class UnevenEngines(_LossOfStep):
+    """Engines of one generation end at different times: one is slower, or has more to decode."""
+
+    kind = "engines"
+    title = "Engines have uneven work, or uneven speeds"
+    signature = "some engines of a step are done long before the last one"
+    refuted_by = "engines end together once requests are dealt by length"
+    next_check = "the clocks of the slow engine's GPUs, and how requests are routed to engines"
+    suggested_fix = "route each request to the engine with the least to decode; check the slowest engine's GPUs"
+    repair = Repair("even-engines", "Make engines end together", assumes="equal speeds, requests dealt by length")
+
+    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
+        """See `_LossOfStep.edits_in`."""
+        del evidence
+        return {"longest-first": "Deal requests to engines by length, the longest first"}
+
+    def effect(self, evidence: RlEvidence) -> str:
+        """See `_LossOfStep.effect`."""
+        made = _made(evidence)
+        tokens = np.bincount(made.ran.engine, made.ran.tokens, len(made.names))
+        most, speeds = three_digits(float(tokens.max() / tokens.mean())), made.engines.speeds
+        low, high = (three_digits(float(one)) for one in (speeds.min(), speeds.max()))
+        return f"engines decode at {low} to {high} times the median speed, and one has {most} times the mean tokens"
+
+
+class Tools(_LossOfStep):
+    """Requests hold their slots while tools run."""
+
+    kind = "tools"
+    title = "Requests wait for tools"
+    signature = "time between start and end in which a request decodes nothing"
+    refuted_by = "the generation takes as long when tools answer at once"
+    next_check = "how long each tool takes, and how many run at once"
+    suggested_fix = "give tools a time limit, run more of them at once, and free the slot of a request meanwhile"
+    repair = Repair("instant-tools", "Make tools answer at once", assumes="tools that take no time")
+
+    def effect(self, evidence: RlEvidence) -> str:
+        """See `_LossOfStep.effect`."""
+        made = _made(evidence)
+        tools, took = float(made.ran.tool_s.mean()), float((made.ran.end - made.ran.start).mean())
+        return f"a request spends {seconds(tools)} in tools, {percent(tools / took)} of its time"
+
+
+class Reward(_LossOfStep):
+    """The reward is computed after the generation."""
+
+    kind = "reward"
+    title = "The step waits for the reward"
+    signature = "time for the reward between the generation and the training"
+    refuted_by = "rewards are already computed while responses are generated"
+    next_check = "the slowest sample of the reward, and how many are computed at once"
+    suggested_fix = "compute the reward of a response when it ends, while others are generated"
+    repair = Repair("overlap-reward", "Compute rewards during the generation", assumes="rewards that hide behind it")
+    subject = "the reward"
+
+
+class WeightSync(_LossOfStep):
+    """Engines wait for new weights."""
+
+    kind = "sync"
+    title = "Engines wait for new weights"
+    signature = "time for sending weights between the training and the next generation"
+    refuted_by = "the step takes as long when no weights are sent"
+    next_check = "the bytes sent, and the bandwidth of the links between trainer and engines"
+    suggested_fix = "send weights in buckets over NCCL or RDMA, and reshard them while they are sent"
+    repair = Repair("instant-sync", "Send weights in no time", assumes="a sync that takes no time")
+    subject = "sending weights"

@@ -1,0 +1,143 @@
+"""The evidence on a run of post-training.
+
+In: an `RlRun`. Out: `RlEvidence`, which detectors read (`Detector.in_rl`). Its changes are `Without` and `Scenario`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from msgspec import structs
+
+from tracekit.analysis.attribution.attribution import Trust
+from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.evidence.evidence import SMALLEST_COST_SHARE
+from tracekit.analysis.evidence.naming import Names
+from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.rl.account import RlAccount
+from tracekit.analysis.rl.run import RlRun
+from tracekit.analysis.rl.scenario import USUAL, Scenario, Without, more_engines
+from tracekit.report.finding import Finding, Place
+from tracekit.trace.model import Worker
+
+if TYPE_CHECKING:
+    from tracekit.analysis.detectors.detector import Candidate, Detector
+    from tracekit.analysis.fixes.plan import Plan
+
+
+class RlEvidence(Subject, frozen=True, eq=False):
+    """The evidence on one run, of which `gpus` are known."""
+
+    run: RlRun
+    gpus_known: int | None = None
+
+    @cached_property
+    def account(self) -> RlAccount:
+        """Where its step went, and the prices of the usual alternatives: without trajectories, of the first of them;
+        where requests queue, of more engines, too.
+        """
+        usual = USUAL if self.run.made is not None else USUAL[:1]
+        found = self.run.account([Scenario.parse(text) for text in usual])
+        if found.leading != "queueing":
+            return found
+        more = Scenario.parse(f"engines={more_engines(found.job.engines)}")
+        return structs.replace(found, what_if=[*found.what_if, self.run.price(more)])
+
+    @property
+    def gpus(self) -> int:
+        """Those of both roles; if unknown, one for each engine and one for the trainer."""
+        return self.gpus_known or self.account.job.engines + 1
+
+    @property
+    def daily(self) -> bool:
+        """See `Subject.daily`."""
+        return self.gpus_known is not None
+
+    @property
+    def steps(self) -> Int32s:
+        return self.run.steps.astype(np.int32)
+
+    @property
+    def everywhere(self) -> str:
+        engines = self.account.job.engines
+        return f"all {engines:,} engines" if engines > 1 else "the only engine" if engines else "the whole loop"
+
+    @property
+    def names(self) -> Names:
+        return Names(ranks={}, hosts={}, stages=1, host_of_rank={})
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return {}
+
+    @property
+    def recorded_s(self) -> float:
+        return self.account.step_s
+
+    @property
+    def measured_s(self) -> float:
+        return self.recorded_s
+
+    @property
+    def slowdown(self) -> float:
+        """The replayed step over that without any of the losses that cost something."""
+        ideal_s = float(self.ideal.mean())
+        return self.unchanged_s / ideal_s if ideal_s > 0 else float("nan")
+
+    @cached_property
+    def ideal(self) -> Floats:
+        """Seconds of each step without any of the losses that cost something, [steps]."""
+        return self.step_times([Without(one.loss) for one in self.account.losses if one.lost_s > 0])
+
+    @property
+    def noise(self) -> Parts:
+        lost_s = self.unchanged_s - float(self.ideal.mean())
+        return Parts(step_s=self.recorded_s, lost_s=lost_s, explained_s=lost_s, noise_s=0.0, error_s=0.0)
+
+    def step_times(self, changes: Sequence[Any]) -> Floats:
+        scenarios = [one.text for one in changes if isinstance(one, Scenario)]
+        without = frozenset(one.loss for one in changes if isinstance(one, Without))
+        return self.run.step_times(without, Scenario.parse(",".join(scenarios)) if scenarios else None)
+
+    @property
+    def replay_error(self) -> float:
+        return self.account.replay_error or 0.0
+
+    @property
+    def smallest_cost_s(self) -> float:
+        return SMALLEST_COST_SHARE * self.recorded_s
+
+    def candidates(self, detector: Detector) -> Iterator[Candidate]:
+        return iter(()) if self.run.flagged else detector.in_rl(self)
+
+    def fixes(self, detector: Detector, found: Finding) -> Iterator[Plan]:
+        return detector.fixes_in_rl(self, found)
+
+    def seen(self, found: Finding) -> str:
+        return f", {found.when}"
+
+    def fit(self, trust: Trust) -> str:
+        if not trust.trustworthy:
+            return "; ".join(trust.reasons)
+        if self.account.replayed_s is None:
+            return "seconds as the framework logged them; nothing was replayed"
+        return self.replayed_words
+
+    @property
+    def replayed_words(self) -> str:
+        """How far the replay is off."""
+        words, made = f"the replayed step is off by {self.replay_error:.1%}", self.account.generation
+        if made is None:
+            return words
+        return f"{words}, its generation by {abs(made.error):.1%}, engines' requests by up to {made.engine_error:.1%}"
+
+    def has(self, where: Place) -> bool:
+        return where == Place()
+
+    def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
+        del where
+        return iter(())

@@ -1,0 +1,174 @@
+"""What recorded times tell: the account of a step, its losses and prices, by replay.
+
+In: a `Timeline`. Out: `TimedRun`. Losses and prices are differences between two replays, so that what the replay does
+not explain of the recording is in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+
+import numpy as np
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, Price, RlAccount, Run, leading
+from tracekit.analysis.rl.generation import Generations
+from tracekit.analysis.rl.loop import WARM_UP, Loop
+from tracekit.analysis.rl.run import SIDE_BY_SIDE, RlRun, contradiction, no_price
+from tracekit.analysis.rl.scenario import Gpus, Scenario
+from tracekit.analysis.rl.steps import Steps
+from tracekit.base.errors import FormatError, SelectionError
+from tracekit.trace.rl import Format, Timeline
+
+#: The losses within a generation.
+_OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")
+
+
+class _Changed(Struct, frozen=True, eq=False):
+    """A run under an alternative. `carried`: the most steps that a request is carried over, None without replay."""
+
+    loop: Loop
+    carried: int | None
+    assumed: tuple[str, ...]
+
+
+class TimedRun(RlRun):
+    """The whole steps without the first two. `gpus`: of both roles, as recorded; `slots`: most requests that an engine
+    runs at once. None: unknown.
+
+    `low_s` and `high_s` of a price differ from it by what the replay misses of the recording, and by what dealing
+    requests to engines in turn changes if they are dealt anew. Raises FormatError.
+    """
+
+    def __init__(self, timeline: Timeline, gpus: Gpus | None = None, slots: int | None = None) -> None:
+        whole = self.whole = Steps(timeline)
+        self.gpus, self.steps, self.recorded = gpus, whole.numbers[WARM_UP:], whole.step_times
+        self.step_s, loop = float(self.recorded.mean()), whole.loop()
+        self.generation_s = float(loop.generate[WARM_UP:].mean())
+        if min(self.step_s, self.generation_s) <= 0:
+            raise FormatError(
+                f"the mean step takes {self.step_s} s, its generation {self.generation_s} s; expected more than 0 s"
+            )
+        self.made = None if whole.trajectories is None else Generations(whole, whole.trajectories, slots)
+        self.loop = loop if self.made is None else loop.replace(generate=self.made.replayed)
+        self.unchanged = self.loop.step_times()
+        self.phases = {name: np.nan_to_num(total[WARM_UP:]) for name, (_, _, total) in whole.spans.items()}
+        self.phases.setdefault("generate", loop.generate[WARM_UP:])
+        one_by_one = [name for name in whole.after_generation if name != "reward"]
+        if not loop.staleness:
+            one_by_one.append("generate")
+        self.flagged = contradiction(math.fsum(self.phases[name].mean() for name in one_by_one), self.step_s)
+        if self.flagged is None and self.made is not None:
+            self.flagged = self.made.clock_off(self.step_s)
+        self._without: dict[frozenset[Loss], Floats] = {}
+        self._changed: dict[Scenario, tuple[Floats, int]] = {}
+
+    def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
+        loop = self.loop
+        of_requests = frozenset(without).intersection(_OF_REQUESTS)
+        if self.made is not None and of_requests:
+            if of_requests not in self._without:
+                self._without[of_requests] = self.made.without(of_requests)
+            loop = loop.replace(generate=self._without[of_requests])
+        if "reward" in without:
+            loop = loop.replace(reward=np.maximum(loop.reward - self.whole.reward_s, 0.0))
+        if "sync" in without:
+            loop = loop.replace(sync=np.zeros_like(loop.sync))
+        return (loop if one is None else self._in_scenario(one, loop).loop).step_times()
+
+    def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
+        made, losses = self.made, list[LossTime]()
+        if not self.flagged:
+            known: tuple[Loss, ...] = (*(() if made is None else _OF_REQUESTS), "reward", "sync")
+            losses = [LossTime(loss, float((self.unchanged - self.step_times({loss})).mean())) for loss in known]
+        taken = [PhaseTime(name, float(seconds.mean())) for name, seconds in self.phases.items()]
+        waits = self.whole.train_start[WARM_UP:] - self.whole.sync_end[WARM_UP - 1 : -1]
+        requests, engines = (0, 0) if made is None else (made.count, len(made.names))
+        return RlAccount(
+            Run(
+                Format.TRAJECTORIES,
+                len(self.whole.numbers),
+                requests,
+                engines,
+                "phases" if made is None else "trajectories",
+            ),
+            self.step_s,
+            float(self.unchanged.mean()),
+            self.generation_s,
+            float(waits.mean()),
+            self.loop.staleness,
+            sorted(taken, key=lambda one: -one.seconds),
+            self.whole.unaccounted_s(),
+            self.flagged,
+            losses,
+            leading(losses, self.step_s),
+            None if made is None else made.fitted(),
+            [self.price(one) for one in scenarios],
+        )
+
+    def price(self, one: Scenario) -> Price:
+        if self.flagged:
+            return no_price(one, self.flagged)
+        if self.made is None and one.regenerates and one.generate_s is None:
+            return no_price(one, "needs trajectories, or generate=S: phases do not show what requests take")
+        found = self._in_scenario(one, self.loop)
+        saved_s = float((self.unchanged - found.loop.step_times()).mean())
+        price_s = self.step_s - saved_s
+        reach = abs(float((self.unchanged - self.recorded).mean()))
+        if self.made is not None:
+            reach = max(reach, abs(self.made.error) * self.generation_s)
+            if found.carried is not None:
+                dealt = self.loop.replace(generate=self._generations(Scenario("", engines=len(self.made.names)))[0])
+                reach += abs(float((self.unchanged - dealt.step_times()).mean()))
+        algorithm = one.partial is not None or found.loop.staleness > 0
+        oldest = found.loop.staleness + (found.carried or 0) if algorithm else None
+        return Price(
+            one.text, price_s, max(price_s - reach, 0.0), price_s + reach, saved_s, oldest,
+            "; ".join(found.assumed) or None,
+        )  # fmt: skip
+
+    def _in_scenario(self, one: Scenario, loop: Loop) -> _Changed:
+        made, engines, assumed, carried = self.made, one.engines, list[str](), None
+        changed = loop if one.staleness is None else loop.replace(staleness=one.staleness)
+        if changed.staleness > loop.staleness:
+            assumed.append(SIDE_BY_SIDE)
+        if one.rollout is not None and one.trainer is not None:
+            if self.gpus is None:
+                raise SelectionError(f"{one.text}: needs --gpus rollout=A,trainer=B, the GPUs as recorded")
+            changed = changed.replace(train=changed.train * (self.gpus.trainer / one.trainer))
+            if made is not None:
+                engines, rest = divmod(one.rollout * len(made.names), self.gpus.rollout)
+                if rest or not engines:
+                    raise SelectionError(
+                        f"{one.text}: {one.rollout} GPUs are no whole number of engines;"
+                        f" {len(made.names)} engines have {self.gpus.rollout} GPUs"
+                    )
+            assumed.append("training time goes with 1 / GPUs")
+        if made is not None and one.regenerates and one.generate_s is None:
+            took, carried = self._generations(one, engines)
+            changed = changed.replace(generate=took)
+            assumed.append("requests are dealt to engines in turn")
+            if one.longest_first:
+                assumed.append("lengths are known beforehand")
+            if made.slots is None:
+                assumed.append("no limit on the requests of an engine, as none queued: --slots sets one")
+        if one.generate_s is not None:
+            changed = changed.replace(generate=_with_mean(changed.generate, one.generate_s))
+        if one.train_s is not None:
+            changed = changed.replace(train=_with_mean(changed.train, one.train_s))
+        return _Changed(changed, carried, tuple(assumed))
+
+    def _generations(self, one: Scenario, engines: int | None = None) -> tuple[Floats, int]:
+        """Seconds of each generation, as `Generations.in_scenario`; kept, as several prices ask for the same ones."""
+        assert self.made is not None, "only requests can be replayed"
+        if one not in self._changed:
+            self._changed[one] = self.made.in_scenario(one, engines or one.engines)
+        return self._changed[one]
+
+
+def _with_mean(seconds: Floats, mean_s: float) -> Floats:
+    """Durations of steps, scaled to another mean."""
+    now_s = float(seconds[WARM_UP:].mean())
+    return seconds * (mean_s / now_s) if now_s > 0 else np.full_like(seconds, mean_s)
