@@ -19,7 +19,7 @@ from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
 
 #: What a trace may say of its job that makes runs different ones.
-_SAME = ("model", "layers", "gpu_model", "schedule", "microbatches")
+SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
 
 
 def gate(
@@ -54,7 +54,7 @@ def _identity(job: Job) -> dict[str, Any]:
     """What must be equal for two runs to be comparable, by the words for it; None if it is not known."""
     trace, recorded = job.trace, "profiler_step" in job.replay.graph.label_names
     known = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
-    known |= {name: trace.metadata.get(name) for name in _SAME}
+    known |= {name: trace.metadata.get(name) for name in SAME_JOB}
     if isinstance(job, PipelineJob):
         forwards = job.trace.ops.filter(job.trace.ops["kind"] == OpKind.FORWARD_COMPUTE).height
         return known | {"forward computes a step": round(forwards / len(trace.steps))}

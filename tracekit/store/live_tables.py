@@ -64,9 +64,8 @@ WHERE jobs.name = $name AND closed_window IS NOT NULL AND clear < greatest($clea
 """
 #: Every window, oldest first, with when its job was watched and how that ended.
 _ALL_WINDOWS = """
-SELECT jobs.name AS job, windows.number, windows.started_at, windows.ended_at, windows.steps, windows.first_step,
-       windows.last_step, windows.recorded_s, windows.world_size, windows.metadata, epoch(watches.began_at) AS began_s,
-       epoch(watches.ended_at) AS watched_until_s, endings.ending
+SELECT jobs.name AS job, windows.* EXCLUDE (job_id, added_at), epoch(windows.added_at) AS added_s,
+       epoch(watches.began_at) AS began_s, epoch(watches.ended_at) AS watched_until_s, endings.ending
 FROM windows JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JOIN endings USING (job_id)
 ORDER BY windows.job_id, windows.number
 """
