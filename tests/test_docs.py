@@ -32,7 +32,7 @@ def blocks(document, language):
 
 @pytest.mark.parametrize(
     ("document", "least"),
-    [("README.md", 1), ("docs/questions.md", 3), ("docs/scripts.md", 1)],
+    [("README.md", 1), ("docs/questions.md", 3), ("docs/scripts.md", 1), ("docs/bill.md", 1)],
     ids=str,
 )
 def test_every_command_shown_runs_and_prints_what_is_shown(document, least, workplace):

@@ -15,7 +15,7 @@ from tracekit.analysis.hang.case import SHOWN, Case
 from tracekit.analysis.hang.model import Culprit, HangReport, StackGroup, StallClass, StalledGroup, Undecided, Waiting
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS
 from tracekit.analysis.hang.wait_graph import waiting_for
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Int32s
 from tracekit.analysis.numeric.digraph import adjacency
 from tracekit.trace.dumps import FlightRecord
 
@@ -60,7 +60,7 @@ def _stacks(record: FlightRecord) -> tuple[StackGroup, ...]:
     return tuple(sorted(groups, key=lambda one: (len(one.ranks), one.ranks)))
 
 
-def _held_up(case: Case, culprit: Culprit, backwards: tuple[Ints, Ints]) -> int:
+def _held_up(case: Case, culprit: Culprit, backwards: tuple[Int32s, Int32s]) -> int:
     """Number of ranks that wait for a culprit: for its arrival or, if its call differs, in their common operation."""
     waiting = waiting_for(case.graph, culprit.rank, backwards)
     if culprit.stall_class is StallClass.MISMATCH:

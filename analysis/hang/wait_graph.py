@@ -20,7 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.analysis.hang.states import FINISHED, NOT_ISSUED, UNKNOWN, WAITS, Rendezvous
-from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.numeric.digraph import reachable, strong_components
 from tracekit.trace.dumps import Progress
 
@@ -236,7 +236,7 @@ def stalls(graph: WaitGraph) -> Ints:
     return strong_components(np.concatenate([begin, end]), np.concatenate([end, begin]), graph.nodes)
 
 
-def waiting_for(graph: WaitGraph, node: int, backwards: tuple[Ints, Ints]) -> Ints:
+def waiting_for(graph: WaitGraph, node: int, backwards: tuple[Int32s, Int32s]) -> Ints:
     """The ranks that wait for a node, directly or not. `backwards`: the edges by where they end, as of `adjacency`."""
     found = reachable(*backwards, node)
     return np.asarray(found[(found < graph.world_size) & (found != node)])

@@ -301,7 +301,7 @@ def _conclude(options: CollectOptions, directory: Path, launched: LaunchResult, 
                 tell("merging what the ranks recorded")
                 collected.extend(collect_attempts(options, directory, numbers))
         try:
-            finish_run(directory)
+            finish_run(directory, launched.ended_ns)
         except OutputError:
             if not collected:  # a full disk: the attempts have reported it
                 raise

@@ -68,12 +68,13 @@ _RUN_KIND = Kind("the record of a run of `tracekit collect`", _is_run_file)
 class LaunchResult:
     """`exit_code` is what a shell would report: 128 + number for a command that a signal ended.
 
-    `first`: this launcher was the first of the run, so it merges for all.
+    `first`: this launcher was the first of the run, so it merges for all. `ended_ns`: by the wall clock.
     """
 
     exit_code: int
     wall_s: float
     first: bool
+    ended_ns: int
 
 
 def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]) -> dict[str, str]:
@@ -85,9 +86,12 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         run_file = directory / RUN_FILE
-        if Place(run_file, _RUN_KIND).check() and _state(run_file).get("finished"):
+        before = _state(run_file) if Place(run_file, _RUN_KIND).check() else {}
+        if before.get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
-        write_text(run_file, json.dumps({"command": list(command), "options": asdict(options)}), _RUN_KIND)
+        begun = {"started_ns": before.get("started_ns", time.time_ns())}
+        run = {"command": list(command), "options": asdict(options), **begun}
+        write_text(run_file, json.dumps(run), _RUN_KIND)
     except OSError as error:
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
@@ -121,10 +125,10 @@ def _state(run_file: Path) -> dict[str, Any]:
     return state
 
 
-def finish_run(directory: Path) -> None:
+def finish_run(directory: Path, ended_ns: int) -> None:
     """Mark the run as finished, so that no other run writes into its directory. Raises OutputError."""
     run_file = directory / RUN_FILE
-    write_text(run_file, json.dumps({**_state(run_file), "finished": True}), _RUN_KIND)
+    write_text(run_file, json.dumps({**_state(run_file), "finished": True, "ended_ns": ended_ns}), _RUN_KIND)
 
 
 def await_other_launchers(directory: Path) -> None:
@@ -171,7 +175,7 @@ def run_command(
             first = clocks.first
             with announced(name or Path(command[0]).name, directory):
                 _await(process, _Beside(directory, presence, clocks, tasks))
-        code = process.wait()
+        code, ended_ns = process.wait(), time.time_ns()
         with unharmed("writing what killed ranks recorded last"):
             for left in () if rings is None else rings.left_over():
                 # A full disk: the rank has reported it, or its missing end will show.
@@ -186,7 +190,7 @@ def run_command(
         while signal.sigtimedwait(WATCHED, 0) is not None:  # drop pending signals before the merge
             continue
         release()
-    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, first)
+    return LaunchResult(code if code >= 0 else 128 - code, time.monotonic() - begin, first, ended_ns)
 
 
 def _rings() -> RingStore | None:

@@ -113,7 +113,7 @@ def _collect(parsed: argparse.Namespace) -> int:
         release()
     if launched.first:
         await_other_launchers(directory)
-        for line in _conclude(directory):
+        for line in _conclude(directory, launched.ended_ns):
             say(f"tracekit: {printable(line)}")
     return launched.exit_code
 
@@ -135,7 +135,7 @@ def _attach(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _conclude(directory: Path) -> list[str]:
+def _conclude(directory: Path, ended_ns: int) -> list[str]:
     """Close the run directory and return the lines for the user."""
     try:
         numbers = attempts(directory)
@@ -143,7 +143,7 @@ def _conclude(directory: Path) -> list[str]:
         for number in numbers:
             write_manifest(attempt_directory(directory, number))
             counts.append(len(ranks_in(attempt_directory(directory, number))))
-        finish_run(directory)
+        finish_run(directory, ended_ns)
     except (TracekitError, OSError) as error:
         return [f"the segments in {directory} may be incomplete: {error}"]
     if not any(counts):

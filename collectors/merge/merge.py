@@ -81,9 +81,7 @@ def merge_attempt(
     `running`: the recording is part of a run that is still going on. NCCL's events and GPU samples are then left out,
     because their files cover the whole run.
     """
-    reference = _reference(recording, clocks or {})
-    device_clocks = _device_clocks(recording)
-    records = _records(recording, clocks or {}, reference, device_clocks)
+    reference, device_clocks, records = records_on_one_clock(recording, clocks or {})
     groups = _groups(recording)
     reduced = _reduced(records)
     facts = [_facts(one, reduced.get(one.rank, []), groups[one.rank]) for one in recording.ranks.values()]
@@ -107,7 +105,7 @@ def merge_attempt(
     # NCCL's kernels show when a transfer ran, not when a stream issued it or waited for it.
     kept = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
     peers_waited = with_waits_for_peers(kept, met, group_table, placement, step_starts_ns)
-    epoch_ns, members = _epoch_ns(reference), ranks_of_workers(placement)
+    begun_ns, members = epoch_ns(reference), ranks_of_workers(placement)
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(met, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
@@ -116,7 +114,7 @@ def merge_attempt(
         with_off_cpu(peers_waited, met, group_table, members),
         placement.layout,
         name=name,
-        step_starts={step: (start + epoch_ns) / 1e9 for step, start in step_starts_ns.items()},
+        step_starts={step: (start + begun_ns) / 1e9 for step, start in step_starts_ns.items()},
         metadata={
             **recording.scheduler,
             "format": COLLECTED,
@@ -142,6 +140,14 @@ def merge_attempt(
     return MergedAttempt(trace, recording.missing_ranks, placement, report, recording.program)
 
 
+def records_on_one_clock(
+    recording: AttemptRecording, clocks: Mapping[str, ClockFit]
+) -> tuple[dict[str, Any], dict[int, DeviceClockFit], pl.DataFrame]:
+    """The process on whose host's clock all times are, the fitted clocks of GPUs, and all records of an attempt."""
+    reference, device_clocks = _reference(recording, clocks), _device_clocks(recording)
+    return reference, device_clocks, _records(recording, clocks, reference, device_clocks)
+
+
 def rank_report(recording: RankRecording) -> RankReport:
     """The counters of one rank. Steps are counted from its records, because a killed rank leaves no summary."""
     summary = recording.summary or {}
@@ -164,7 +170,7 @@ def _reference(recording: AttemptRecording, clocks: Mapping[str, ClockFit]) -> d
     return next((process for process in processes if process["host"] not in clocks), processes[0])
 
 
-def _epoch_ns(process: Mapping[str, Any]) -> int:
+def epoch_ns(process: Mapping[str, Any]) -> int:
     """The wall-clock time at which the monotonic clock of the process's host was 0, ns since the epoch."""
     return int(process["time_ns"]) - int(process["monotonic_ns"])
 
@@ -234,7 +240,7 @@ def _move(
         return fit.to_reference
     if process["host"] == reference["host"]:
         return None
-    return partial(np.add, _epoch_ns(process) - _epoch_ns(reference))
+    return partial(np.add, epoch_ns(process) - epoch_ns(reference))
 
 
 def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:

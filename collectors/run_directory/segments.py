@@ -158,10 +158,14 @@ def records_in(content: bytes, path: Path, *, has_header: bool = True) -> npt.ND
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The launcher's file about a run. `first_step`: the first step that belongs in the trace."""
+    """The launcher's file about a run. `first_step`: the first step that belongs in the trace. `started_ns`,
+    `ended_ns`: of the command, by the wall clock; None if it does not say so.
+    """
 
     command: tuple[str, ...]
     first_step: int
+    started_ns: int | None = None
+    ended_ns: int | None = None
 
 
 def read_run(directory: Path) -> Run:
@@ -170,11 +174,19 @@ def read_run(directory: Path) -> Run:
     try:
         content = json.loads(read_small(path, RUN_FILE_BYTES))
         command, first_step = tuple(content["command"]), int(content["options"]["first_step"])
+        times = [_time_ns(content.get(name)) for name in ("started_ns", "ended_ns")]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
     if not 0 <= first_step < _LARGEST_STEP:
         raise FormatError(f"{path}: damaged, first_step is {first_step!s:.40}; record the run again")
-    return Run(command, first_step)
+    return Run(command, first_step, *times)
+
+
+def _time_ns(value: Any) -> int | None:
+    """A time of the wall clock. Raises ValueError for anything else."""
+    if value is not None and (type(value) is not int or not 0 <= value < 1 << 62):
+        raise ValueError(f"the time {value!s:.40}")
+    return value
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:

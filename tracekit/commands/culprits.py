@@ -83,11 +83,13 @@ class CulpritsOutput(Struct, frozen=True):
     help="Only culprits that are slow in this part, such as compute. Repeatable.",
 )
 @click.option("--suspects", is_flag=True, help="Print nodes without hardware evidence against them, too.")
+@click.option("--history", is_flag=True, help="Nodes of a job in a store that compute slower than they used to.")
 def culprits_command(
     source: Source,
     form: str,
     part: tuple[str, ...],
     suspects: bool,
+    history: bool,
 ) -> int:
     """Which nodes hold the job up? Names that a script can use.
 
@@ -97,10 +99,15 @@ def culprits_command(
     A PART is what is slow about a rank: compute, workload, optimizer, data-loading, host, python-gc, process,
     checkpoint, network or unrecorded. Of these, compute, process and network point at a machine.
 
+    With --history, each node is compared with itself in earlier windows of the store, of jobs that gave it the same
+    work: a node that became slower is named even if all its peers did, too. No hardware evidence, so only a suspect.
+
     Exit codes: 0 all culprits have a node, 5 nobody is to blame, the report cannot be trusted, or a script gets no node
     (slurm: no output), 6 the node of a culprit is unknown (slurm: the others).
     """
     _check_parts(part)
+    if history:
+        return _history(source, form, part, suspects=suspects)
     with progress() as tell:
         tell("reading the trace")
         report = source.load().whatif()
@@ -118,6 +125,37 @@ def culprits_command(
     nodes = found.nodes.drain + (found.nodes.suspects if suspects and found.trusted else ())
     _show(found, form, nodes)
     return _code(found, form, nodes)
+
+
+def _history(source: Source, form: str, part: Sequence[str], *, suspects: bool) -> ExitCode:
+    """Name the nodes that compute slower than they used to."""
+    from tracekit.job.history import FEWEST_WINDOWS, history_of
+    from tracekit.show.terminal.culprits import print_history
+    from tracekit.store import Store, default_store
+
+    if source.traces or part:
+        raise SelectionError(
+            "--history is for the computes of a job in a store: give --store and --job, without --part"
+        )
+    with progress() as tell:
+        tell("reading the history")
+        found = history_of(Store(source.store or default_store()), source.job, source.window)
+    nodes = [one.host for one in found.slower if is_node_name(one.host)]
+    if form == "json":
+        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+    elif form == "text" and found.slower:
+        print_history(found, console())
+    elif form == "slurm" and nodes and suspects:
+        click.echo(hostlist(nodes))
+    if form == "slurm" and nodes and not suspects:
+        say(f"tracekit: {short(found.job)}: {Nodes((), tuple(nodes)).sentence} Check first; --suspects prints them")
+    if not found.slower:
+        why = f"no node computes slower than it used to, of {found.hosts} over {found.windows} windows"
+        if not found.hosts:
+            why = f"no node had the same work in {FEWEST_WINDOWS} windows that still have their ops"
+        say(f"tracekit: {short(found.job)}: {why}")
+    named = bool(found.slower) and (form != "slurm" or (suspects and bool(nodes)))
+    return ExitCode.DONE if named else ExitCode.NO_ANSWER
 
 
 def _check_parts(parts: Sequence[str]) -> None:

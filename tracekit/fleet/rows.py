@@ -20,8 +20,8 @@ from tracekit.report.answer import Culprit
 from tracekit.report.report import Report
 
 Rows = dict[str, pl.DataFrame]
-#: Free metadata that identifies who pays.
-_TEAM_KEYS = ("team", "project")
+#: Free metadata that identifies who pays; that with "label" is of the scheduler.
+_TEAM_KEYS = ("team", "project", "label_team", "label_project")
 #: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
 _MACHINE_PARTS = ("compute", "network", "process")
 
@@ -229,10 +229,19 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
     return _many("fixes", rows)
 
 
+def team_of(metadata: Mapping[str, Any]) -> str | None:
+    """Who pays for a job, by its free metadata; None if that is not known."""
+    return next((metadata[key] for key in _TEAM_KEYS if isinstance(metadata.get(key), str)), None)
+
+
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What the free metadata says about the job, as far as it is valid."""
-    team = next((metadata[key] for key in _TEAM_KEYS if isinstance(metadata.get(key), str)), None)
-    texts = {"name": name, "team": team, "gpu_model": metadata.get("gpu_model"), "framework": metadata.get("framework")}
+    texts = {
+        "name": name,
+        "team": team_of(metadata),
+        "gpu_model": metadata.get("gpu_model"),
+        "framework": metadata.get("framework"),
+    }
     restarts = metadata.get("restarts", metadata.get("attempt"))
     return {
         **{key: encodable(value) if isinstance(value, str) else None for key, value in texts.items()},

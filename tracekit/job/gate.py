@@ -19,7 +19,7 @@ from tracekit.trace.model import OpKind
 from tracekit.trace.rl import POST_TRAINING
 
 #: What a trace may say of its job that makes runs different ones.
-_SAME = ("model", "layers", "gpu_model", "schedule", "microbatches")
+SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
 
 #: Of a single baseline.
 UNKNOWN_NOISE = (
@@ -67,7 +67,7 @@ def _identity(job: Job) -> dict[str, Any]:
         return {"source": job.source, **trace.sizes, "format": trace.metadata[POST_TRAINING]["format"]}
     recorded = "profiler_step" in job.replay.graph.label_names
     known = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
-    known |= {name: trace.metadata.get(name) for name in _SAME}
+    known |= {name: trace.metadata.get(name) for name in SAME_JOB}
     if isinstance(job, PipelineJob):
         forwards = job.trace.ops.filter(job.trace.ops["kind"] == OpKind.FORWARD_COMPUTE).height
         return known | {"forward computes a step": round(forwards / len(trace.steps))}

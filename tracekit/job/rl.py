@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.spent import SpentPhases
 from tracekit.analysis.diagnosis.of_rl import diagnose_rl
-from tracekit.analysis.diagnosis.price import fix_named
+from tracekit.analysis.diagnosis.price import fix_named, saving_error_s
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.logged import LoggedRun
 from tracekit.analysis.rl.scenario import Gpus, Scenario
@@ -117,7 +117,8 @@ class RlJob(Job):
         saved, evidence = self.price(selection), self.evidence
         a_day = saved.saved_s / evidence.recorded_s * evidence.gpus * 24
         step_s = evidence.recorded_s - saved.saved_s
-        return Question(f"fix {selection}", saved.ops, step_s, saved.saved_s, a_day)
+        error_s = saving_error_s(saved.saving, evidence.replay_error * evidence.recorded_s)
+        return Question(f"fix {selection}", saved.ops, step_s, saved.saved_s, error_s, a_day)
 
     def build(self) -> None:
         _ = self.evidence

@@ -62,6 +62,13 @@ _UNSETTLED = """
 SELECT incident_id FROM incidents JOIN jobs USING (job_id)
 WHERE jobs.name = $name AND closed_window IS NOT NULL AND clear < greatest($clear, seen_window - opened_window + 1)
 """
+#: Every window, oldest first, with when its job was watched and how that ended.
+_ALL_WINDOWS = """
+SELECT jobs.name AS job, windows.* EXCLUDE (job_id, added_at), epoch(windows.added_at) AS added_s,
+       epoch(watches.began_at) AS began_s, epoch(watches.ended_at) AS watched_until_s, endings.ending
+FROM windows JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JOIN endings USING (job_id)
+ORDER BY windows.job_id, windows.number
+"""
 _COUNTED_INCIDENTS = "SELECT count(*) FILTER (closed_at IS NULL), count(closed_at) FROM incidents"
 #: One row per job, of its newest window, with totals over all windows.
 _LIVE_JOBS = """
@@ -201,6 +208,10 @@ class LiveTables:
     def live_jobs(self) -> pl.DataFrame:
         """One row per job for metrics: its newest window, and totals over all."""
         return frame(self.connection.sql(_LIVE_JOBS))
+
+    def all_windows(self) -> pl.DataFrame:
+        """One row per window of every job: its place in time, and that of the watch of its job."""
+        return frame(self.connection.sql(_ALL_WINDOWS))
 
     def trends(self, names: Collection[str]) -> dict[str, list[float]]:
         """The share of the step that each analysed window of these jobs loses, oldest first, by job."""

@@ -1,6 +1,6 @@
 """The ranks that hold a job up, one per line.
 
-In: rows as in the JSON of a report (`answer.culprits`). Out: what rich prints.
+In: rows as in the JSON of a report (`answer.culprits`), or hosts against their own history. Out: what rich prints.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tracekit.base.text import percent_sure, seconds, short
+from tracekit.base.text import percent_sure, seconds, short, three_digits
+from tracekit.job.history import History
 from tracekit.show.terminal.tables import new_table
+
+_LONGEST_HOST = 28
 
 
 def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -30,3 +33,21 @@ def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> N
             "-" if first is None else f"step {first}",
         )
     console.print(table)
+
+
+def print_history(found: History, console: Console) -> None:
+    """Print each host that computes slower than it used to, since when, and what that costs together."""
+    table = new_table("Host", "computes", "before", "change", "since")
+    for one in found.slower:
+        table.add_row(
+            Text(short(one.host, _LONGEST_HOST)),
+            seconds(one.now_s),
+            seconds(one.before_s),
+            f"{one.change:+.1%}",
+            short(f"window {one.since_window}" + (f" of {one.since_job}" if one.since_job != found.job else ""), 24),
+        )
+    console.print(table)
+    saved = three_digits(found.saved_gpu_hours_per_day)
+    console.print(f"As fast as they used to be, the job would save {saved} GPU-hours a day.", soft_wrap=True)
+    if found.all_slower:
+        console.print("All became slower at once: compare their work first, such as the lengths of sequences.")

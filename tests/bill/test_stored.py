@@ -1,0 +1,162 @@
+"""The bill of a store: of windows of jobs as they ran, and of traces that do not say when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from benchmarks.writtenrun import EPOCH_S
+from tests.bill.attempts import Attempt
+from tests.handmade import (
+    HEALTHY_LANE,
+    HEALTHY_STEP_S,
+    LAYOUT,
+    SLOW_STEP_S,
+    frame,
+    healthy_frame,
+    run,
+    slow_frame,
+)
+from tests.live.beside import Beside
+from tests.live.conftest import clock  # noqa: F401
+from tracekit.bill.stored import bill_of_store
+from tracekit.job.pipeline import PipelineJob
+from tracekit.store import Incoming, Store
+from tracekit.trace.canonical import Trace
+
+#: Every worker writes a checkpoint of 3 s at the end of a step.
+SAVING_LANE = (*HEALTHY_LANE, *((stage, "checkpoint", 0, None, 11.25, 14.25) for stage in (0, 1)))
+SAVING_STEP_S = HEALTHY_STEP_S + 3
+
+
+def seconds(store: Store) -> dict[tuple[str, str], float]:
+    """The bill by part and cause; it adds up to the wall clock and is never negative."""
+    bill = bill_of_store(store)
+    assert min(bill.rows["seconds"]) > 0
+    assert bill.rows["seconds"].sum() == pytest.approx(sum(bill.wall_s.values()), rel=1e-9)
+    totals = bill.rows.group_by("part", "cause").agg(pl.col("seconds").sum())
+    return {(part, cause): round(value, 6) for part, cause, value in totals.iter_rows()}
+
+
+def window(ops: pl.DataFrame, start_s: float | None, step_s: float, attempt: int = 0) -> Trace:
+    """Steps of `step_s`, one after the other from `start_s` on."""
+    steps = sorted(ops["step"].unique())
+    starts = {} if start_s is None else {step: EPOCH_S + start_s + at * step_s for at, step in enumerate(steps)}
+    return Trace.from_frame(ops, LAYOUT, name="job", step_starts=starts, metadata={"attempt": attempt, "team": "llm"})
+
+
+def stored(folder: Path, traces: Iterable[Trace], analysed: Collection[int] = range(9)) -> Store:
+    folder.mkdir(exist_ok=True)
+    store = Store(folder / "jobs.store")
+    for number, trace in enumerate(traces):
+        findings = PipelineJob(trace).stored() if number in analysed else None
+        store.append(Incoming(trace, "job", "handmade", findings))
+    return store
+
+
+def test_windows_of_a_restarted_job_whose_script_numbers_its_steps(tmp_path: Path) -> None:
+    """Five healthy steps, five slow ones of which the restart does the last two again, and five healthy ones.
+
+    Stage 0 of DP rank 1 costs 15.5 - 11.25 s of a slow step (as fast as its peers), the step after the third is 100 s
+    away.
+    """
+    slow_from, again_from = 5 * HEALTHY_STEP_S, 5 * (HEALTHY_STEP_S + SLOW_STEP_S) + 100
+    store = stored(
+        tmp_path,
+        [
+            window(healthy_frame(range(1, 6)), 0.0, HEALTHY_STEP_S),
+            window(slow_frame(range(6, 11)), slow_from, SLOW_STEP_S),
+            window(healthy_frame(range(9, 14)), again_from, HEALTHY_STEP_S, attempt=1),
+        ],
+    )
+    assert seconds(store) == {
+        ("useful", "training"): round(10 * HEALTHY_STEP_S + 3 * HEALTHY_STEP_S, 6),
+        ("stragglers", "bad-worker"): round(3 * (SLOW_STEP_S - HEALTHY_STEP_S), 6),
+        ("restarts", "lost work"): 2 * SLOW_STEP_S,
+        ("restarts", "down and starting again"): 100.0,
+    }
+    assert set(bill_of_store(store).rows["team"]) == {"llm"}
+
+
+def test_the_last_checkpoint_before_a_restart_says_which_windows_are_lost(tmp_path: Path) -> None:
+    """Windows before that with the checkpoint are kept, those after it lost; where it is in its own is not known."""
+    saving = frame({0: SAVING_LANE, 1: SAVING_LANE}, range(6, 11))
+    starts = (0.0, 5 * HEALTHY_STEP_S, 5 * (HEALTHY_STEP_S + SAVING_STEP_S))
+    traces = [
+        window(healthy_frame(range(1, 6)), starts[0], HEALTHY_STEP_S),
+        window(saving, starts[1], SAVING_STEP_S),
+        window(healthy_frame(range(11, 16)), starts[2], HEALTHY_STEP_S),
+        window(healthy_frame(range(1, 6)), starts[2] + 5 * HEALTHY_STEP_S + 60, HEALTHY_STEP_S, attempt=1),
+    ]
+    assert seconds(stored(tmp_path, traces)) == {
+        ("useful", "training"): 10 * HEALTHY_STEP_S,
+        ("unknown", "kept or lost: no checkpoint shows it"): 5 * SAVING_STEP_S,
+        ("restarts", "lost work"): 5 * HEALTHY_STEP_S,
+        ("restarts", "down and starting again"): 60.0,
+    }
+    assert seconds(stored(tmp_path / "whole", traces[:3])) == {
+        ("useful", "training"): 15 * HEALTHY_STEP_S,
+        ("checkpoints", "checkpoints"): 15.0,
+    }
+
+
+def test_what_windows_do_not_show_is_unknown(tmp_path: Path) -> None:
+    """Every second step, 20 s between two windows, and one that was not analysed: it lasts up to its last step."""
+    every_second = healthy_frame([1, 3, 5, 7])
+    traces = [
+        window(every_second, 0.0, 2 * HEALTHY_STEP_S),
+        window(healthy_frame(range(8, 12)), 7 * HEALTHY_STEP_S + 20, HEALTHY_STEP_S),
+    ]
+    assert seconds(stored(tmp_path, traces, analysed=[0])) == {
+        ("useful", "training"): 4 * HEALTHY_STEP_S,
+        ("unknown", "between recorded steps"): 3 * HEALTHY_STEP_S,
+        ("unknown", "between windows"): 20.0,
+        ("unknown", "windows that are not analysed"): 3 * HEALTHY_STEP_S,
+    }
+
+
+def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:
+    store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
+    assert seconds(store) == {("useful", "training"): 4 * HEALTHY_STEP_S}
+    shown = json.loads(run("bill", store.path, "--json", "--gpu-hour", "2").out)
+    assert [(row["week"], row["gpu_hours"]) for row in shown["rows"]] == [(None, pytest.approx(4 * 45 / 3600))]
+    assert shown["bill_version"] == 1
+    assert shown["gpu_hour"] == 2
+    assert "unknown" in run("bill", store.path, "--by", "week").out
+
+
+def test_windows_whose_clock_goes_back_are_billed_once_and_named(tmp_path: Path) -> None:
+    traces = [
+        window(healthy_frame(range(1, 5)), 1000.0, HEALTHY_STEP_S),
+        window(healthy_frame(range(5, 9)), 0.0, HEALTHY_STEP_S),
+    ]
+    store = stored(tmp_path, traces)
+    assert sum(seconds(store).values()) == 4 * HEALTHY_STEP_S
+    (note,) = bill_of_store(store).notes
+    assert note.startswith("job: window 1 begins before window 0 ends")
+
+
+def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: list[float]) -> None:  # noqa: F811
+    """Whatever its first window shows: the command had started before."""
+    beside = Beside(tmp_path, clock)
+    one = Attempt(tmp_path / "run", begins_s=0.0)
+    for number in range(11):
+        one.step(number, number, number + 1.0)
+    beside.look()
+    one.end(0)
+    beside.run.finish()
+    found = seconds(beside.store)
+    assert found["useful", "training"] == pytest.approx(10, abs=0.01)
+    assert found["unknown", "after the last window"] > 0  # the recording is of 2023, the watch of today
+
+
+def test_a_store_without_windows_is_one_clear_line(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.begin_watch("job", "torchrun")
+    ran = run("bill", store.path)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith("no job has a window yet, so there is nothing to bill\n")

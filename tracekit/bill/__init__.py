@@ -1,0 +1,1 @@
+"""The bill of runs: what every hour of their wall clock went to."""

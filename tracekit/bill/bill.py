@@ -1,0 +1,177 @@
+"""A bill: rows that say what the wall clock of jobs went to, and their totals by part, cause, week, team or job.
+
+In: stretches of the wall clock of a job, each with what it went to. Out: a `Bill`, whose rows add up to the wall clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+BILL_VERSION = 1
+#: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
+_FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
+#: What a bill can be totalled by.
+GROUPS = ("part", "cause", "week", "team", "job")
+_ROWS = pl.Schema(
+    {
+        "job": pl.String,
+        "team": pl.String,
+        "week": pl.String,
+        "part": pl.String,
+        "cause": pl.String,
+        "seconds": pl.Float64,
+        "gpu_hours": pl.Float64,
+    }
+)
+
+
+class Part(StrEnum):
+    """What an hour went to, in the order of the bill."""
+
+    USEFUL = "useful"
+    STRAGGLERS = "stragglers"
+    INPUT = "input"
+    CHECKPOINTS = "checkpoints"
+    EVALUATION = "evaluation"
+    IDLE = "idle"
+    START = "start-up"
+    RESTARTS = "restarts"
+    UNKNOWN = "unknown"
+
+
+#: Causes that several sources know.
+TRAINING, LOST_WORK, KEPT_OR_LOST = "training", "lost work", "kept or lost: no checkpoint shows it"
+
+
+class Bill(Struct, frozen=True):
+    """`rows`: `job`, `team`, `week` (its Monday, UTC), `part`, `cause`, `seconds` of the wall clock, `gpu_hours`; team
+    and week are null where unknown. `wall_s`: the wall clock of each job, seconds. `notes`: what to bear in mind.
+    """
+
+    rows: pl.DataFrame
+    wall_s: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours in all."""
+        return float(self.rows["gpu_hours"].sum())
+
+    def by(self, group: str) -> pl.DataFrame:
+        """The totals of each group, one of `GROUPS`: `hours` and `gpu_hours`, and `useful`, GPU-hours of that part.
+
+        Parts and their causes come in the order of the bill, weeks in order of time, others by GPU-hours.
+        """
+        keys = ["part", "cause"] if group == "cause" else [group]
+        useful = pl.col("gpu_hours").filter(pl.col("part") == Part.USEFUL).sum()
+        totals = self.rows.group_by(keys).agg(
+            hours=pl.col("seconds").sum() / 3600, gpu_hours=pl.col("gpu_hours").sum(), useful=useful
+        )
+        if "part" in keys:
+            order = pl.col("part").replace_strict({str(part): at for at, part in enumerate(Part)}, return_dtype=pl.Int8)
+            return totals.sort(order, "gpu_hours", *keys, descending=[False, True, *(False for _ in keys)])
+        return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])
+
+    def to_dict(self, gpu_hour: float | None = None) -> dict[str, Any]:
+        """Plain data, for JSON. `gpu_hour`: the price of a GPU-hour."""
+        content: dict[str, Any] = {
+            "bill_version": BILL_VERSION,
+            "gpu_hour": gpu_hour,
+            "jobs": [{"job": job, "wall_s": wall_s} for job, wall_s in self.wall_s.items()],
+            "gpu_hours": self.gpu_hours,
+            "rows": json.loads(self.rows.write_json()),
+            "notes": list(self.notes),
+        }
+        return content
+
+
+def joined(bills: Sequence[Bill]) -> Bill:
+    """One bill of several jobs."""
+    wall_s = {job: seconds for bill in bills for job, seconds in bill.wall_s.items()}
+    rows = pl.concat([_ROWS.to_frame(), *(bill.rows for bill in bills)])
+    return Bill(rows, wall_s, tuple(note for bill in bills for note in bill.notes))
+
+
+class Ledger:
+    """Collects what the wall clock of a job went to. `origin_s`: its start, seconds since the epoch; None: unknown."""
+
+    def __init__(self, job: str, team: str | None, origin_s: float | None) -> None:
+        self._job = {"job": job, "team": team}
+        self._origin_s = origin_s
+        self._entries: list[pl.DataFrame] = []
+        self.notes: list[str] = []
+
+    def add(self, part: Part, cause: str, start_s: Any, until_s: Any, gpus: int, seconds: Any | None = None) -> None:
+        """Stretches from `start_s` to `until_s` after the origin, numbers or arrays; `seconds` of each, by default all,
+        went to this part.
+        """
+        start, until = np.atleast_1d(np.asarray(start_s, np.float64)), np.atleast_1d(np.asarray(until_s, np.float64))
+        spent = until - start if seconds is None else np.broadcast_to(seconds, start.shape)
+        some = spent > 0
+        found = {"start_s": start[some], "until_s": until[some], "seconds": spent[some]}
+        self._entries.append(
+            pl.DataFrame(found).with_columns(part=pl.lit(str(part)), cause=pl.lit(cause), gpus=pl.lit(gpus))
+        )
+
+    def bill(self, wall_s: float) -> Bill:
+        """The bill of the job, whose wall clock is `wall_s` seconds."""
+        entries = pl.concat(self._entries) if self._entries else pl.DataFrame()
+        rows = _ROWS.to_frame()
+        if not entries.is_empty():
+            rows = (
+                self._with_weeks(entries)
+                .group_by("week", "part", "cause", maintain_order=True)
+                .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
+                .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())
+                .select(_ROWS.names())
+            )
+        return Bill(rows, {str(self._job["job"]): wall_s}, tuple(self.notes))
+
+    def _with_weeks(self, entries: pl.DataFrame) -> pl.DataFrame:
+        """The entries, divided where a week begins."""
+        if self._origin_s is None:
+            return entries.with_columns(week=pl.lit(None, pl.String))
+        first_s = self._origin_s - _FIRST_WEEK_S
+        week = (pl.col("week") * _WEEK_S).cast(pl.Float64) - first_s
+        length = pl.col("until_s") - pl.col("start_s")
+        inside = pl.min_horizontal("until_s", week + _WEEK_S) - pl.max_horizontal("start_s", week)
+        monday = pl.from_epoch(pl.col("week") * _WEEK_S + _FIRST_WEEK_S).dt.strftime("%Y-%m-%d")
+        begin, end = (((pl.col(name) + first_s) / _WEEK_S).floor().cast(pl.Int64) for name in ("start_s", "until_s"))
+        return (
+            entries.with_columns(week=pl.int_ranges(begin, end + 1))
+            .explode("week")
+            .filter(inside > 0)
+            .with_columns(
+                seconds=pl.when(inside < length).then(pl.col("seconds") * inside / length).otherwise("seconds")
+            )
+            .with_columns(week=monday)
+        )
+
+
+def lost_share(first: Any, last: Any, resumed: int | None) -> Any:
+    """The share of the steps `first` to `last`, arrays or numbers, that are done again from step `resumed` on."""
+    if resumed is None:
+        return np.zeros(np.shape(first))
+    again = np.asarray(last) - np.maximum(first, resumed) + 1
+    return np.clip(again / (np.asarray(last) - first + 1), 0.0, 1.0)
+
+
+def resumed_at(firsts: Sequence[int | None]) -> list[int | None]:
+    """For each attempt the first step that a later one does again, by their first steps (None: it has none).
+
+    None: that is unknown, because no later attempt follows or the script leaves the numbering of steps to the recorder,
+    which begins each attempt with the same number.
+    """
+    found: list[int | None] = []
+    for at, first in enumerate(firsts):
+        later = [number for number in firsts[at + 1 :] if number is not None]
+        numbered = first is not None and any(number != first for number in later)
+        found.append(min(later) if numbered else None)
+    return found

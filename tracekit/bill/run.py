@@ -1,0 +1,281 @@
+"""The bill of a run directory: what `tracekit collect` recorded of a command and its attempts.
+
+In: a run directory. Out: its bill. All times are on one axis, the monotonic clock of the first host, which no change of
+the wall clock moves. Only an attempt on another host, or after the host has started again, is placed by the wall clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from msgspec import Struct
+
+from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.errors import FormatError, TracekitError
+from tracekit.bill.bill import KEPT_OR_LOST, LOST_WORK, TRAINING, Bill, Ledger, Part, lost_share, resumed_at
+from tracekit.bill.costs import PLANNED, Costs, costs_of
+from tracekit.collectors.merge.merge import epoch_ns, merge_attempt, records_on_one_clock
+from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
+from tracekit.collectors.run_directory.launchers import how_ended, is_dead, running_launchers
+from tracekit.collectors.run_directory.segments import AttemptRecording, read_run
+from tracekit.collectors.run_directory.steering import name_of_job
+from tracekit.collectors.run_directory.whole import read_attempt
+from tracekit.collectors.run_directory.writing import attempts
+from tracekit.collectors.runtime.wire_format import HANG_REQUEST, Category, Flag
+from tracekit.fleet.rows import team_of
+from tracekit.job.pipeline import PipelineJob
+from tracekit.report.findings import Unanalysed
+
+_PARTS = tuple(PLANNED.values())
+_UNRECORDED = "steps that were not recorded"
+
+
+class _Attempt(Struct, frozen=True):
+    """What an attempt recorded; all times in ns since the epoch, on the axis of the run.
+
+    `clock_ns`: when the monotonic clock of `host` was 0. `steps`: `step`, `start_ns` and `end_ns` over all ranks, and
+    whether all `recorded` it, in order of time. `work`: `rank`, `part`, `start_ns` and `end_ns` of data loading,
+    checkpoints and evaluations; those of a rank do not overlap. `costs`: of its steps, or why they are unknown.
+    `hung`: its launcher found that it makes no progress, and nothing was recorded afterwards.
+    """
+
+    number: int
+    gpus: int
+    host: str
+    clock_ns: int
+    begins_ns: int
+    last_ns: int
+    steps: pl.DataFrame
+    work: pl.DataFrame
+    costs: Costs | str
+    hung: bool
+
+    @property
+    def kept_until_ns(self) -> int | None:
+        """When its last checkpoint was complete on all ranks that write them; None if none was recorded."""
+        saves = self.work.filter(part=Part.CHECKPOINTS)
+        ends = saves.group_by("rank").agg(pl.col("end_ns").max())["end_ns"].to_list()
+        return min(ends, default=None)
+
+
+def bill_of_run(directory: Path) -> Bill:
+    """The bill of a run directory. Raises FormatError if none of its attempts can be read."""
+    run, clocks = read_run(directory), read_clocks(directory)
+    found, unread, notes = list[_Attempt](), dict[int, FormatError](), list[str]()
+    team = None
+    for number in attempts(directory):
+        try:
+            recording = read_attempt(directory, number)
+            one = _read(recording, run.first_step, clocks, found[-1] if found else None, notes)
+        except FormatError as error:
+            unread[number] = error
+            continue
+        found.append(one)
+        notes += recording.left_out
+        team = team or team_of(recording.scheduler)
+    notes += [f"attempt {number} cannot be read: {error}" for number, error in unread.items()]
+    if not found:
+        raise next(iter(unread.values()), FormatError(f"{directory}: no attempt has begun; bill it once one has"))
+    first, last = found[0], found[-1]
+    origin_ns = min(first.begins_ns, run.started_ns or first.begins_ns)
+    end_ns = max(last.last_ns, run.ended_ns or last.last_ns)
+    if (run.started_ns or origin_ns, run.ended_ns or end_ns) != (origin_ns, end_ns):
+        notes.append("the clock went back while the command ran: the bill has what its ranks recorded")
+    ledger = Ledger(name_of_job(directory), team, origin_ns / 1e9)
+    ledger.notes += notes
+    launchers = running_launchers(directory)
+    killed, ending = bool(launchers) and all(map(is_dead, launchers)), how_ended(directory)
+    if launchers and not killed:
+        ledger.notes.append("the run has not ended: its bill ends with its last record")
+    failed = killed or (ending is not None and ending.failed)
+    saves = any(one.kept_until_ns is not None for one in found)
+    firsts = [int(one.steps["step"][0]) if one.steps.height else None for one in found]
+    page = _Page(ledger, origin_ns, saves)
+    page.add(
+        first,
+        *(
+            (Part.UNKNOWN, "an attempt that cannot be read")
+            if min(unread, default=first.number) < first.number
+            else (Part.START, "before the first process")
+        ),
+        origin_ns,
+        first.begins_ns,
+    )
+    for at, (one, resumed) in enumerate(zip(found, resumed_at(firsts), strict=True)):
+        after = found[at + 1] if one is not last else None
+        until_ns = end_ns if after is None else after.begins_ns
+        last_ns = min(one.last_ns, until_ns)
+        page.attempt(one, last_ns, resumed, is_first=one is first, cut_off=after is not None or failed)
+        gap = (Part.UNKNOWN, "after the last record") if after is None else (Part.RESTARTS, "down")
+        if any(one.number < number and (after is None or number < after.number) for number in unread):
+            gap = Part.UNKNOWN, "an attempt that cannot be read"
+        page.add(one, *((Part.IDLE, "hang") if one.hung else gap), last_ns, until_ns)
+    return ledger.bill((end_ns - origin_ns) / 1e9)
+
+
+class _Page(Struct):
+    """Writes attempts into a ledger that begins at `origin_ns`. `saves`: checkpoints of the run are recorded."""
+
+    ledger: Ledger
+    origin_ns: int
+    saves: bool
+
+    def add(self, one: _Attempt, part: Part, cause: str, start_ns: Any, until_ns: Any, seconds: Any = None) -> None:
+        """Add stretches of an attempt, as `Ledger.add`."""
+        start, until = ((np.asarray(time, np.int64) - self.origin_ns) / 1e9 for time in (start_ns, until_ns))
+        self.ledger.add(part, cause, start, until, one.gpus, seconds)
+
+    def attempt(self, one: _Attempt, last_ns: int, resumed: int | None, *, is_first: bool, cut_off: bool) -> None:
+        """Add an attempt up to its last record. `resumed`: the first step that a later attempt does again, if known.
+        `cut_off`: it did not end by itself.
+        """
+        part = Part.START if is_first else Part.RESTARTS
+        steps = one.steps.filter(pl.col("start_ns") < last_ns)
+        edges = np.minimum(np.maximum.accumulate([one.begins_ns, *steps["end_ns"]]), last_ns)
+        if not steps.height:
+            self.add(one, part, "without a step", one.begins_ns, last_ns)
+            return
+        if steps["start_ns"][0] <= one.begins_ns:  # else its first steps were deleted since
+            self.add(one, part, "until the first step has ended", edges[0], edges[1])
+            steps, edges = steps[1:], edges[1:]
+        number, recorded = steps["step"].to_numpy(), np.append(steps["recorded"].to_numpy(), True)
+        edges = np.append(edges, last_ns)
+        start, until = edges[:-1], edges[1:]
+        length, worked = (until - start) / 1e9, _worked(one.work, edges)
+        again = np.append(lost_share(number, number, resumed), 1.0) * length
+        if resumed is None:  # all that is not in its last checkpoint
+            again = cut_off * np.clip((until - np.maximum(start, one.kept_until_ns or 0)) / 1e9, 0.0, length)
+        is_step = np.arange(len(length)) < len(number)
+        certain = resumed is not None or (self.saves and bool(recorded[again > 0].all()))
+        for which, to in ((is_step, (Part.RESTARTS, LOST_WORK) if certain else (Part.UNKNOWN, KEPT_OR_LOST)),
+                          (~is_step, (Part.RESTARTS, LOST_WORK))):  # fmt: skip
+            self.add(one, *to, start, until, again * which)
+        left = length - again
+        for planned, seconds in zip(_PARTS, worked, strict=True):
+            spent = np.minimum(left, seconds)
+            self.add(one, planned, str(planned), start, until, spent)
+            left = left - spent
+        begun = np.append(steps["start_ns"].to_numpy(), last_ns)
+        missing = np.where(recorded & is_step, np.minimum(left, (begun - start).clip(min=0) / 1e9), left)
+        self.add(one, Part.UNKNOWN, _UNRECORDED, start, until, missing * is_step)
+        self.add(one, Part.UNKNOWN, "after the last step", start, until, missing * ~is_step)
+        left = left - missing
+        if isinstance(one.costs, str):
+            self.add(one, Part.UNKNOWN, "steps that cannot be analysed", start, until, left)
+            if left.any():
+                self.ledger.notes.append(f"attempt {one.number} cannot be analysed: {one.costs}")
+            return
+        for (lost_to, cause), seconds in one.costs.lost.items():
+            spent = np.minimum(left, seconds)
+            self.add(one, lost_to, cause, start, until, spent)
+            left = left - spent
+        self.add(one, Part.USEFUL, TRAINING, start, until, left)
+
+
+def _worked(work: pl.DataFrame, edges: Any) -> Floats:
+    """Seconds of each of `_PARTS` in each stretch between two edges, [parts, stretches]: those of the rank that spends
+    most on them, for which the others wait.
+    """
+    start, end = (work[name].to_numpy() for name in ("start_ns", "end_ns"))
+    first = np.searchsorted(edges, start, side="right") - 1
+    count = np.maximum(np.searchsorted(edges, end, side="left") - first, 0)
+    row = np.repeat(np.arange(len(work)), count)
+    at = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    inside = (at >= 0) & (at < len(edges) - 1)
+    row, at = row[inside], at[inside]
+    seconds = (np.minimum(end[row], edges[at + 1]) - np.maximum(start[row], edges[at])) / 1e9
+    of = pl.DataFrame(
+        {"at": at, "rank": work["rank"].gather(row), "part": work["part"].gather(row), "seconds": seconds}
+    )
+    most = (
+        of.with_columns(total=pl.col("seconds").sum().over("at", "rank"))
+        .filter(pl.col("rank") == pl.col("rank").sort_by("total").last().over("at"))
+        .group_by("at", "part")
+        .agg(pl.col("seconds").sum())
+    )
+    worked = np.zeros((len(_PARTS), len(edges) - 1))
+    for part, found in zip(_PARTS, worked, strict=True):
+        of_part = most.filter(part=part)
+        found[of_part["at"].to_numpy()] = of_part["seconds"].to_numpy()
+    return worked
+
+
+def _read(
+    recording: AttemptRecording,
+    first_step: int,
+    clocks: Mapping[str, ClockFit],
+    before: _Attempt | None,
+    notes: list[str],
+) -> _Attempt:
+    reference, _, records = records_on_one_clock(recording, clocks)
+    host, clock_ns = str(reference["host"]), epoch_ns(reference)
+    processes = [one.facts["process"][0] for one in recording.ranks.values()]
+    begins_ns = min(int(process["monotonic_ns"]) for process in processes if process["host"] == host)
+    ends_ns = max([begins_ns, *records["end_ns"].top_k(1)])
+    if before is not None:
+        if before.host == host and before.clock_ns + begins_ns > before.begins_ns:
+            clock_ns = before.clock_ns  # it has not started again
+            if clock_ns + begins_ns < before.last_ns:
+                overlap = f"attempt {recording.attempt} begins before the last record of attempt {before.number}"
+                notes.append(f"{overlap}: from then on it counts")
+        elif clock_ns + begins_ns < before.last_ns:
+            notes.append(f"the clock went back before attempt {recording.attempt}: the time between is unknown")
+            clock_ns = before.last_ns - begins_ns
+    records = records.with_columns(pl.col("start_ns", "end_ns") + clock_ns)
+    is_step = pl.col("category") == Category.STEP.name.lower()
+    recorded = (pl.col("flags") & int(Flag.RECORDING) > 0).all()
+    steps = (
+        records.filter(is_step)
+        .group_by("step")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), recorded=recorded)
+    )
+    return _Attempt(
+        number=recording.attempt,
+        gpus=recording.world_size,
+        host=host,
+        clock_ns=clock_ns,
+        begins_ns=clock_ns + begins_ns,
+        last_ns=clock_ns + ends_ns,
+        steps=steps.sort("end_ns"),
+        work=_work(records.filter(~is_step)),
+        costs=_costs(recording, first_step, clocks),
+        hung=_asked_ns(recording.directory / HANG_REQUEST) > clock_ns + ends_ns,
+    )
+
+
+def _asked_ns(request: Path) -> int:
+    """When the launcher asked the ranks of an attempt why they make no progress; 0 if it never did."""
+    try:
+        return request.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _work(records: pl.DataFrame) -> pl.DataFrame:
+    """Data loading, checkpoints and evaluations, of hooks or of spans with these names. What lies inside another is
+    part of that.
+    """
+    parts = {str(kind): str(part) for kind, part in PLANNED.items()}
+    hooks = [name.replace("-", "_") for name in parts]
+    covered_ns = pl.col("end_ns").cum_max().shift(1).over("rank")
+    return (
+        records.filter(pl.col("category").is_in([*hooks, "span"]) & pl.col("name").is_in(list(parts)))
+        .sort("start_ns", "end_ns", descending=[False, True])
+        .select("rank", "end_ns", part=pl.col("name").replace_strict(parts, return_dtype=pl.String),
+                start_ns=pl.max_horizontal("start_ns", covered_ns))
+        .filter(pl.col("start_ns") < pl.col("end_ns"))
+    )  # fmt: skip
+
+
+def _costs(recording: AttemptRecording, first_step: int, clocks: Mapping[str, ClockFit]) -> Costs | str:
+    """What the mean step of an attempt loses, or why that is unknown."""
+    try:
+        merged = merge_attempt(recording, name="", first_step=first_step, clocks=clocks)
+    except TracekitError as error:
+        return str(error)
+    found = PipelineJob(merged.trace).stored()
+    return found.problem if isinstance(found, Unanalysed) else costs_of(found.report) or "its report has no costs"

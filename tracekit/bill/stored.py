@@ -1,0 +1,113 @@
+"""The bill of a store: what its windows say of each job.
+
+In: a store. Out: the bill of all its jobs. A window has its mean step and what that went to. Of the time between two
+windows, only whether the job began another attempt is known.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+from msgspec import Struct
+
+from tracekit.base.errors import StoreError
+from tracekit.base.text import short
+from tracekit.bill.bill import KEPT_OR_LOST, LOST_WORK, TRAINING, Bill, Ledger, Part, joined, lost_share, resumed_at
+from tracekit.bill.costs import Costs, costs_of
+from tracekit.fleet.rows import team_of
+from tracekit.store import Store
+
+#: The ending of a job that did not fail.
+_SUCCESS = "ended with exit code 0"
+
+
+class _Window(Struct, frozen=True):
+    """A window of a job. `row`: of the catalogue; `attempt`: of which it is a part; `costs`: of its mean step, None if
+    it was not analysed.
+    """
+
+    row: dict[str, Any]
+    attempt: Any
+    costs: Costs | None
+
+    @property
+    def saves(self) -> bool:
+        """Whether a checkpoint is on its critical path."""
+        return self.costs is not None and self.costs.planned[Part.CHECKPOINTS] > 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its steps are known."""
+        return self.costs is not None and self.row["steps"] == self.row["last_step"] - self.row["first_step"] + 1
+
+
+def bill_of_store(store: Store) -> Bill:
+    """The bill of all jobs in a store. Raises StoreError if it has no windows."""
+    with store.reading() as catalogue:
+        rows = catalogue.live.all_windows()
+    if rows.is_empty():
+        raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
+    return joined([_bill(store, of_job.rows(named=True)) for of_job in rows.partition_by("job", maintain_order=True)])
+
+
+def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
+    job, first = rows[0]["job"], rows[0]
+    reports = store.reports([(job, row["number"]) for row in rows])
+    metadata = [json.loads(row["metadata"]) for row in rows]
+    windows = [
+        _Window(row, facts.get("attempt"), costs_of(reports.get((job, row["number"]), "")))
+        for row, facts in zip(rows, metadata, strict=True)
+    ]
+    attempts = [list(some) for _, some in groupby(windows, lambda window: window.attempt)]
+    timed = all(row["started_at"] is not None for row in rows)
+    origin_s = min(first["started_at"], first["began_s"] or first["started_at"]) if timed else None
+    ledger = Ledger(job, next(filter(None, map(team_of, metadata)), None), origin_s)
+    failed = first["ending"] not in (None, _SUCCESS)
+    resumed, at_s = resumed_at([some[0].row["first_step"] for some in attempts]), 0.0
+    for number, some in enumerate(attempts):
+        cut_off = failed or number + 1 < len(attempts)
+        last = max((at for at, window in enumerate(some) if window.saves), default=-1)
+        for at, window in enumerate(some):
+            row, gpus = window.row, window.row["world_size"]
+            start_s, length_s = at_s, row["steps"] * (row["recorded_s"] or 0.0)
+            if origin_s is not None:
+                start_s = max(at_s, row["started_at"] - origin_s)
+                length_s = max(0.0, row["ended_at"] - origin_s + (row["recorded_s"] or 0.0) - start_s)
+                if row["started_at"] - origin_s < at_s - (row["recorded_s"] or 0.0):
+                    before = f"window {row['number']} begins before window {row['number'] - 1} ends"
+                    ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
+            gap = (Part.UNKNOWN, "between windows") if at else (Part.RESTARTS, "down and starting again")
+            ledger.add(*(gap if number or at else (Part.START, "until the first window")), at_s, start_s, gpus)
+            at_s = start_s + length_s
+            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), Part.RESTARTS
+            if resumed[number] is None and cut_off and at >= last:
+                again = 1.0
+                if at == last or not (window.whole and any(one.saves for one in windows)):
+                    to = Part.UNKNOWN  # the checkpoint is somewhere in this window, or cannot be seen
+            ledger.add(to, LOST_WORK if to is Part.RESTARTS else KEPT_OR_LOST, start_s, at_s, gpus, again * length_s)
+            _add(ledger, window, start_s, at_s, length_s * (1 - again))
+    until_s = at_s
+    if origin_s is not None and first["watched_until_s"] is not None:
+        until_s = max(at_s, first["watched_until_s"] - origin_s)
+        ledger.add(Part.UNKNOWN, "after the last window", at_s, until_s, rows[-1]["world_size"])
+    return ledger.bill(until_s)
+
+
+def _add(ledger: Ledger, window: _Window, start_s: float, until_s: float, left_s: float) -> None:
+    """Add what `left_s` seconds of a window went to."""
+    row, costs, gpus = window.row, window.costs, window.row["world_size"]
+    if costs is None or not row["recorded_s"]:
+        ledger.add(Part.UNKNOWN, "windows that are not analysed", start_s, until_s, gpus, left_s)
+        return
+    steps = min(row["steps"], left_s / row["recorded_s"])
+    rest_s = max(left_s - steps * row["recorded_s"], 0.0)
+    ledger.add(Part.UNKNOWN, "between recorded steps", start_s, until_s, gpus, rest_s)
+    left_s -= rest_s
+    planned = {(part, str(part)): seconds for part, seconds in costs.planned.items()}
+    for (part, cause), step_s in (planned | costs.lost).items():
+        spent_s = min(left_s, steps * step_s)
+        ledger.add(part, cause, start_s, until_s, gpus, spent_s)
+        left_s -= spent_s
+    ledger.add(Part.USEFUL, TRAINING, start_s, until_s, gpus, left_s)

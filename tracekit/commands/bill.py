@@ -1,0 +1,58 @@
+"""`tracekit bill`: what every hour of a run went to, in hours, GPU-hours and money.
+
+In: a run directory, or a store. Out: the bill in the terminal, as JSON or CSV.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.stderr import progress
+from tracekit.commands.options import PATH, Price, console
+from tracekit.commands.recognise import Wanted, is_store, what_it_is
+
+#: As `tracekit.bill.bill.GROUPS`; that module imports polars.
+_GROUPS = ("part", "cause", "week", "team", "job")
+
+
+@click.command("bill")
+@click.argument("source", metavar="DIR|STORE", type=PATH)
+@click.option("--by", type=click.Choice(_GROUPS), default="part", show_default=True, help="What to total.")
+@click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print every row as CSV.")
+def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, as_csv: bool) -> None:
+    """What the hours of a run went to: useful steps, stragglers, input, checkpoints, restarts and lost work, ...
+
+    DIR is what `tracekit collect --segments DIR` leaves of a command, with all its attempts; STORE is a store of jobs
+    and of windows of running jobs. The rows add up to the wall clock; what no recording shows is a row, too.
+    """
+    from tracekit.base.safe_csv import safe_csv
+    from tracekit.bill.run import bill_of_run
+    from tracekit.bill.stored import bill_of_store
+    from tracekit.collectors.run_directory.segments import is_run_directory
+    from tracekit.show.terminal.bill import print_bill
+    from tracekit.store import Store
+
+    if as_json and as_csv:
+        raise SelectionError("one of --json and --csv at a time")
+    with progress() as tell:
+        tell("reading the recording")
+        if is_run_directory(source):
+            bill = bill_of_run(source)
+        elif is_store(source):
+            bill = bill_of_store(Store(source))
+        else:
+            words = what_it_is(source, Wanted.STORE) or "no such store or folder"
+            raise FormatError(f"{source}: {words}; name a store, or a folder of `tracekit collect --segments`")
+    if as_json:
+        click.echo(json.dumps(bill.to_dict(gpu_hour), allow_nan=False))
+    elif as_csv:
+        priced = bill.rows if gpu_hour is None else bill.rows.with_columns(cost=bill.rows["gpu_hours"] * gpu_hour)
+        click.echo(safe_csv(priced), nl=False)
+    else:
+        print_bill(bill, console(), by, gpu_hour)

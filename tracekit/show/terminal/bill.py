@@ -1,0 +1,47 @@
+"""A bill in the terminal.
+
+In: a `Bill`. Out: what rich prints.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from tracekit.base.text import printable, short, three_digits
+from tracekit.bill.bill import Bill
+from tracekit.show.terminal.tables import labelled, new_table
+
+#: Longer names are cut.
+_LONGEST_NAME = 38
+
+
+def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None) -> None:
+    """Print the totals of each part, cause, week, team or job. `gpu_hour`: the price of a GPU-hour, in any currency."""
+    totals, hours = bill.by(by), sum(bill.wall_s.values()) / 3600
+    of_parts = by in ("part", "cause")
+    heads = [by, "hours", "GPU-hours", "share" if of_parts else "useful", *(["cost"] if gpu_hour is not None else [])]
+    table = new_table(*heads)
+    table.columns[0].no_wrap = True
+    gpu_hours = bill.gpu_hours
+
+    def add(name: str, row: dict[str, float], whole: float) -> None:
+        share = row["gpu_hours" if of_parts else "useful"] / whole if whole else 0.0
+        money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
+        table.add_row(
+            Text(short(name, _LONGEST_NAME)),
+            three_digits(row["hours"]),
+            three_digits(row["gpu_hours"]),
+            f"{share:.1%}",
+            *money,
+        )
+
+    for row in totals.iter_rows(named=True):
+        name = f"{row['part']}: {row['cause']}" if by == "cause" else row[by] or "unknown"
+        add(name, row, gpu_hours if of_parts else row["gpu_hours"])
+    useful = gpu_hours if of_parts else float(totals["useful"].sum())
+    add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
+    console.print(table)
+    if bill.notes:
+        console.print()
+        console.print(labelled(("Note", printable(note)) for note in bill.notes))
