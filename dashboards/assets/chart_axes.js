@@ -34,7 +34,8 @@
     const before = sign && value > 0 ? "+" : "", places = digits === undefined ? 6 : Number(digits);
     if (kind === "%") return `${before}${(100 * value).toFixed(places)}%`;
     if (kind === "f") return before + value.toFixed(places);
-    return before + String(Number(value.toPrecision(Math.max(places, 1))));
+    const rounded = Number(value.toPrecision(Math.max(places, 1)));
+    return before + ((spec || "").includes(",") ? rounded.toLocaleString("en-US") : String(rounded));
   }
 
   // `%{customdata[0]}` and the like in a template, from the names in `point`; <extra> is Plotly's box beside the words.
@@ -77,10 +78,10 @@
     }
     if (spec.range) return { spec, names, range: [...spec.range] };
     let [low, high] = ends;
-    const air = exact ? 0 : 0.05 * (high - low || Math.abs(high) || 1), stands = (end) => grounded && end === 0;
     const lacks = least * Math.max(Math.abs(low), Math.abs(high)) - (high - low);
     if (lacks > 0) [low, high] = [low - lacks / 2, high + lacks / 2];
     if (spec.rangemode === "tozero") [low, high] = [Math.min(0, low), Math.max(0, high)];
+    const air = exact ? 0 : 0.05 * (high - low || Math.abs(high) || 1), stands = (end) => grounded && end === 0;
     low = stands(low) || (spec.rangemode === "tozero" && low === 0) ? low : low - air;
     high = stands(high) ? high : high + air;
     return { spec, names, range: spec.autorange === "reversed" ? [high, low] : [low, high] };

@@ -45,7 +45,8 @@
     const bottom = layout.height - GAP_PX - (hidden ? 0 : LINE_PX + TICK_PX + (layout.xaxis.title.text ? LINE_PX : 0));
     const down = ticks(axes.y, (bottom - top) / (made.named.y || axes.y.spec.tickvals ? LINE_PX : 40));
     const labels = hidden ? 0 : Math.max(0, ...down.map(([, text]) => wide(text)));
-    const left = GAP_PX + Math.min(labels, MOST_LABEL * width) + (hidden ? 0 : TICK_PX + (layout.yaxis.title.text ? TITLE_PX : 0));
+    const needed = GAP_PX + Math.min(labels, MOST_LABEL * width) + (hidden ? 0 : TICK_PX + (layout.yaxis.title.text ? TITLE_PX : 0));
+    const left = Math.max(needed, Math.min((layout.meta || {}).left || 0, MOST_LABEL * width));
     const area = { left, right: width - GAP_PX - colours, top, bottom };
     const run = (letter, begin, end) => {
       const [low, high] = axes[letter].range;
@@ -128,7 +129,8 @@
   }
 
   function bar(shown, one) {
-    const place = box(shown, one.box), drawn = [make("rect", { ...place, fill: one.colour, class: "bar" })];
+    const place = box(shown, one.box), width = Math.max(place.width, 1);
+    const drawn = [make("rect", { ...place, width, fill: one.colour, class: "bar" })];
     const middle = place.y + place.height / 2, end = place.x + place.width;
     if (one.error && one.error.size) {
       const reach = shown.axes.x.at(one.box.x[1] + one.error.size) - end;
