@@ -32,13 +32,13 @@
     const gap = layout.bargap ?? 0.2, between = layout.bargroupgap ?? 0, reached = new Map(), made = [];
     all.forEach(function (trace, number) {
       const lies = trace.orientation === "h", [base, size] = lies ? ["y", "x"] : ["x", "y"];
-      const group = (1 - gap) / (alone ? all.length : 1), width = group * (1 - between);
+      const group = (1 - gap) / (alone ? all.length : 1);
       const places = placed(trace[base], named[base]);
       trace[size].forEach(function (value, at) {
         if (value === null) return;
         const from = stacks ? reached.get(places[at]) || 0 : trace.base ? trace.base[at] : 0, to = from + value;
         reached.set(places[at], to);
-        const middle = places[at] + (alone ? (number - (all.length - 1) / 2) * group : 0);
+        const width = trace.width ? trace.width[at] : group * (1 - between), middle = places[at] + (alone ? (number - (all.length - 1) / 2) * group : 0);
         const own = point(trace, at, { x: trace.x[at], y: trace.y[at] });
         const error = trace.error_x ? { size: trace.error_x.array[at], colour: trace.error_x.color } : null;
         const box = { [base]: [middle - width / 2, middle + width / 2], [size]: [from, to] };

@@ -2,7 +2,7 @@
 (function () {
   "use strict";
 
-  const { axis, ticks, lines, words, format, marks, colourOf } = window.tracekitChart;
+  const { axis, ticks, lines, words, format, marks, colourOf, LEAST_SPAN } = window.tracekitChart;
   const TEXT_PX = 13, LINE_PX = 17, TICK_PX = 6, GAP_PX = 8, TITLE_PX = 24, BAR_PX = 14, SCALE_PX = 70, MOST_LABEL = 0.4, MOST_TICKS = 12;
   const DASHES = { dot: "2 4", dash: "7 5" };
   const ANCHORS = { left: "start", center: "middle", right: "end" };
@@ -29,19 +29,24 @@
 
   // ---- where everything goes
 
-  function frame(figure, width, zoomed) {
-    const { layout } = figure, made = marks(figure), hidden = layout.yaxis.visible === false;
+  // `range`: of x, null for all of it; `off`: names of traces that are not drawn.
+  function frame(figure, width, range, off) {
+    const { layout } = figure, hidden = layout.yaxis.visible === false;
+    const made = marks({ layout, data: figure.data.filter((trace) => !off.has(trace.name)) });
     const axes = {};
     for (const letter of ["x", "y"]) {
-      axes[letter] = axis(layout[`${letter}axis`], made.named[letter], made.reach[letter]);
-      if (zoomed && zoomed[letter]) axes[letter].range = zoomed[letter];
+      const least = letter === "y" && made.paths.length ? LEAST_SPAN : 0;
+      axes[letter] = axis(layout[`${letter}axis`], made.named[letter], { ...made.reach[letter], least });
     }
-      const legend = legendRows(figure, width), colours = made.maps.length && made.maps[0].trace.colorbar ? SCALE_PX : 0;
-    const top = GAP_PX + legend.length * LINE_PX + (legend.length ? GAP_PX : 0);
+    if (range) axes.x.range = range;
+    axes.x.zone = (layout.meta || {}).zone;
+    const legend = legendOf(figure, width, off), colours = made.maps.length && made.maps[0].trace.colorbar ? SCALE_PX : 0;
+    const top = legend.length ? legend[legend.length - 1].y + LINE_PX / 2 + GAP_PX : GAP_PX;
     const bottom = layout.height - GAP_PX - (hidden ? 0 : LINE_PX + TICK_PX + (layout.xaxis.title.text ? LINE_PX : 0));
     const down = ticks(axes.y, (bottom - top) / (made.named.y || axes.y.spec.tickvals ? LINE_PX : 40));
     const labels = hidden ? 0 : Math.max(0, ...down.map(([, text]) => wide(text)));
-    const left = GAP_PX + Math.min(labels, MOST_LABEL * width) + (hidden ? 0 : TICK_PX + (layout.yaxis.title.text ? TITLE_PX : 0));
+    const needed = GAP_PX + Math.min(labels, MOST_LABEL * width) + (hidden ? 0 : TICK_PX + (layout.yaxis.title.text ? TITLE_PX : 0));
+    const left = Math.max(needed, Math.min((layout.meta || {}).left || 0, MOST_LABEL * width));
     const area = { left, right: width - GAP_PX - colours, top, bottom };
     const run = (letter, begin, end) => {
       const [low, high] = axes[letter].range;
@@ -56,17 +61,15 @@
     return { made, axes, area, across, down, legend, width, hidden, layout };
   }
 
-  function legendRows({ data, layout }, width) {
-    if (!layout.showlegend) return [];
-    const rows = [];
-    let room = 0;
-    for (const trace of data.filter((one) => one.showlegend !== false && one.name)) {
+  // The entries of the legend, each with its place.
+  function legendOf({ data, layout }, width, off) {
+    let right = GAP_PX, y = GAP_PX + LINE_PX / 2;
+    return (layout.showlegend ? data : []).filter((one) => one.showlegend !== false && one.name).map(function (trace) {
       const takes = wide(trace.name) + 44;
-      if (room < takes) rows.push([]);
-      room = (room < takes ? width - 2 * GAP_PX : room) - takes;
-      rows[rows.length - 1].push({ trace, takes });
-    }
-    return rows;
+      if (right > GAP_PX && right + takes > width - GAP_PX) [right, y] = [GAP_PX, y + LINE_PX];
+      right += takes;
+      return { trace, left: right - takes, right, y, off: off.has(trace.name) };
+    });
   }
 
   // ---- parts
@@ -82,7 +85,7 @@
     return make("line", { x1, y1, x2, y2, stroke: color, "stroke-width": width, "stroke-dasharray": DASHES[dash] });
   }
 
-  function grid({ axes, area, across, down, hidden, layout, width }) {
+  function grid({ made, axes, area, across, down, hidden, layout, width }) {
     if (hidden) return [];
     const drawn = [], ink = layout.font.color, { left, right, top, bottom } = area;
     for (const [at, said] of across) {
@@ -96,6 +99,8 @@
       if (axes.y.spec.showgrid !== false && !axes.y.names) drawn.push(line(left, px, right, px, { color: axes.y.spec.gridcolor }));
       drawn.push(text([left - TICK_PX, px], shown, { anchor: "end", colour: ink, kind: "down" }));
     }
+    const lowest = Math.min(...axes.y.range), cropped = made.paths.length && !axes.y.names && !axes.y.spec.tickvals && lowest > 0;
+    if (cropped) drawn.push(text([GAP_PX, layout.height - GAP_PX - LINE_PX / 2], `axis from ${format(lowest, ".3g")}`, { colour: ink, size: 12 }));
     const title = axes.y.spec.title.text, below = axes.x.spec.title.text || "", middle = (top + bottom) / 2;
     const centre = Math.max(Math.min((left + right) / 2, width - GAP_PX - wide(below) / 2), wide(below) / 2);
     drawn.push(text([centre, layout.height - GAP_PX - LINE_PX / 2], below, { anchor: "middle", colour: ink }));
@@ -107,17 +112,13 @@
     return drawn;
   }
 
-  function legend({ legend: rows, layout }) {
-    return rows.flatMap(function (row, number) {
-      let at = GAP_PX;
-      const y = GAP_PX + (number + 0.5) * LINE_PX;
-      return row.flatMap(function ({ trace, takes }) {
-        const begin = at, words = text([begin + 28, y], trace.name, { colour: layout.font.color });
-        at += takes;
-        if (trace.type === "bar") return [make("rect", { x: begin + 6, y: y - 6, width: 14, height: 12, fill: trace.marker.color }), words];
-        if (trace.fill) return [make("rect", { x: begin, y: y - 5, width: 22, height: 10, fill: trace.line.color, "fill-opacity": 0.35 }), words];
-        return [line(begin, y, begin + 22, y, trace.line), words];
-      });
+  function legend({ legend: entries, layout }) {
+    return entries.map(function ({ trace, left, y, off }) {
+      const words = text([left + 28, y], trace.name, { colour: layout.font.color });
+      const sign = trace.type === "bar" ? make("rect", { x: left + 6, y: y - 6, width: 14, height: 12, fill: trace.marker.color })
+        : trace.fill ? make("rect", { x: left, y: y - 5, width: 22, height: 10, fill: trace.line.color, "fill-opacity": 0.35 })
+          : trace.mode === "markers" ? marker(trace, left + 12, y) : line(left, y, left + 22, y, trace.line);
+      return make("g", { opacity: off ? 0.35 : undefined, "text-decoration": off ? "line-through" : undefined, class: "entry" }, sign, words);
     });
   }
 
@@ -128,7 +129,8 @@
   }
 
   function bar(shown, one) {
-    const place = box(shown, one.box), drawn = [make("rect", { ...place, fill: one.colour, class: "bar" })];
+    const place = box(shown, one.box), width = Math.max(place.width, 1);
+    const drawn = [make("rect", { ...place, width, fill: one.colour, class: "bar" })];
     const middle = place.y + place.height / 2, end = place.x + place.width;
     if (one.error && one.error.size) {
       const reach = shown.axes.x.at(one.box.x[1] + one.error.size) - end;
@@ -141,6 +143,7 @@
     return drawn;
   }
 
+  // A line is broken where it has no value.
   function path(shown, { trace, corners, points }, before) {
     const { x, y } = shown.axes, drawn = [], style = trace.line || {};
     const run = (all) => all.filter(([, down]) => down !== null).map(([across, down]) => `${x.at(across)} ${y.at(down)}`).join("L");
@@ -149,7 +152,8 @@
       drawn.push(make("path", { d: around, fill: style.color, "fill-opacity": 0.35 }));
     }
     if (trace.mode.includes("lines") && style.width !== 0 && corners.length) {
-      const [d, dash] = [`M${run(corners)}`, DASHES[style.dash]];
+      const parts = corners.reduce((all, corner) => (corner[1] === null ? all.push([]) : all[all.length - 1].push(corner), all), [[]]);
+      const [d, dash] = [parts.filter((part) => part.length).map((part) => `M${run(part)}`).join(""), DASHES[style.dash]];
       drawn.push(make("path", { d, fill: "none", stroke: style.color, "stroke-width": style.width, "stroke-dasharray": dash, "stroke-linejoin": "round", class: "line" }));
     }
     if (trace.mode.includes("markers")) drawn.push(...points.map((one) => marker(trace, x.at(one.x), y.at(one.y))));
@@ -221,8 +225,8 @@
     if (one.type === "line") return line(x[0], y[0], x[1], y[1], one.line);
     const [left, top] = [Math.min(...x), Math.min(...y)];
     return make("rect", {
-      x: left, y: top, width: Math.abs(x[1] - x[0]), height: Math.abs(y[1] - y[0]), fill: "none",
-      stroke: one.line.color, "stroke-width": one.line.width,
+      x: left, y: top, width: Math.abs(x[1] - x[0]), height: Math.abs(y[1] - y[0]), fill: one.fillcolor || "none",
+      "fill-opacity": one.opacity, stroke: (one.line || {}).color, "stroke-width": (one.line || {}).width,
     });
   }
 
@@ -256,8 +260,8 @@
 
   let charts = 0;
 
-  function draw(figure, width, zoomed) {
-    const shown = frame(figure, width, zoomed), { layout } = figure, { area, made } = shown, id = `chart-${charts++}`;
+  function draw(figure, width, range, off) {
+    const shown = frame(figure, width, range, off), { layout } = figure, { area, made } = shown, id = `chart-${charts++}`;
     const inside = make("g", { "clip-path": `url(#${id})` });
     inside.append(
       ...made.maps.flatMap((one) => map(shown, one)),

@@ -3,7 +3,7 @@
   "use strict";
 
   const { unpack, words, lines, draw, make } = window.tracekitChart;
-  const NEAR_PX = 24, DRAG_PX = 8, SCALE = 2;
+  const NEAR_PX = 24, DRAG_PX = 8, SCALE = 2, LEGEND_PX = 8, DOUBLE_MS = 250, SETTLED_MS = 300;
 
   // ---- what is under the mouse
 
@@ -33,27 +33,63 @@
     return abreast ? near.filter((one) => one.far === near[0].far) : near.slice(0, 1);
   }
 
+  // The name in the legend at that place.
+  const legendAt = ({ legend }, [x, y]) => legend.find((one) => x >= one.left && x < one.right && Math.abs(y - one.y) <= LEGEND_PX);
+
+  // Where the marks in sight are, in pixels.
+  function spots({ made, axes, area }) {
+    const middle = ([low, high]) => (low + high) / 2;
+    const cells = made.maps.flatMap(({ trace }) => trace.z.flatMap((row, y) => row.flatMap((z, x) => (z === null ? [] : [[x, y]]))));
+    const bars = made.bars.map(({ box }) => [middle(box.x), middle(box.y)]);
+    const points = made.paths.flatMap((one) => (one.trace.hoverinfo === "skip" ? [] : one.points.map(({ x, y }) => [x, y])));
+    return [...cells, ...bars, ...points].map(([x, y]) => [axes.x.at(x), axes.y.at(y)])
+      .filter(([x, y]) => x >= area.left && x <= area.right && y >= area.top && y <= area.bottom);
+  }
+
+  // The next mark in a direction: to the side the next place across, up and down the next one at the same place.
+  function beside(shown, from, [across, down]) {
+    const [x, y] = from || [across < 0 ? shown.area.right + 1 : shown.area.left - 1, shown.area.top];
+    const ways = spots(shown).map(function (spot) {
+      const ahead = across ? (spot[0] - x) * across : (spot[1] - y) * down, aside = Math.abs(across ? spot[1] - y : spot[0] - x);
+      return { spot, ahead, order: across ? [Math.round(ahead), aside] : [Math.round(aside), ahead] };
+    }).filter(({ ahead }) => ahead > 0.5);
+    ways.sort((one, other) => one.order[0] - other.order[0] || one.order[1] - other.order[1]);
+    return ways.length ? ways[0].spot : null;
+  }
+
   const said = (points) => [...new Set(points.flatMap(({ trace, point }) => (trace.hovertemplate ? lines(words(trace.hovertemplate, point)) : [])))];
 
   // ---- one chart on the page
+
+  // Charts whose figures name the same `layout.meta.axis` share a range and a cursor, in units of that axis. `meta.at`:
+  // what stands at positions 0, 1, ... of the chart's own axis, if that is one of positions.
+  const charts = new Set();
 
   class Chart {
     constructor(host, click) {
       this.host = host;
       this.click = click;
-      this.zoomed = null;
-      this.tip = Object.assign(document.createElement("div"), { className: "chart-tip", hidden: true });
-      this.picture = document.createElement("div");
-      this.rubber = Object.assign(document.createElement("div"), { className: "chart-rubber", hidden: true });
-      this.host.append(this.picture, this.rubber, this.tip, this.buttons());
-      const hear = (name, act) => this.picture.addEventListener(name, act.bind(this));
+      this.range = null;
+      this.off = new Set();
+      const part = (name) => Object.assign(document.createElement("div"), { className: `chart-${name}`, hidden: true });
+      [this.tip, this.rubber, this.cursor] = [part("tip"), part("rubber"), part("cursor")];
+      this.tip.setAttribute("role", "status");
+      this.picture = Object.assign(document.createElement("div"), { tabIndex: 0, className: "chart-picture" });
+      this.picture.setAttribute("role", "application");
+      this.picture.setAttribute("aria-label", "Figure: arrow keys go from point to point, Enter chooses one, Escape shows the whole");
+      this.host.append(this.picture, this.rubber, this.cursor, this.tip, this.buttons());
+      const hear = (name, act, how) => this.picture.addEventListener(name, act.bind(this), how);
       hear("pointermove", this.move);
       hear("pointerleave", () => this.hide());
+      hear("blur", () => this.hide());
       hear("pointerdown", this.press);
       hear("pointerup", this.release);
-      hear("dblclick", () => this.zoom(null));
+      hear("dblclick", this.reset);
+      hear("wheel", this.wheel, { passive: false });
+      hear("keydown", this.key);
       this.watching = new ResizeObserver(() => this.draw());
       this.watching.observe(host);
+      charts.add(this);
     }
 
     buttons() {
@@ -62,37 +98,87 @@
         made.addEventListener("click", act);
         return made;
       };
-      this.whole = button("Whole", "Show all of the figure again (double click)", () => this.zoom(null));
-      this.whole.hidden = true;
+      this.whole = button("Whole", "Show all of the figure again (double click)", () => this.reset());
       const bar = Object.assign(document.createElement("div"), { className: "chart-buttons" });
       bar.append(this.whole, button("PNG", "Save the figure as an image", () => this.save()));
       return bar;
     }
 
     show(figure) {
-      const same = this.figure && this.figure.layout.uirevision && this.figure.layout.uirevision === figure.layout.uirevision;
+      const revision = figure.layout.uirevision, same = this.figure && revision && this.figure.layout.uirevision === revision;
       this.figure = figure;
-      this.width = 0;
-      if (!same) this.zoomed = null;
+      this.meta = figure.layout.meta || {};
+      if (!same) this.range = this.meta.range ? this.own(this.meta.range) : null;
       this.host.figure = figure;
-      this.draw();
+      this.redraw();
     }
 
     draw() {
       const width = Math.floor(this.host.clientWidth);
       if (!this.figure || !width || width === this.width) return;
       this.width = width;
-      this.shown = draw(this.figure, width, this.zoomed);
+      this.whole.hidden = !this.range;
+      this.shown = draw(this.figure, width, this.range, this.off);
       this.picture.replaceChildren(this.shown.root);
     }
 
-    zoom(ranges) {
-      this.zoomed = ranges;
-      this.whole.hidden = ranges === null;
+    redraw() {
       this.width = 0;
       this.hide();
       this.draw();
     }
+
+    // ---- the range
+
+    together() {
+      return this.meta.axis ? [...charts].filter((one) => one.meta && one.meta.axis === this.meta.axis) : [this];
+    }
+
+    // Between positions of this chart and values of the axis that it shares.
+    shared(position) {
+      const at = this.meta.at;
+      if (!at || at.length < 2) return position;
+      const before = Math.min(Math.max(Math.floor(position), 0), at.length - 2);
+      return at[before] + (position - before) * (at[before + 1] - at[before]);
+    }
+
+    own([low, high]) {
+      const at = this.meta.at;
+      if (!at || at.length < 2) return [low, high];
+      const place = function (value) {
+        const above = at.findIndex((one) => one > value), before = Math.max((above < 0 ? at.length : above) - 1, 0);
+        const left = Math.min(before, at.length - 2);
+        return Math.min(Math.max(left + (value - at[left]) / (at[left + 1] - at[left] || 1), -0.5), at.length - 0.5);
+      };
+      return [place(low), place(high)];
+    }
+
+    // Only x is chosen: the heights of two parts of a figure stay comparable.
+    zoom(range) {
+      if (range && !(Math.abs(range[1] - range[0]) > 0)) return;
+      const values = range && range.map((one) => this.shared(one));
+      for (const chart of this.together()) {
+        chart.range = values && chart.own(values);
+        chart.redraw();
+      }
+      clearTimeout(this.telling);
+      if (this.meta.axis === "time") this.telling = setTimeout(() => window.tracekit.range(values), SETTLED_MS);
+    }
+
+    reset() {
+      clearTimeout(this.clicking); // the first half of a double click is no click
+      if (this.range) this.zoom(null);
+    }
+
+    wheel(event) {
+      const { axes } = this.shown;
+      if (!event.ctrlKey || axes.x.names) return;
+      event.preventDefault();
+      const middle = axes.x.from(this.at(event)[0]), factor = event.deltaY > 0 ? 1.25 : 0.8;
+      this.zoom(axes.x.range.map((end) => middle + (end - middle) * factor));
+    }
+
+    // ---- the mouse
 
     at(event) {
       const { left, top } = this.picture.getBoundingClientRect();
@@ -101,56 +187,97 @@
 
     move(event) {
       const at = this.at(event);
+      if (this.pressed && this.pressed.pan) return this.pan(at);
       if (this.pressed) this.stretch(at);
-      const points = this.shown && !this.dragging ? found(this.shown, at) : [], texts = said(points);
+      if (this.shown) this.point(this.dragging ? null : at);
+      this.picture.style.cursor = legendAt(this.shown, at) || this.figure.data.some((trace) => trace.customdata) ? "pointer" : "";
+    }
+
+    // The words of what is there, and a line through it on all charts that share the axis.
+    point(at) {
+      const points = at ? found(this.shown, at) : [], texts = said(points);
       if (!texts.length) return this.hide();
       this.tip.replaceChildren(...texts.map((text) => Object.assign(document.createElement("div"), { textContent: text })));
       this.tip.hidden = false;
       const across = at[0] + 14 + this.tip.offsetWidth > this.width ? at[0] - 14 - this.tip.offsetWidth : at[0] + 14;
       this.tip.style.transform = `translate(${Math.max(0, across)}px, ${at[1] + 14}px)`;
-      this.picture.style.cursor = this.figure.data.some((trace) => trace.customdata) ? "pointer" : "";
+      const value = this.shared(this.shown.axes.x.from(at[0]));
+      if (this.meta.axis) this.together().forEach((chart) => chart.line(value));
+    }
+
+    line(value) {
+      const { axes, area } = this.shown, px = axes.x.at(this.own([value, value])[0]);
+      this.cursor.hidden = px < area.left || px > area.right;
+      Object.assign(this.cursor.style, { left: `${px}px`, top: `${area.top}px`, height: `${area.bottom - area.top}px` });
     }
 
     hide() {
       this.tip.hidden = true;
+      if (this.meta) this.together().forEach((chart) => (chart.cursor.hidden = true));
     }
 
     press(event) {
       if (event.button || event.pointerType === "touch") return;
-      this.pressed = this.at(event);
+      const { axes } = this.shown, at = this.at(event);
+      this.pressed = { x: at[0], pan: event.shiftKey && !axes.x.names, range: axes.x.range, value: axes.x.from(at[0]) };
       this.picture.setPointerCapture(event.pointerId);
     }
 
-    // The part that a drag chooses: of an axis of numbers where it is long enough along it.
-    chosen(at) {
-      const { axes } = this.shown, part = {};
-      ["x", "y"].forEach((letter, which) => {
-        if (axes[letter].names || Math.abs(at[which] - this.pressed[which]) < DRAG_PX) return;
-        const [low, high] = [this.pressed[which], at[which]].map(axes[letter].from).sort((one, other) => one - other);
-        const [first, last] = axes[letter].range;
-        part[letter] = first < last ? [low, high] : [high, low];
-      });
-      return part;
+    pan([x]) {
+      const [low, high] = this.pressed.range, { left, right } = this.shown.area;
+      if (Math.abs(x - this.pressed.x) < DRAG_PX && !this.dragging) return;
+      this.dragging = true;
+      const by = ((x - this.pressed.x) / (right - left)) * (high - low);
+      this.zoom([low - by, high - by]);
     }
 
-    stretch(at) {
-      const { area } = this.shown, part = this.chosen(at);
-      this.dragging = Boolean(part.x || part.y);
+    stretch([x]) {
+      const { axes, area } = this.shown, begin = this.pressed.x;
+      this.dragging = !axes.x.names && Math.abs(x - begin) >= DRAG_PX;
       this.rubber.hidden = !this.dragging;
-      const side = (letter, which, begin, end) => (part[letter] ? [this.pressed[which], at[which]].sort((one, other) => one - other) : [begin, end]);
-      const [left, right] = side("x", 0, area.left, area.right), [top, bottom] = side("y", 1, area.top, area.bottom);
-      Object.assign(this.rubber.style, { left: `${left}px`, top: `${top}px`, width: `${right - left}px`, height: `${bottom - top}px` });
+      const [left, right] = [begin, Math.min(Math.max(x, area.left), area.right)].sort((one, other) => one - other);
+      Object.assign(this.rubber.style, { left: `${left}px`, top: `${area.top}px`, width: `${right - left}px`, height: `${area.bottom - area.top}px` });
     }
 
     release(event) {
-      const at = this.at(event), dragged = this.pressed && this.dragging;
-      const part = dragged ? this.chosen(at) : null;
+      const at = this.at(event), { pressed, dragging } = this;
       this.pressed = null;
       this.dragging = false;
       this.rubber.hidden = true;
-      if (part) return this.zoom({ ...this.zoomed, ...part });
-      const points = event.button ? [] : found(this.shown, at).map(({ point }) => point);
-      if (points.length) this.click({ points, at: event.timeStamp });
+      if (dragging && pressed.pan) return;
+      if (dragging) {
+        const { axes, area } = this.shown, end = axes.x.from(Math.min(Math.max(at[0], area.left), area.right));
+        return this.zoom([Math.min(pressed.value, end), Math.max(pressed.value, end)]);
+      }
+      const entry = legendAt(this.shown, at);
+      if (entry) return this.toggle(entry.trace.name);
+      if (!event.button) this.choose(at, event.timeStamp, DOUBLE_MS);
+    }
+
+    choose(at, when, wait) {
+      const points = found(this.shown, at).map(({ point }) => point);
+      clearTimeout(this.clicking);
+      if (points.length) this.clicking = setTimeout(() => this.click({ points, at: when }), wait);
+    }
+
+    toggle(name) {
+      if (!this.off.delete(name)) this.off.add(name);
+      this.redraw();
+    }
+
+    // ---- the keyboard
+
+    key(event) {
+      const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+      const named = this.shown.legend[Number(event.key) - 1];
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (steps) this.focus = beside(this.shown, this.focus, steps) || this.focus;
+      else if (event.key === "Escape") this.reset();
+      else if (event.key === "Enter" && this.focus) this.choose(this.focus, event.timeStamp, 0);
+      else if (named) this.toggle(named.trace.name);
+      else return;
+      event.preventDefault();
+      if (steps && this.focus) this.point(this.focus);
     }
 
     save() {
@@ -165,6 +292,7 @@
     }
 
     end() {
+      charts.delete(this);
       this.watching.disconnect();
     }
   }

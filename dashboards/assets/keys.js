@@ -9,6 +9,7 @@
     ["g j", "all jobs"],
     ["j k", "next, previous job of the table; Enter opens it"],
     ["Esc", "close, or let go of what is kept"],
+    ["← →", "figure: previous, next point; Enter chooses it, 1 to 9 hide and show a series"],
     ["w s", "timeline: zoom in, out (also + -)"],
     ["a d", "timeline: move left, right (also ← →)"],
     ["↑ ↓", "timeline: scroll the workers"],

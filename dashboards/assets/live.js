@@ -4,7 +4,7 @@
   "use strict";
 
   const POLL_MS = 3000;
-  const REFRESHED = ["/", "/job", "/incidents", "/hosts"];
+  const REFRESHED = ["/", "/job", "/time", "/incidents", "/hosts"];
   let asked = null;
 
   const path = () => (document.getElementById("page") || { dataset: {} }).dataset.page;

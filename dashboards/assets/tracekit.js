@@ -22,19 +22,26 @@
     }
   });
 
+  // Go to an address of the dashboard without a new document.
+  function follow(address, top = 0) {
+    window.history.pushState({}, "", address);
+    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
+    window.scrollTo(0, top);
+  }
+
   // Marks of pictures are links without a component of their own: followed as Dash's links are, without a new document.
   document.addEventListener("click", function (event) {
     const link = event.target.closest("a[data-follow]");
     if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
-    window.history.pushState({}, "", link.href);
-    window.dispatchEvent(new CustomEvent("_dashprivate_pushstate"));
-    window.scrollTo(0, 0);
+    follow(link.href);
   });
 
   // Dash calls these with the values of the controls: they keep the address equal to what is shown, so that it can be
   // sent to somebody. An empty value leaves the address.
-  function remember(state) {
+  const remember = (state) => window.history.replaceState(window.history.state, "", changed(state));
+
+  function changed(state) {
     const address = new URL(window.location.href);
     for (const [name, value] of Object.entries(state)) {
       if (value === null || value === undefined || value === "" || (Array.isArray(value) && !value.length)) {
@@ -43,21 +50,28 @@
         address.searchParams.set(name, Array.isArray(value) ? value.join(" ") : String(value));
       }
     }
-    window.history.replaceState(window.history.state, "", address);
+    return address;
   }
 
-  // The query of another page of the job that is shown, at the window of the address.
+  // A range of time that was chosen on a chart, in milliseconds since 1970, is that of the page; null: all.
+  function range(ends) {
+    const [since, until] = (ends || [null, null]).map((end) => end && new Date(end).toISOString());
+    follow(changed({ since, until, window: null }), window.scrollY);
+  }
+
+  // The query of another page of the job that is shown, at the window and the range of the address.
   function query(state) {
-    const shown = new URLSearchParams(window.location.search).get("window");
-    return new URLSearchParams(shown === null ? state : { ...state, window: shown });
+    const shown = new URLSearchParams(window.location.search);
+    const kept = ["window", "since", "until"].filter((name) => shown.has(name)).map((name) => [name, shown.get(name)]);
+    return new URLSearchParams({ ...state, ...Object.fromEntries(kept) });
   }
 
-  window.tracekit = { remember: remember, at: at, query: query };
+  window.tracekit = { remember, at, query, range, follow };
 
   // What a page of a window asks for is of that window: its callbacks know their job alone.
   function ofWindow(options) {
     const shown = new URLSearchParams(window.location.search), headers = new Headers((options || {}).headers);
-    if (!shown.has("window")) return options;
+    if (!["window", "since", "until"].some((name) => shown.has(name))) return options;
     headers.set("X-Tracekit-Window", query(shown.has("job") ? { job: shown.get("job") } : {}).toString());
     return { ...options, headers: headers };
   }

@@ -145,6 +145,8 @@ class Results:
     incidents = _of_live(LiveTables.incidents)
     count_incidents = _of_live(LiveTables.count_incidents)
     trends = _of_live(LiveTables.trends)
+    spans = _of_live(LiveTables.spans)
+    losses = _of_live(LiveTables.losses)
     host_history = _of_live(LiveTables.host_history)
     gpu_history = _of_live(LiveTables.gpu_history)
 

@@ -42,6 +42,7 @@ from tracekit.dashboards.ui.drawn import drawing
 from tracekit.dashboards.ui.forms import scale, text_field
 from tracekit.dashboards.ui.sentences import believed, listed, space_words, time_words
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.dashboards.ui.time_range import in_range
 from tracekit.show.figures.time import step_times, step_workers
 from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.show.figures.workers import worker_heatmap
@@ -159,7 +160,7 @@ def _times_panel(stored: Stored) -> Component:
     moments = [viewer().moment(starts.get(step)) for step in by_step["step"]]
     return figure_panel(
         ["Time of each step: ", term("recorded"), ", ", term("ideal")],
-        step_times(by_step, moments, viewer().theme),
+        in_range(step_times(by_step, moments, viewer().theme), stored.name),
         label=f"Recorded and ideal time of {by_step.height:,} steps",
         table=by_step,
         csv=href("/download/by_step.csv", job=stored.name),
@@ -172,7 +173,7 @@ def _steps_panel(stored: Stored, found: WorkerMap) -> Component:
     cells = found.worst(None, MOST_ROWS)
     return figure_panel(
         [term("slowdown alone", "Slowdown"), f" of the {len(cells):,} slowest workers, step by step"],
-        step_workers(found, cells, viewer().theme),
+        in_range(step_workers(found, cells, viewer().theme), stored.name),
         label=f"Slowdown of {len(cells):,} workers in {len(found.steps):,} steps",
         table=found.table.head(MOST_ROWS),
         csv=href("/download/by_worker_per_step.csv", job=stored.name),

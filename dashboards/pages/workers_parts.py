@@ -18,6 +18,7 @@ from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, figure_parts, href, html_table, note, scrolled, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import host_words
+from tracekit.dashboards.ui.time_range import in_range
 from tracekit.show.figures.worker_map import WORTH_NAMING, WorkerMap
 from tracekit.show.figures.workers import worker_over_steps
 from tracekit.trace.model import Worker
@@ -106,6 +107,7 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
         ),
     ]
     table = pl.DataFrame({"step": found.steps, "slowdown": everyone[:, cell]})
+    moments = [viewer().moment(starts.get(int(number))) for number in found.steps]
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
         html.H3([f"{name[:1].upper()}{name[1:]}", html.Span("the slowest" if default else "", className="note")]),
@@ -116,13 +118,7 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
             ]
         ),
         *figure_parts(
-            worker_over_steps(
-                found,
-                cell,
-                viewer().theme,
-                moments=[viewer().moment(starts.get(int(number))) for number in found.steps],
-                position=position,
-            ),
+            in_range(worker_over_steps(found, cell, viewer().theme, moments=moments, position=position), job),
             label=f"Slowdown of {name} alone over the steps",
             table=table,
             id="workers-history",

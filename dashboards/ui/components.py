@@ -19,7 +19,7 @@ from dash.development.base_component import Component
 
 from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.safe_csv import safe_csv
-from tracekit.dashboards.ui.context import chosen_window, prefixed
+from tracekit.dashboards.ui.context import chosen_range, chosen_window, prefixed
 from tracekit.dashboards.ui.drawn import Chart, drawing
 from tracekit.dashboards.ui.glossary import GLOSSARY
 from tracekit.dashboards.ui.sentences import Tone
@@ -33,10 +33,13 @@ MOST_ROWS = 200
 
 def href(path: str, **state: object) -> str:
     """A link to a page with its state, without the parameters that are None. Links from the page of a window to other
-    pages of that job keep the window, unless `window` is given.
+    pages of that job keep window and range, unless `window` or `since` is given.
     """
-    if "window" not in state and isinstance(job := state.get("job"), str):
-        state["window"] = chosen_window(job)
+    if isinstance(job := state.get("job"), str):
+        if "window" not in state:
+            state["window"] = chosen_window(job)
+        if "since" not in state and (chosen := chosen_range(job)) is not None:
+            state |= {"since": chosen.begin or None, "until": chosen.end or None}
     kept = {name: value for name, value in state.items() if value is not None}
     return prefixed(f"{path}?{urlencode(kept)}" if kept else path)
 

@@ -5,6 +5,8 @@ In: the current Flask application and request. Out: the results, the viewer's th
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from urllib.parse import parse_qsl
@@ -40,6 +42,20 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Between two times, seconds since the epoch; `begin`, `end`: as the address has them, "" for an open end."""
+
+    since: float
+    until: float
+    begin: str
+    end: str
+
+    def within(self, first: float, last: float) -> tuple[float, float]:
+        """The range, its open ends closed by these."""
+        return self.since or first, last if math.isinf(self.until) else self.until
+
+
+@dataclass(frozen=True, slots=True)
 class Viewer:
     """Preferences of the viewer. They belong to the person, so they are in cookies; the view itself is in the URL."""
 
@@ -67,18 +83,20 @@ def results() -> Results:
     """
     if "results" not in flask.g:
         flask.g.results = _service().results.at_one_state()
-        job, window = _named_window()
+        asked = _asked()
+        job, window = asked.get("job") or None, asked.get("window", "")
+        with suppress(SelectionError):  # the page says it
+            choose_range(job, asked.get("since", ""), asked.get("until", ""))
         if _is_number(window):
             choose_window(job or flask.g.results.newest(), window)
     found: Results = flask.g.results
     return found
 
 
-def _named_window() -> tuple[str, str]:
-    """Job and window in the address of the page: from the request or, in a callback, from its header; "" if none."""
+def _asked() -> dict[str, str]:
+    """Job, window and range in the address of the page: from the request or, in a callback, from its header."""
     stated = flask.request.headers.get(WINDOW_HEADER)
-    asked = flask.request.args if stated is None else dict(parse_qsl(stated))
-    return asked.get("job", ""), asked.get("window", "")
+    return flask.request.args.to_dict() if stated is None else dict(parse_qsl(stated))
 
 
 def _is_number(window: str) -> bool:
@@ -91,6 +109,41 @@ def choose_window(job: str, window: str) -> None:
         raise SelectionError(f"window {window!r:.40} is not a window number; leave it out to see the newest window")
     flask.g.results = results().of_window(job, int(window))
     flask.g.window = (job, int(window))
+
+
+def choose_range(job: str | None, since: str, until: str) -> None:
+    """Make `results` use the newest window of the job that overlaps that range, for the rest of the request.
+
+    Raises SelectionError for what is no range, or if no window overlaps it.
+    """
+    if not (since or until):
+        return
+    name = job or results().newest()
+    chosen = TimeRange(_moment(since, "since", 0.0), _moment(until, "until", math.inf), since, until)
+    if not chosen.since < chosen.until:
+        raise SelectionError(f"since={since:.40}: the range ends before it begins")
+    spans = results().spans(name, 1, chosen.since, chosen.until)
+    if spans.is_empty():
+        raise SelectionError(f"since={since:.40}, until={until:.40}: no step of this job is in that range")
+    flask.g.results = results().of_window(name, int(spans["last"][0]))
+    flask.g.range = (name, chosen)
+
+
+def _moment(text: str, name: str, default: float) -> float:
+    """Seconds since the epoch of a time in ISO 8601, by default in the zone of the viewer."""
+    if not text:
+        return default
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=viewer().zone)).timestamp()
+    except (ValueError, OverflowError):
+        raise SelectionError(f"{name}={text!r:.40} is not a time such as 2026-11-26T10:00:00Z") from None
+
+
+def chosen_range(job: str) -> TimeRange | None:
+    """The range of time that the request names for the job; None: all of it."""
+    of_job, chosen = flask.g.get("range", (None, None))
+    return chosen if of_job == job else None
 
 
 def chosen_window(job: str) -> int | None:

@@ -18,13 +18,22 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.command_line import adding, command
-from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.errors import NotStoredError, SelectionError, StoreError
 from tracekit.base.text import short
 from tracekit.dashboards.data.queries import Results, Stored
 from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
-from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
+from tracekit.dashboards.ui.context import (
+    choose_range,
+    choose_window,
+    chosen_range,
+    chosen_window,
+    results,
+    study,
+    viewer,
+)
 from tracekit.dashboards.ui.sentences import Tone, headline
+from tracekit.dashboards.ui.time_range import range_control
 from tracekit.show.figures.theme import DARK
 from tracekit.store import HANG
 
@@ -48,6 +57,7 @@ class Tab:
 
 TABS = (
     Tab("Job", "/job", any_job=True),
+    Tab("Time", "/time"),
     Tab("Workers", "/workers"),
     Tab("Pipeline", "/pipeline"),
     Tab("What-if", "/whatif", any_job=True),
@@ -119,6 +129,12 @@ def job_page(
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
+        remarks = []
+        try:
+            choose_range(name, state.pop("since", ""), state.pop("until", ""))
+        except SelectionError as error:
+            all_of_it = dcc.Link("All of the run", href=href(path, job=name, since=None))
+            remarks.append(problem(str(error), title="This range cannot be shown", way_on=all_of_it))
         if window is not None:
             choose_window(name, window)
         try:
@@ -128,7 +144,8 @@ def job_page(
                 raise
             newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
             return [problem(str(error), way_on=newest)]
-        remarks = [note(f"No job named in the address: this is the newest one, {short(name)}.")] if job is None else []
+        if job is None:
+            remarks.append(note(f"No job named in the address: this is the newest one, {short(name)}."))
         if not (any_job or stored.has_workers):
             return [job_head(stored, path), *remarks, _pipelines_only(stored)]
         if stored.report is None:
@@ -166,7 +183,8 @@ def job_head(stored: Stored, active: str) -> Component:
         [
             html.Div([html.H1(short(stored.name)), *badges], className="job-title"),
             html.Nav(tabs, className="job-tabs", **attributes(aria_label="Pages of this job")),
-            *([] if active == "/job" else _which_window(stored, active)),
+            *([] if active in ("/job", "/time") else _which_window(stored, active)),
+            *range_control(stored.name, active),
         ],
         className="job-head",
     )
@@ -184,7 +202,8 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
     steps = [row["step"] for row in (stored.report or {}).get("by_step", ())]
     words = f"Window {stored.window}{f', steps {steps[0]} to {steps[-1]}' if steps else ''}"
     if chosen_window(stored.name) is None:
-        return [note(f"{words}: the newest of {stored.windows}.")]
+        of = f"of {stored.windows}" if chosen_range(stored.name) is None else "in the range"
+        return [note(f"{words}: the newest {of}.")]
     return [note([f"{words}. ", dcc.Link("Newest window", href=href(path, job=stored.name, window=None))])]
 
 

@@ -6,6 +6,7 @@ In: a connection to a catalogue, and the findings of a window. Out: rows, incide
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from tracekit.store.frames import frame
 from tracekit.store.incidents import CLEAR_WINDOWS, Incident
 from tracekit.store.possible import stored_account
 from tracekit.store.window import Incoming
+from tracekit.trace.units import EARLIEST_S
 
 if TYPE_CHECKING:
     import duckdb
@@ -87,6 +89,36 @@ LEFT JOIN findings ON findings.job_id = jobs.job_id AND findings.number = counte
 LEFT JOIN watches ON watches.job_id = jobs.job_id
 LEFT JOIN endings ON endings.job_id = jobs.job_id
 ORDER BY jobs.job_id
+"""
+
+#: The windows of a job that overlap a time, in at most `most` parts of about as many windows each: how `_SPANS` and
+#: `_LOSSES` begin.
+_PARTS = """
+WITH told AS (
+    SELECT windows.*, ended_at + coalesce(recorded_s, 0) AS end_s,
+           CASE WHEN json_valid(metadata) THEN metadata::JSON ELSE '{}'::JSON END AS facts
+    FROM windows JOIN jobs USING (job_id)
+    WHERE jobs.name = $name AND started_at >= $earliest
+), parts AS (
+    SELECT told.*, ntile($most) OVER (ORDER BY number) AS span,
+           coalesce(lag(facts->>'attempt') OVER (ORDER BY number) <> facts->>'attempt', false) AS restarted
+    FROM told WHERE end_s >= $since AND started_at <= $until
+)
+"""
+_SPANS = """
+SELECT span, min(number) AS number, max(number) AS last, count(*) AS windows, min(started_at) AS start_s,
+       max(end_s) AS end_s, min(first_step) AS first_step, max(last_step) AS last_step, bool_or(restarted) AS restarted,
+       sum(recorded_s * steps) / sum(steps) FILTER (recorded_s IS NOT NULL) AS recorded_s,
+       sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value(world_size) AS gpus,
+       any_value(facts->>'gpu_model') AS gpu_model,
+       any_value(try_cast(coalesce(facts->>'tokens_per_step', facts->>'label_tokens_per_step') AS DOUBLE)) AS tokens,
+       any_value(try_cast(coalesce(facts->>'flops_per_step', facts->>'label_flops_per_step') AS DOUBLE)) AS flops
+FROM parts GROUP BY span ORDER BY span
+"""
+_LOSSES = """
+SELECT span, culprits.kind, sum(cost_s * steps) AS lost_s
+FROM (SELECT span, job_id, number, steps FROM parts WHERE trustworthy) JOIN culprits USING (job_id, number)
+GROUP BY ALL ORDER BY ALL
 """
 
 #: The share of the step that each window of these jobs loses, in order.
@@ -216,6 +248,23 @@ class LiveTables:
     def trends(self, names: Collection[str]) -> dict[str, list[float]]:
         """The share of the step that each analysed window of these jobs loses, oldest first, by job."""
         return dict(self.connection.execute(_TRENDS, {"names": list(names)}).fetchall())
+
+    def spans(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
+        """The life of a job between two times, seconds since the epoch, in at most `most` parts: rows of `span`, its
+        windows `number` to `last`, `start_s`, `end_s`, steps, `recorded_s` (mean step time, null if not analysed),
+        whether it begins with, or has, a `restarted` attempt, and the `tokens` and `flops` of a step, null if unknown.
+        """
+        return self._of_parts(_SPANS, name, most, since, until)
+
+    def losses(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
+        """What the steps of those parts lose to each `kind` of cause: `span`, `kind`, `lost_s` in seconds, summed over
+        the steps. Causes can overlap. Windows that cannot be trusted are left out.
+        """
+        return self._of_parts(_LOSSES, name, most, since, until)
+
+    def _of_parts(self, query: str, name: str, most: int, since: float, until: float) -> pl.DataFrame:
+        asked = {"name": name, "most": most, "since": since, "until": until, "earliest": EARLIEST_S}
+        return frame(self.connection.sql(_PARTS + query, params=asked))
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
         """The hosts with `text` in their name, at most `most`, the most frequent culprits first.

@@ -50,12 +50,15 @@ def axis(names: Sequence[Any] | npt.NDArray[Any], most: int, *, down: bool = Fal
     }
 
 
-def step_axis(steps: npt.NDArray[np.int64], block: int = 1, **more: Any) -> dict[str, Any]:
-    """Steps side by side in order, labelled with their numbers, because traces have gaps between windows of steps.
+def step_axis(drawn: go.Figure, steps: npt.NDArray[np.int64], block: int = 1, **more: Any) -> None:
+    """Put steps side by side in order, labelled with their numbers: traces have gaps between windows of steps.
 
-    `block`: number of steps that share one position; the first of them is its label.
+    `block`: number of steps that share one position; the first of them is its label. The charts of a page of the
+    dashboard that have steps share range and cursor (assets/chart_view.js).
     """
-    return axis(steps[::block], STEP_TICKS, **more)
+    shown = steps[::block]
+    drawn.update_xaxes(axis(shown, STEP_TICKS, **more))
+    drawn.update_layout(meta={"axis": "steps", "at": shown.tolist()})
 
 
 def markers(count: int) -> str:

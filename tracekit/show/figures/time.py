@@ -33,7 +33,7 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
             hovertemplate=f"step %{{customdata[0]}}: {name} %{{y:.4g}} s<br>%{{customdata[1]}}<extra></extra>",
         )
     drawn.update_yaxes(rangemode="tozero")
-    drawn.update_xaxes(step_axis(steps))
+    step_axis(drawn, steps)
     drawn.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
     return drawn
 
@@ -67,5 +67,5 @@ def step_workers(found: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Fig
     )
     labels = [found.label(cell) for cell in cells]
     drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
-    drawn.update_xaxes(step_axis(found.steps, column_block, showgrid=False))
+    step_axis(drawn, found.steps, column_block, showgrid=False)
     return drawn

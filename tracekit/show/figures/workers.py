@@ -105,7 +105,7 @@ def worker_over_steps(
     )
     if position is not None:
         drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
-    drawn.update_xaxes(step_axis(found.steps))
+    step_axis(drawn, found.steps)
     return drawn
 
 

@@ -1,0 +1,124 @@
+"""Time: the life of a run over the wall clock: step time, losses by cause, throughput, and what happened when."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import plotly.graph_objects as go
+import polars as pl
+from dash import Input, clientside_callback, dcc, html
+from dash.development.base_component import Component
+
+from tracekit.base.text import short
+from tracekit.dashboards.data.life import Event, Life, read_life
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.figures.life import happened, losses, on_the_clock, rates
+from tracekit.dashboards.ui.components import figure_panel, href, note, panel, row_table
+from tracekit.dashboards.ui.context import chosen_range, results, viewer
+from tracekit.dashboards.ui.shell import job_page
+
+#: Events that are listed below their figure.
+MOST_LISTED = 50
+_CHARTS = ("time-steps", "time-tokens", "time-mfu", "time-events")
+
+
+def build(stored: Stored, **_: str) -> list[Component]:
+    """The charts of the chosen range, all on one axis."""
+    chosen = chosen_range(stored.name)
+    since, until = (0.0, math.inf) if chosen is None else (chosen.since, chosen.until)
+    life = read_life(results(), stored.name, since, until)
+    if life is None or life.spans.is_empty():
+        way = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
+        return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", way, "."]))]
+    return _panels(stored, life, life.ends if chosen is None else chosen.within(*life.ends), chosen is not None)
+
+
+def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool) -> list[Component]:
+    zone, theme = viewer().zone, viewer().theme
+    title = f"{viewer().moment(ends[0])} to {viewer().moment(ends[1])}"
+
+    def where(window: int | None, step: int | None) -> str | None:
+        if window is None:
+            return href("/hang", job=stored.name)
+        if step is None:
+            return href("/job", job=stored.name, window=window)
+        return href("/timeline", job=stored.name, window=window, step=step)
+
+    def shown(name: Any, drawn: go.Figure, label: str, table: pl.DataFrame, of: str, extra: str = "") -> Component:
+        on_the_clock(drawn, ends, ends if chosen else None, zone, title)
+        return figure_panel(name, drawn, label=label, table=table, id=of, extra=html.Span(extra, className="note"))
+
+    spans, steps = life.spans, "steps" if life.stepwise else "windows"
+    hint = (
+        f"drag: a range for all pages of this job; click: {'the timeline of a step' if life.stepwise else 'a window'}"
+    )
+    parts = [
+        shown(
+            ["Time of a step, seconds"],
+            rates(spans, "recorded_s", theme, "%{y:.4g} s", where, events=life.events),
+            f"Step time of {spans.height:,} {steps} over time; bands are incidents",
+            spans.select("window", "step", "start_s", "recorded_s"),
+            "time-steps",
+            hint,
+        )
+    ]
+    if life.losses.height:
+        lost = life.losses.select("start_s", "kind", "lost_s")
+        parts.append(
+            shown(
+                "Lost by cause, seconds of a step",
+                losses(life.losses, theme),
+                "Seconds of a step lost to each cause over time",
+                lost,
+                "time-losses",
+            )
+        )
+    for column, name, words, of in (
+        ("tokens_per_s", "Tokens a second", "%{y:,.4g} tokens/s", "time-tokens"),
+        ("mfu", "Model FLOPs utilisation", "%{y:.1%} of the peak", "time-mfu"),
+    ):
+        known = spans.drop_nulls(column)
+        if known.height:
+            parts.append(
+                shown(
+                    name,
+                    rates(known, column, theme, words, where),
+                    f"{name} over time",
+                    known.select("start_s", column),
+                    of,
+                )
+            )
+    if life.events:
+        table = pl.DataFrame(
+            [(one.kind, one.start_s, one.words) for one in life.events], ["kind", "start_s", "what"], orient="row"
+        )
+        rows = [_row(one, where(one.window, one.step)) for one in life.events[-MOST_LISTED:]]
+        drawn = shown(
+            "What happened",
+            happened(life.events, theme, where),
+            "Events over time, a row for each kind",
+            table,
+            "time-events",
+        )
+        parts += [drawn, row_table(("When", "Kind", "What"), rows, "Events")]
+    return parts
+
+
+def _row(event: Event, where: str | None) -> list[Any]:
+    link = dcc.Link(short(event.words, 200), href=where) if where else short(event.words, 200)
+    return [viewer().moment(event.start_s), event.kind, link]
+
+
+clientside_callback(
+    """function (...clicked) {
+        const [one] = window.dash_clientside.callback_context.triggered;
+        const [point] = (one && one.value && one.value.points) || [];
+        if (point && point.customdata && point.customdata[0]) window.tracekit.follow(point.customdata[0]);
+    }""",
+    *(Input(name, "clickData") for name in _CHARTS),
+    prevent_initial_call=True,
+)
+
+job_page(__name__, "/time", "Time", build, lambda found, texts: [partial(found.spans, texts["job"], 1)])

@@ -1,0 +1,192 @@
+"""The page Time: what the catalogue and the reports say of the life of a run, and the range that all pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
+from tests.dashboards.conftest import Serving
+from tests.dashboards.page_text import Pages, found
+from tests.dashboards.watched import HOSTS, analysed, trace
+from tracekit.dashboards.data.life import Event, read_life
+from tracekit.dashboards.data.queries import Results
+from tracekit.store import Store
+
+#: Window n begins at hour n after this moment, 2023-11-14 22:00 UTC; its steps begin 10 s apart.
+BEGIN = 1_699_999_200.0
+HOUR = 3600.0
+EVER = (0.0, float("inf"))
+
+
+def write_life(path: Path, windows: int = 4) -> Path:
+    """A job of windows of four steps each. Rank 3 is slow in windows 1 and 2; with window 3 its second attempt begins,
+    and steps 12 and 13 were not recorded. A step has 800 tokens and 5e13 operations.
+    """
+    store = Store(path)
+    store.begin_watch("live", "torchrun")
+    for number in range(windows):
+        ran = trace(slow=number in (1, 2))
+        first = 4 * number + (2 if number >= 3 else 0)
+        steps = {int(step): BEGIN + HOUR * number + 10 * step for step in range(4)}
+        facts = {"hosts": HOSTS, "attempt": int(number >= 3), "gpu_model": "NVIDIA H100", "tokens_per_step": 800}
+        ran = replace(
+            ran,
+            ops=ran.ops.with_columns(step=ran.ops["step"] + first),
+            step_starts={step + first: at for step, at in steps.items()},
+            metadata=facts | {"label_flops_per_step": "5e13"},
+        )
+        store.append(analysed(ran))
+    return store.path
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_life(tmp_path_factory.mktemp("life") / "s.store")
+
+
+@pytest.fixture(scope="module")
+def pages(store: Path) -> Pages:
+    return Pages(store)
+
+
+def test_of_few_windows_every_step_is_a_span_with_its_rates(store: Path) -> None:
+    life = read_life(Results(store), "live", *EVER)
+    assert life is not None
+    assert life.stepwise
+    rows = life.spans.to_dicts()
+    assert [row["step"] for row in rows] == [*range(12), *range(14, 18)]
+    assert [row["window"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert [row["start_s"] - BEGIN for row in rows[:5]] == [0, 10, 20, 30, HOUR]
+    assert [row["step"] for row in rows if row["broken"]] == [14]  # two steps are missing, and it is another attempt
+    # 0.1 s forward, 0.2 s backward, 0.01 s to reduce gradients; rank 3 takes 0.3 s forward where it is slow
+    assert [row["recorded_s"] for row in rows[3:5]] == pytest.approx([0.31, 0.51])
+    assert rows[4]["end_s"] == pytest.approx(rows[4]["start_s"] + rows[4]["recorded_s"])
+    assert rows[4]["tokens_per_s"] == pytest.approx(800 / 0.51)
+    assert rows[4]["mfu"] == pytest.approx(5e13 / 0.51 / 4 / 989e12)  # four H100 of 989 teraflops
+
+
+def test_losses_and_events_are_those_of_the_windows(store: Path) -> None:
+    life = read_life(Results(store), "live", *EVER)
+    assert life is not None
+    reports = [Results(store).of_window("live", number).stored("live").report for number in (1, 2)]
+    costs = [report["answer"]["accounts"][0]["cost_s"] for report in reports if report is not None]
+    assert [(row["start_s"] - BEGIN, row["kind"]) for row in life.losses.to_dicts()] == [
+        (HOUR, "bad-worker"),
+        (2 * HOUR, "bad-worker"),
+    ]
+    assert life.losses["lost_s"].to_list() == pytest.approx(costs)
+    incident, restart = life.events
+    assert (incident.kind, incident.window, incident.start_s - BEGIN) == ("incident", 2, HOUR)
+    assert incident.end_s == pytest.approx(life.spans.filter(window=2)["end_s"].max())
+    assert restart == Event("restart", BEGIN + 3 * HOUR, BEGIN + 3 * HOUR, "another attempt, from window 3 on", 3)
+
+
+def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_STEPWISE", 3)
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_SPANS", 2)
+    life = read_life(Results(store), "live", *EVER)
+    assert life is not None
+    assert not life.stepwise
+    means = [row["recorded_s"] for row in Results(store).history("live", 9).to_dicts()]
+    assert life.spans["recorded_s"].to_list() == pytest.approx([(means[0] + means[1]) / 2, (means[2] + means[3]) / 2])
+    assert life.spans.select("first_step", "last_step").rows() == [(0, 7), (8, 17)]
+    costs = [row["lost_s"] for row in life.losses.to_dicts()]
+    whole = read_life(Results(store), "live", BEGIN + HOUR, BEGIN + 3 * HOUR - 1)
+    assert whole is not None
+    assert costs == pytest.approx([lost / 2 for lost in whole.losses["lost_s"]])  # half of the steps are slow
+
+
+def test_a_range_has_the_steps_and_events_that_overlap_it_alone(store: Path) -> None:
+    life = read_life(Results(store), "live", BEGIN + HOUR + 5, BEGIN + HOUR + 25)
+    assert life is not None
+    assert life.spans["step"].to_list() == [5, 6]
+    assert [one.kind for one in life.events] == ["incident"]
+    assert read_life(Results(store), "live", BEGIN + 100, BEGIN + 200) is None
+
+
+def test_checkpoints_are_marked_where_their_steps_were(tmp_path: Path) -> None:
+    """Twenty steps, ten seconds apart; step 5 writes a checkpoint for two seconds."""
+    work = [FORWARD, BACKWARD]
+    ran = of_steps([[[("checkpoint", 2.0), *work] if step == 5 else work] * 3 for step in range(20)])
+    store = Store(tmp_path / "s.store")
+    store.append(analysed(replace(ran, name="stops", step_starts={step: BEGIN + 10 * step for step in range(20)})))
+    life = read_life(Results(store.path), "stops", *EVER)
+    assert life is not None
+    (stop,) = [one for one in life.events if one.kind != "incident"]
+    assert (stop.kind, stop.step, stop.start_s - BEGIN, stop.words) == ("checkpoint", 5, 50, "step 5 took 2 s longer")
+
+
+def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages) -> None:
+    asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
+    for path in ("/workers", "/whatif", "/timeline"):
+        assert "Window 2, steps 8 to 11: the newest in the range." in pages.lines(path, **asked)
+    shown = pages.page("/job", **asked)
+    links = {str(link.href).partition("?")[0]: link.href for link in found(shown, "Link") if "job-tab" in str(link)}
+    assert links["/workers"] == "/workers?job=live&since=2023-11-14T23%3A00%3A00Z&until=2023-11-15T00%3A30%3A00Z"
+    assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 00:30:00 UTC" in pages.lines("/time", **asked)
+    alone = pages.lines("/time", job="live", since="2023-11-14T23:00:00Z")  # an open end
+    assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 01:00:30 UTC" in alone
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "said"),
+    [
+        ("yesterday", "", "since='yesterday' is not a time such as 2026-11-26T10:00:00Z"),
+        ("", "<b>9</b>", "until='<b>9</b>' is not a time"),
+        ("9" * 400, "", "is not a time"),
+        ("2023-11-15T00:00Z", "2023-11-14T00:00Z", "the range ends before it begins"),
+        ("2031-01-01", "2032-01-01", "no step of this job is in that range"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/time", "/job", "/workers", "/whatif", "/timeline"])
+def test_a_range_that_is_none_is_said_and_the_whole_is_shown(
+    pages: Pages, path: str, since: str, until: str, said: str
+) -> None:
+    page = pages.page(path, job="live", since=since, until=until)
+    (problem,) = found(page, "Div", "problem")
+    assert said in str(problem)
+    assert [link.children for link in found(problem, "Link")] == ["All of the run"]
+    lines = pages.lines(path, job="live", since=since, until=until)
+    assert any(line.startswith("All of the run: 2023-11-14 22:00:00 UTC to ") for line in lines)
+
+
+def test_a_trace_without_times_leads_to_its_steps(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.store")
+    store.append(analysed(replace(trace(slow=True), step_starts={})))
+    shown = Pages(store.path).page("/time", job="live")
+    assert "The trace does not say when its steps ran." in " ".join(Pages(store.path).lines("/time", job="live"))
+    assert "/workers?job=live" in [link.href for link in found(shown, "Link")]
+
+
+def test_a_drag_chooses_the_range_of_all_pages_back_takes_it_away_and_a_click_opens_the_step(
+    store: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
+) -> None:
+    page = visit("/time?job=live", base=show(store).url)
+    area = page.locator("#time-steps .area").bounding_box()
+    assert area is not None
+    page.mouse.move(area["x"] + area["width"] * 0.3, area["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(area["x"] + area["width"] * 0.5, area["y"] + 60, steps=3)
+    page.mouse.up()
+    expect(page.locator(".time-range b")).to_have_text("Range: ")
+    query = page.evaluate("() => Object.fromEntries(new URL(location.href).searchParams)")
+    assert (query["since"][:15], query["until"][:15]) == ("2023-11-14T22:5", "2023-11-14T23:3")  # 54 min, 90 min
+    expect(page.locator("#time-steps")).to_be_visible()
+    page.wait_for_function("() => document.querySelector('#time-steps').figure.data[0].x.length === 8")  # four steps
+    page.locator("#time-steps .chart-picture").press("ArrowRight")
+    expect(page.locator("#time-steps .chart-tip")).to_contain_text("step 4: ")
+    page.locator("#time-steps .chart-picture").press("Enter")
+    page.wait_for_function("() => location.pathname === '/timeline'")
+    opened = page.evaluate("() => Object.fromEntries(new URL(location.href).searchParams)")
+    assert (opened["window"], opened["step"]) == ("1", "4")
+    page.go_back()
+    page.wait_for_selector("#time-steps svg")
+    page.go_back()
+    expect(page.locator(".time-range b")).to_have_text("All of the run: ")
