@@ -11,8 +11,9 @@
     ["Esc", "close, or let go of what is kept"],
     ["w s", "timeline: zoom in, out (also + -)"],
     ["a d", "timeline: move left, right (also ← →)"],
-    ["↑ ↓", "timeline: scroll the workers"],
-    ["n p", "timeline: next, previous slow op"],
+    ["↑ ↓", "timeline: scroll the rows"],
+    ["n p", "timeline: next, previous op"],
+    ["r t f", "timeline: sums of what is shown, pin a row, full screen"],
     ["Home", "timeline: the whole step"],
   ];
 
