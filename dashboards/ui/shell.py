@@ -25,6 +25,7 @@ from tracekit.dashboards.ui.callbacks import TROUBLE
 from tracekit.dashboards.ui.components import attributes, badge, guarded, href, note, panel, problem, term
 from tracekit.dashboards.ui.context import choose_window, chosen_window, results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone, headline
+from tracekit.dashboards.ui.share import share
 from tracekit.show.figures.theme import DARK
 from tracekit.store import HANG
 
@@ -152,6 +153,7 @@ def _pipelines_only(stored: Stored) -> Component:
 def job_head(stored: Stored, active: str) -> Component:
     """The title of the job, its badges and the links to its other pages."""
     badges: list[Any] = []
+    shared = [] if stored.report is None else [share(stored)]
     if stored.report is not None:
         verdict = headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
@@ -164,7 +166,7 @@ def job_head(stored: Stored, active: str) -> Component:
     ]
     return html.Div(
         [
-            html.Div([html.H1(short(stored.name)), *badges], className="job-title"),
+            html.Div([html.H1(short(stored.name)), *badges, *shared], className="job-title"),
             html.Nav(tabs, className="job-tabs", **attributes(aria_label="Pages of this job")),
             *([] if active == "/job" else _which_window(stored, active)),
         ],

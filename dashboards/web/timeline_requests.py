@@ -25,7 +25,7 @@ from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.web.downloads import csv_file
+from tracekit.dashboards.web.downloads import csv_file, file_stem
 from tracekit.show.lanes import LANE_OP, LaneOps
 from tracekit.show.path_spans import PathSpans, path_spans
 from tracekit.show.spans import (
@@ -424,7 +424,7 @@ def _export(texts: Mapping[str, str]) -> flask.Response:
         path = Path(folder) / "timeline.json.gz"
         results().job(stored.name).export(path, steps=[read.state.step])
         file = path.open("rb")  # stays readable when the folder goes
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", stored.name)[:80].strip("._") or "job"
+    name = file_stem(stored.name)
     return flask.send_file(
         file, mimetype="application/gzip", as_attachment=True, download_name=f"{name}-step-{read.state.step}.json.gz"
     )
