@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit.analysis.attribution.comparison import CompareOutput
 from tracekit.analysis.attribution.gate import GateOutput
-from tracekit.analysis.rl.report import RlReport
+from tracekit.analysis.rl.account import RlAccount
+from tracekit.bill.bill import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
 from tracekit.commands.doctor import DoctorOutput
@@ -24,11 +24,12 @@ from tracekit.commands.experts import ExpertsOutput
 from tracekit.commands.hang import HangOutput
 from tracekit.fleet.comparison import FleetComparison
 from tracekit.fleet.figures import FleetFigures
+from tracekit.report.applied import ComparedOutput
 
 SHIPPED = Path(str(files("tracekit.commands").joinpath("outputs.schema.json")))
 
 
-class RlOutput(RlReport, frozen=True, kw_only=True):
+class RlOutput(RlAccount, frozen=True, kw_only=True):
     """What `tracekit rl --json` prints."""
 
     headline: str
@@ -45,7 +46,8 @@ class FleetReportOutput(FleetFigures):
 #: The type of what each command prints.
 OUTPUTS: dict[str, Any] = {
     "collect": CollectSummary,
-    "compare": CompareOutput,
+    "bill": BillOutput,
+    "compare": ComparedOutput,
     "culprits": CulpritsOutput,
     "doctor": DoctorOutput,
     "experts": ExpertsOutput,

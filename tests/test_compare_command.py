@@ -11,7 +11,10 @@ import pytest
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tracekit.analysis.attribution.compare import verdict, whole
 from tracekit.base.exit_codes import ExitCode
+from tracekit.base.text import with_error
 from tracekit.job.load import load
+from tracekit.report.applied import in_all
+from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
@@ -66,6 +69,46 @@ def test_jobs_of_a_store_are_compared_by_name(tmp_path: Path, runs: tuple[Path, 
     ran = run("compare", "slow job", "healthy job", "--store", store)
     assert ran.out.startswith("A  slow job   dp 2 x pp 2 on 4 GPUs, 4 steps")
     assert ran.out.endswith(f"  tracekit whatif --store {store} --job 'healthy job'\n")
+
+
+def test_what_a_fix_gave_back_is_kept_with_what_was_expected(tmp_path: Path, runs: tuple[Path, Path]) -> None:
+    store = tmp_path / "jobs"
+    assert run("import", *runs, "--store", store).code == 0
+    stored = json.loads(Store(store).report("slow job") or "")
+    expected = next(fix for fix in stored["fixes"] if fix["kind"] == "replace-workers")
+    asked = ("compare", "slow job", "healthy job", "--store", store, "--fix")
+    fix = json.loads(run(*asked, "replace-workers", "--json").out)["fix"]
+    assert (fix["expected_s"], fix["error_s"]) == (expected["saved_s"], expected["error_s"])
+    assert (fix["got_s"], fix["before"], fix["after"]) == (4.25, "slow job", "healthy job")
+    text = " ".join(run(*asked, expected["title"][5:20].upper()).out.split())
+    assert f"Fix {expected['title']}: expected {with_error(expected['saved_s'], expected['error_s'])} less" in text
+    assert "got 4.25 s less" in text
+    (kept,) = Store(store).applied()  # the same fix between the same jobs, noted twice
+    assert kept.got_gpu_hours_per_day == pytest.approx(expected["saved_gpu_hours_per_day"] * 4.25 / fix["expected_s"])
+    assert in_all([kept, kept]).startswith("2 fixes gave back ")
+    assert run("store", "repair", "--store", store).code == run("store", "check", "--store", store).code == 0
+    assert Store(store).applied() == (kept,)
+    back = json.loads(
+        run("compare", "slow job", "slow job", "--store", store, "--fix", "replace-workers", "--json").out
+    )
+    assert back["fix"]["got_s"] == 0
+
+
+def test_a_fix_that_cannot_be_meant_is_an_error_and_nothing_is_kept(tmp_path: Path, runs: tuple[Path, Path]) -> None:
+    store = tmp_path / "jobs"
+    wide = tmp_path / "wide.parquet"
+    assert run("synth", "--dp", "2", "--pp", "4", "--steps", "4", "--name", "wide", "--out", wide).code == 0
+    assert run("import", *runs, wide, "--store", store).code == 0
+    for jobs, name, said in (
+        (("slow job", "healthy job"), "nonsense", "--fix 'nonsense': no fix of A with a price; A has replace-workers"),
+        (("slow job", "healthy job"), "e", "fixes of A; give a part of one title: "),
+        (("slow job", "wide"), "replace-workers", "the layouts of A and B differ"),
+    ):
+        ran = run("compare", *jobs, "--store", store, "--fix", name)
+        assert ran.code == 2
+        assert said in ran.message
+    assert "give --store" in run("compare", *runs, "--fix", "replace-workers").message
+    assert Store(store).applied() == ()
 
 
 def test_a_job_beside_itself_shows_no_difference(runs: tuple[Path, Path]) -> None:

@@ -12,11 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.lanes import NONE
+from tracekit.analysis.numeric.arrays import Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Timeline
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, Scenario
+from tracekit.trace.model import OpKind
 from tracekit.trace.schema import KIND_TYPE
+
+_COMPUTES_AND_TRANSFERS = (
+    (OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV),
+    (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV),
+)
 
 
 def timeline_frame(replay: JobReplay, scenario: Scenario) -> pl.DataFrame:
@@ -38,7 +46,8 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
 
     The columns of `timeline_frame` up to `chunk`; then, in seconds: `<replay>_start` and `<replay>_duration` for
     recorded, original and ideal; `cost`, the op's own cost (for communication, the transfer duration); `ideal_cost`,
-    the same in the ideal replay; and `launch_delay`.
+    the same in the ideal replay; and `launch_delay`. `transfer`: a number that a send and its receive share, else -1;
+    both have the `microbatch` of their compute.
     """
     recorded = recorded_frame(replay)
     blocks, durations = replay.graph.blocks, replay.durations
@@ -49,12 +58,39 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
     ]
     here = [np.ones(block.start.size, np.bool_) if block.present is None else block.present.ravel() for block in blocks]
     there = np.concatenate(here)
+    firsts = np.cumsum([0, *(block.start.size for block in blocks[:-1])]).tolist()
     return recorded.drop("start", "duration").with_columns(
         *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
         cost=np.concatenate([cost.ravel() for cost in durations.cost])[there],
         ideal_cost=np.concatenate(ideal)[there],
         launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay])[there],
+        microbatch=pl.Series(np.concatenate([_microbatches(block) for block in blocks])[there]).replace(NONE, None),
+        transfer=np.concatenate([_transfers(block, first) for block, first in zip(blocks, firsts, strict=True)])[there],
     )
+
+
+def _microbatches(block: Block) -> Int32s:
+    """The microbatch of each op, in order of (row, lane): sends and receives have that of their compute."""
+    template, row = block.template, np.arange(block.template.rows)
+    after, before = np.repeat(row, np.diff(template.first_wait)), template.waits_for
+    of_row = row.copy()
+    for compute, send, receive in _COMPUTES_AND_TRANSFERS:
+        computes = template.kind == compute.code
+        sent = computes[before] & (template.kind[after] == send.code)
+        received = computes[after] & (template.kind[before] == receive.code)
+        of_row[after[sent]] = before[sent]
+        of_row[before[received]] = after[received]
+    return np.broadcast_to(block.microbatch[of_row], block.start.shape).ravel()
+
+
+def _transfers(block: Block, first: int) -> Ints:
+    """The transfer of each op, in order of (row, lane), numbered from `first`: the pairs that meet within a lane."""
+    template, members = block.template, np.diff(block.template.first_of_group)
+    pairs = np.where((members == 2) & (template.rendezvous < 0), np.arange(len(members)), -1)
+    of_row = np.empty(template.rows, np.int64)
+    of_row[template.order] = np.repeat(pairs, members)
+    numbers = first + of_row[:, None] * block.lanes + np.arange(block.lanes)
+    return np.where(of_row[:, None] >= 0, numbers, -1).ravel()
 
 
 def _frame(replay: JobReplay, timelines: Sequence[Timeline]) -> pl.DataFrame:

@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 

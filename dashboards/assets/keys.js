@@ -12,8 +12,9 @@
     ["← →", "figure: previous, next point; Enter chooses it, 1 to 9 hide and show a series"],
     ["w s", "timeline: zoom in, out (also + -)"],
     ["a d", "timeline: move left, right (also ← →)"],
-    ["↑ ↓", "timeline: scroll the workers"],
-    ["n p", "timeline: next, previous slow op"],
+    ["↑ ↓", "timeline: scroll the rows"],
+    ["n p", "timeline: next, previous op"],
+    ["r t f", "timeline: sums of what is shown, pin a row, full screen"],
     ["Home", "timeline: the whole step"],
   ];
 

@@ -1,13 +1,14 @@
 // The timeline in the browser: asks the server for the ops of a step, lets a person move about in them, and keeps the
 // address equal to what is shown. timeline_draw.js paints, timeline_panel.js says
-// it in words, timeline_input.js hears pointer and keys, timeline_spans.js knows the data, timeline_path.js the critical
-// path.
+// it in words, timeline_input.js hears pointer and keys, timeline_spans.js knows the data, timeline_rows.js the rows,
+// timeline_range.js the range that is selected, timeline_path.js the critical path.
 (function () {
   "use strict";
 
   const SHORTEST = 1e-5;
   const paint = () => window.tracekitTimelineDraw, panel = () => window.tracekitTimelinePanel;
   const data = () => window.tracekitTimelineSpans, path = () => window.tracekitTimelinePath;
+  const rows = () => window.tracekitTimelineRows, range = () => window.tracekitTimelineRange;
   const element = (id) => document.getElementById(id);
   let timeline = null;
 
@@ -25,6 +26,7 @@
       this.scene = null;
       this.spans = null;
       this.marks = []; // spans of the op in the side panel
+      this.handed = []; // arrows from and to it
       this.pinned = null;
       this.gone = new AbortController();
       window.tracekitTimelineInput.listen(this);
@@ -73,7 +75,8 @@
       status.hidden = !text;
     }
 
-    load() {
+    // `keep`: stay at the same height of the rows.
+    load(keep) {
       const asked = (this.asked = (this.asked || 0) + 1);
       this.say("Loading the step ...");
       return this.guarded(async () => {
@@ -84,10 +87,10 @@
         this.spans = this.coming = this.path = null;
         this.marks = [];
         this.scene = {
-          ...layout, workers: layout.dp_rank.length, block: paint().rows(layout.lines),
-          colours: this.config.colours, bounds: this.config.bounds,
+          ...layout, rows: layout.dp_rank.length, colours: this.config.colours, bounds: this.config.bounds,
           replays: [...new Set(layout.lines.map((line) => line[0]))],
         };
+        this.scene.finds = data().finder(this.scene, this.state.find || "");
         this.longest = Math.max(...this.scene.replays.map((replay) => layout.ends[replay])) * 1.01;
         this.earliest = layout.begins;
         const { from, to } = this.state;
@@ -95,7 +98,7 @@
         this.to = from !== null ? to / 1e3 : this.longest;
         this.scene.workers ? this.say("") : this.say("None of the chosen workers has ops in this step.");
         this.resize();
-        this.scrollTo(this.state.at || this.slowestHidden());
+        if (!keep) this.scrollTo(this.state.at || this.slowestHidden());
         await this.fetchSpans();
         await path().load(this);
         this.settle();
@@ -104,8 +107,7 @@
     }
 
     visible() {
-      const height = this.scene.block.height, top = this.scroll.scrollTop;
-      return [Math.floor(top / height), Math.min(this.scene.workers, Math.ceil((top + this.height) / height))];
+      return paint().inView(this.scene, this.scroll.scrollTop, this.height);
     }
 
     // What is loaded reaches beyond the window on all sides, so that moving has something to show at once.
@@ -113,11 +115,11 @@
       if (!this.scene || !this.scene.workers || (this.scene.whole && this.spans)) return;
       const [first, last] = this.visible(), room = last - first, wide = this.to - this.from;
       const reach = this.scene.whole ? {} : {
-        first: Math.max(0, first - room), last: Math.min(this.scene.workers, last + room),
+        first: Math.max(this.scene.pinned, first - room), last: Math.min(this.scene.rows, last + room),
         from: (this.from - wide / 2) * 1e3, to: (this.to + wide / 2) * 1e3, columns: Math.ceil(this.width * 2),
       };
       const asked = (this.coming = {
-        first_worker: reach.first, workers: reach.last - reach.first, window: [reach.from / 1e3, reach.to / 1e3, reach.columns],
+        first_row: reach.first, rows: reach.last - reach.first, window: [reach.from / 1e3, reach.to / 1e3, reach.columns],
       });
       try {
         const spans = data().unpack(await (await this.ask("spans", { op: "", at: "", ...reach })).arrayBuffer());
@@ -134,10 +136,10 @@
     stale() {
       const best = this.coming || this.spans;
       if (this.scene.whole || !best) return !best;
-      const [first, last] = this.visible(), { first_worker: from, workers, window: loaded } = best;
+      const [first, last] = this.visible(), { first_row: from, rows, window: loaded } = best;
       const fine = (loaded[1] - loaded[0]) / loaded[2] <= ((this.to - this.from) / this.width) * 1.02;
       const inside = this.from >= loaded[0] && this.to <= loaded[1];
-      return !(first >= from && last <= from + workers && inside && fine);
+      return !(first >= from && last <= from + rows && inside && fine);
     }
 
     // ---- drawing
@@ -146,8 +148,11 @@
       const ratio = window.devicePixelRatio || 1;
       element("timeline-host").dataset.ready = "true";
       this.width = Math.max(100, this.scroll.clientWidth - paint().LABELS);
-      const total = this.scene.workers * this.scene.block.height + paint().AXIS + paint().foot(this.scene);
-      this.height = Math.max(160, Math.min(total, Math.max(360, window.innerHeight * 0.62)));
+      const { scene } = this, over = document.fullscreenElement ? this.scroll.getBoundingClientRect().top + 24 : window.innerHeight * 0.2;
+      const most = Math.max(360, window.innerHeight - over), around = paint().AXIS + paint().foot(scene);
+      scene.block = paint().fitted(scene.lines, scene.rows, most - around, scene.names);
+      const total = scene.rows * scene.block.height + around;
+      this.height = Math.max(160, Math.min(total, most));
       this.scroll.style.height = `${this.height}px`;
       element("timeline-sizer").style.height = `${Math.max(0, total - this.height)}px`;
       this.width = Math.max(100, this.scroll.clientWidth - paint().LABELS);
@@ -169,9 +174,11 @@
         this.pending = false;
         if (!this.canvas.isConnected) return;
         const began = performance.now();
-        const view = { from: this.from, to: this.to, width: this.width, height: this.height, top: this.scroll.scrollTop };
-        paint().draw(this.canvas.getContext("2d"), this.scene, view, this.spans, this.marks);
-        const room = { labels: paint().LABELS, top: paint().AXIS, foot: paint().foot(this.scene) };
+        const view = {
+          from: this.from, to: this.to, width: this.width, height: this.height, top: this.scroll.scrollTop, range: range().of(this.state),
+        };
+        paint().draw(this.canvas.getContext("2d"), this.scene, view, this.spans, this.marks, this.handed);
+        const room = { labels: paint().LABELS, top: paint().scrolls(this.scene), foot: paint().foot(this.scene) };
         if (this.path) path().draw(this.canvas.getContext("2d"), this.scene, view, this.path, room);
         paint().overview(this.small.getContext("2d"), this.scene, this.width + paint().LABELS, this.tall, view);
         this.frame_ms = performance.now() - began;
@@ -216,14 +223,14 @@
     scrollTo(worker) {
       if (!worker) return;
       const row = data().position(this.scene, worker);
-      if (row >= 0) this.scroll.scrollTop = row * this.scene.block.height;
+      if (row >= 0) this.scroll.scrollTop = (row - this.scene.pinned) * this.scene.block.height;
     }
 
     // The slowest worker, where it is not in sight anyway: it is what people come for.
     slowestHidden() {
-      const { slowdown, dp_rank, pp_rank } = this.scene;
+      const { slowdown, dp_rank, pp_rank, pinned } = this.scene;
       const worst = slowdown.indexOf(slowdown.reduce((a, b) => Math.max(a, b), 0));
-      if (this.state.order !== "slowest" || worst < this.visible()[1] - 2) return null;
+      if (this.state.order !== "slowest" || pinned || worst < this.visible()[1] - 2) return null;
       const above = Math.max(0, worst - 1);
       return `${dp_rank[above]},${pp_rank[above]}`;
     }
@@ -239,13 +246,19 @@
       const whole = this.from === this.earliest && this.to === this.longest;
       this.state.from = whole ? null : Math.round(this.from * 1e6) / 1e3;
       this.state.to = whole ? null : Math.round(this.to * 1e6) / 1e3;
-      const top = Math.round(this.scroll.scrollTop / this.scene.block.height);
-      this.state.at = top ? `${this.scene.dp_rank[top]},${this.scene.pp_rank[top]}` : null;
+      const down = Math.round(this.scroll.scrollTop / this.scene.block.height);
+      this.state.at = down ? rows().worker(this.scene, this.scene.pinned + down) : null;
       window.tracekit.remember({ job: this.config.job, ...this.state });
       this.guarded(async () => {
         if (this.stale()) await this.fetchSpans();
         await this.list();
+        if (!this.pinned) await range().sum(this);
       });
+    }
+
+    full() {
+      if (document.fullscreenElement) document.exitFullscreen();
+      else this.scroll.closest(".panel").requestFullscreen();
     }
 
     change(values) {
@@ -258,9 +271,16 @@
         this.guarded(() => path().load(this));
         return;
       }
+      if (changed.every(([name]) => name === "find")) {
+        this.scene.finds = data().finder(this.scene, this.state.find || "");
+        window.tracekit.remember({ find: this.state.find });
+        this.unpin();
+        this.settle();
+        return;
+      }
       this.state.at = null;
       if (changed.some(([name]) => name === "step")) {
-        Object.assign(this.state, { from: null, to: null });
+        Object.assign(this.state, { from: null, to: null, range: null });
         const link = element("timeline-perfetto") || {};
         const query = window.tracekit.query({ job: this.config.job, step: this.state.step });
         link.href = window.tracekit.at(`/timeline/export.json.gz?${query}`);
@@ -274,11 +294,13 @@
 
     // The op under a point of the canvas: the nearest within 3 pixels.
     under(x, y) {
-      const { AXIS, LABELS } = paint();
-      if (!this.scene || !this.spans || x < LABELS || y < AXIS) return null;
-      if (y > this.height - paint().foot(this.scene)) return null;
-      const wide = this.to - this.from, at = this.from + ((x - LABELS) / this.width) * wide;
-      return data().under(this.scene, this.spans, at, (3 / this.width) * wide, y - AXIS + this.scroll.scrollTop);
+      const place = this.scene && this.spans && x >= paint().LABELS ? rows().at(this, y) : null;
+      if (!place) return null;
+      return data().under(this.scene, this.spans, this.time(x), (3 / this.width) * (this.to - this.from), place.row, place.inside);
+    }
+
+    time(x) {
+      return this.from + ((x - paint().LABELS) / this.width) * (this.to - this.from);
     }
 
     async pin(name) {
@@ -299,9 +321,15 @@
     unpin() {
       this.pinned = null;
       this.state.op = null;
-      this.marks = [];
+      this.marks = this.handed = [];
       this.frame();
       window.tracekit.remember({ op: null });
+    }
+
+    // The op, then the range.
+    letGo() {
+      if (this.pinned || !this.state.range) this.unpin();
+      else range().select(this, 0, 0, true);
     }
 
     async tell(name, kept) {
@@ -309,37 +337,27 @@
       const found = await (await this.ask("op", { op: name, at: "", from: "", to: "" })).json();
       const aside = element("timeline-details");
       if (told !== this.told || !aside) return;
+      if (kept) this.handed = found.arrows;
+      this.frame();
       panel().details(aside, found);
+      delete aside.dataset.sums;
       aside.dataset.op = name;
       aside.dataset.kept = String(kept);
     }
 
-    point(event) {
-      const box = this.canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
-      const mark = this.under(x, y);
-      clearTimeout(this.dwelling);
-      this.canvas.style.cursor = mark ? "pointer" : x > paint().LABELS ? "grab" : "default";
-      this.tip.hidden = !mark;
-      if (!mark) return;
-      this.tip.textContent = panel().summary(mark, this.spans, this.scene.names);
-      const host = element("timeline-host").getBoundingClientRect();
-      this.tip.style.left = `${Math.min(event.clientX - host.left + 14, host.width - 330)}px`;
-      this.tip.style.top = `${event.clientY - host.top + 18}px`;
-      if (!this.pinned) this.dwelling = setTimeout(() => this.guarded(() => this.tell(mark.name, false)), 90);
-    }
-
     // The op after or before the pinned one on its track; the first in the window where none is.
     async next(by) {
-      let worker = this.visible()[0], line = 0, at = -1;
-      if (this.marks.length) ({ worker, line, at } = this.marks[0]);
-      const [begin, end] = data().range(this.scene, this.spans, worker, line);
+      let row = this.visible()[0], line = 0, at = -1;
+      if (this.marks.length) ({ row, line, at } = this.marks[0]);
+      const [begin, end] = data().range(this.scene, this.spans, row, line), { finds } = this.scene;
       if (at < 0) {
         for (at = begin; at < end && this.spans.start[at] < this.from; ) at += 1;
       } else {
         at += by;
       }
+      while (finds && at >= begin && at < end && !finds(this.spans, at)) at += by;
       if (at < begin || at >= end) return;
-      const mark = data().mark(this.scene, this.spans, worker, line, at);
+      const mark = data().mark(this.scene, this.spans, row, line, at);
       if (mark.start < this.from || mark.start + mark.duration > this.to) {
         const wide = Math.max(this.to - this.from, mark.duration * 1.2), middle = mark.start + mark.duration / 2;
         this.show(middle - wide / 2, middle + wide / 2);
@@ -356,10 +374,21 @@
       const found = await (await this.ask("slowest", { op: "", at: "" })).json(), place = element("timeline-slowest");
       if (!place) return;
       element("timeline-csv").href = window.tracekit.at(`/timeline/slowest.csv?${query}`);
-      place.replaceChildren(panel().table(found, (name) => this.guarded(() => this.goTo(name))));
+      this.found = found.rows.map((row) => row.name);
+      place.replaceChildren(panel().table(found.heads, found.rows, (name) => this.guarded(() => this.goTo(name)), 4));
     }
 
+    // The ops that the table lists, one after the other.
+    nextFound() {
+      const { found = [] } = this, at = found.indexOf(this.pinned);
+      if (found.length) this.guarded(() => this.goTo(found[(at + 1) % found.length]));
+    }
+
+    // Goes to an op, which may be of a group that is closed.
     async goTo(name) {
+      if (data().position(this.scene, name) < 0) {
+        await rows().open(this, name);
+      }
       this.scrollTo(name);
       if (this.stale()) await this.fetchSpans();
       await this.pin(name);

@@ -3,8 +3,11 @@
 (function () {
   "use strict";
 
+  const rowsOf = () => window.tracekitTimelineRows;
   const AXIS = 30, LABELS = 216, STREAM_AT = 132, EDGE = 8;
-  const TALL = 20, FLAT = 11, GAP = 8, LEAST_BLOCK = 26, FLAG = 18;
+  const TALL = 20, GAP = 8, FLAG = 18;
+  // Rows get smaller until so many fit, down to these heights of a line; lines with names of their own stay readable.
+  const FITTING = 40, LEAST = 6, LEAST_NAMED = 10;
   const STREAM_NAMES = {
     compute: "compute", "forward-send": "fwd send", "forward-recv": "fwd recv", "backward-send": "bwd send",
     "backward-recv": "bwd recv", "data-parallel": "data par.", "model-parallel": "model par.",
@@ -13,18 +16,38 @@
     checkpoint: "ckpt", "host-delay": "host" };
   const FONT = '11px system-ui, "DejaVu Sans", sans-serif';
 
-  // Where the lines of a worker are: [{replay, stream, y, height, first}], `first` where a stream begins.
-  function rows(lines) {
-    let y = GAP / 2;
-    const placed = lines.map(([replay, stream, tall], at) => {
+  // Where the lines of a row are: [{replay, stream, y, height, first}], `first` where a stream begins. `tall`: the height
+  // of the line of a compute.
+  function rows(lines, tall) {
+    const small = tall < TALL, gap = small ? 3 : GAP;
+    let y = gap / 2;
+    const placed = lines.map(([replay, stream, computes], at) => {
       const first = at === 0 || lines[at - 1][1] !== stream;
-      if (first && at > 0) y += 2;
-      const height = tall ? TALL : FLAT;
+      if (first && at > 0 && !small) y += 2;
+      const height = Math.max(3, Math.round(tall * (computes ? 1 : 0.55) * (small && !first ? 0.6 : 1)));
       const line = { replay: replay, stream: stream, y: y, height: height, first: first };
       y += height + 1;
       return line;
     });
-    return { lines: placed, height: Math.max(LEAST_BLOCK, Math.ceil(y + GAP / 2)) };
+    return { lines: placed, height: Math.max(small ? 13 : 26, Math.ceil(y + gap / 2)) };
+  }
+
+  // The largest rows of which FITTING, or all that there are, fit into a height.
+  function fitted(lines, count, room, named) {
+    let tall = TALL, block = rows(lines, tall);
+    while (tall > (named ? LEAST_NAMED : LEAST) && block.height * Math.min(FITTING, count) > room) block = rows(lines, (tall -= 1));
+    return block;
+  }
+
+  // Where a row is on the canvas: pinned rows stay on top.
+  const rowTop = (scene, view, row) => AXIS + row * scene.block.height - (row < scene.pinned ? 0 : view.top);
+  // Where the rows that scroll begin.
+  const scrolls = (scene) => AXIS + scene.pinned * scene.block.height;
+
+  // The first scrolling row in view, and the one after the last.
+  function inView(scene, top, height) {
+    const last = Math.ceil((top + height - AXIS - foot(scene)) / scene.block.height);
+    return [scene.pinned + Math.floor(top / scene.block.height), Math.min(scene.rows, last)];
   }
 
   // The height of the strip below the tracks that says where each replay ends: a row for each.
@@ -67,7 +90,7 @@
   }
 
   // One track into the batch. Spans that fall into one pixel are one rectangle in the colour of the slowest.
-  function track(batch, words, view, spans, begin, end, line, y, bounds) {
+  function track(batch, words, view, spans, begin, end, line, y, { bounds, finds }) {
     const scale = view.width / (view.to - view.from), right = LABELS + view.width;
     const wait = 0, first = 1;
     let pixel = -1, worst = 0;
@@ -81,6 +104,12 @@
       const shown = Math.max(spans.duration[at], spans.covers[at]) * scale;
       if (x + shown < LABELS && x + 1 < LABELS) continue;
       const level = classOf(spans.ratio[at], bounds);
+      if (finds && !finds(spans, at)) {
+        flush();
+        const left = Math.max(x, LABELS);
+        batch.add(wait, left, y, Math.max(Math.min(x + shown, right) - left, 1), line.height);
+        continue;
+      }
       if (shown < 1) {
         const column = Math.max(LABELS, Math.floor(x));
         if (column !== pixel) { flush(); pixel = column; worst = level; } else if (level > worst) { worst = level; }
@@ -93,9 +122,31 @@
       // A hair between neighbours tells them apart; the own part of a waiting op is at least a pixel.
       const own = Math.max(stop - waited - (stop - waited > 4 ? 0.75 : 0), 1);
       batch.add(first + level, Math.min(waited, right - 1), y, own, line.height);
-      if (stop - waited > 22 && line.height >= TALL) words.push(at, waited, stop, y, level);
+      if (stop - waited > 22 && line.height >= 12) words.push(at, waited, stop, y + line.height / 2 + 0.5, level);
     }
     flush();
+  }
+
+  // A track of several workers: in every pixel the slowest of their ops, waiting, or nothing.
+  function pooled(batch, view, spans, begin, end, line, y, { bounds, finds }) {
+    const scale = view.width / (view.to - view.from), levels = new Uint8Array(Math.ceil(view.width) + 1);
+    for (let at = begin; at < end; at += 1) {
+      const x = (spans.start[at] - view.from) * scale, stop = x + spans.duration[at] * scale;
+      if (x > view.width) break;
+      if (stop < 0 || (finds && !finds(spans, at))) continue;
+      const level = 2 + classOf(spans.ratio[at], bounds), own = x + spans.wait[at] * scale;
+      const last = Math.min(Math.max(stop, own + 1), view.width);
+      for (let pixel = Math.max(0, Math.floor(x)); pixel < last; pixel += 1) {
+        const now = pixel < Math.floor(own) ? 1 : level;
+        if (levels[pixel] < now) levels[pixel] = now;
+      }
+    }
+    for (let pixel = 0; pixel < levels.length; ) {
+      let stop = pixel + 1;
+      while (stop < levels.length && levels[stop] === levels[pixel]) stop += 1;
+      if (levels[pixel]) batch.add(levels[pixel] - 1, LABELS + pixel, y, stop - pixel, line.height);
+      pixel = stop;
+    }
   }
 
   function say(context, spans, words, scene) {
@@ -109,32 +160,37 @@
       const text = names ? whole.replace(/^void (at::native::)?/, "").slice(0, Math.floor(room / 6.6)) : whole;
       if (text.length * 6.2 > room) continue;
       context.fillStyle = colours.on_classes[words[i + 4]];
-      context.fillText(text, words[i + 1] + 4, words[i + 3] + TALL / 2 + 0.5);
+      context.fillText(text, words[i + 1] + 4, words[i + 3]);
     }
   }
 
-  function labels(context, scene, worker, y) {
+  function labels(context, scene, row, y) {
     const { colours, block, hosts } = scene;
-    const dp = scene.dp_rank[worker], pp = scene.pp_rank[worker], host = hosts[scene.host[worker]];
+    const dp = scene.dp_rank[row], pp = scene.pp_rank[row], host = hosts[scene.host[row]];
+    const group = scene.groups[scene.group[row]], base = y + Math.min(16, block.height / 2 + 5);
     context.textBaseline = "alphabetic";
     context.font = `600 12px ${FONT.slice(5)}`;
     context.fillStyle = colours.text;
-    const place = `dp ${dp} stage ${pp}`, known = scene.rank[worker] >= 0;
-    const name = known ? `rank ${scene.rank[worker]}` : place;
-    context.fillText(name, EDGE, y + 16);
+    const place = `dp ${dp} stage ${pp}`, known = scene.rank[row] >= 0;
+    const own = known ? `rank ${scene.rank[row]}` : place;
+    const name = group ? `${rowsOf().isOpen(scene, row) ? "\u25be" : "\u25b8"} ${group}` : row < scene.pinned ? `\u2022 ${own}` : own;
+    context.fillText(name, EDGE, base, LABELS - 2 * EDGE);
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const of = scene.names ? [] : [known && place, `slowdown ${scene.slowdown[worker].toFixed(3)}`];
-    const facts = [host, ...of].filter(Boolean);
-    const room = Math.floor((block.height - 20) / 14);
+    const of = scene.names ? [] : [known && place, `slowdown ${scene.slowdown[row].toFixed(3)}`];
+    const who = scene.names ? "rank" : "worker", members = scene.members[row];
+    const facts = group ? [`${members} ${who}${members === 1 ? "" : "s"}`] : [host, ...of].filter(Boolean);
+    const room = Math.max(0, Math.floor((block.height - 20) / 14));
     const lines = room >= facts.length ? facts : room === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
-    if (room < 1 && LABELS - after > 60) context.fillText(facts.slice(0, -1).join(" "), after, y + 16, LABELS - after - 10);
+    const beside = group || facts.length === 1 ? facts : facts.slice(0, -1), free = STREAM_AT - 8 - after;
+    const wide = block.lines.length > 2 ? free : LABELS - after - 10;
+    if (room < 1 && wide > 40) context.fillText(beside.join(" "), after, base, wide);
     lines.slice(0, room).forEach((text, at) => context.fillText(text, EDGE, y + 30 + at * 14, STREAM_AT - 2 * EDGE));
     block.lines.forEach((line) => {
       context.fillStyle = colours[line.replay];
       context.fillRect(LABELS - 6, y + line.y, 3, line.height);
-      if (line.first && (scene.names || block.lines.length > 2)) {
+      if (line.first && (scene.names || block.lines.length > 2) && line.height >= 9) {
         context.fillStyle = colours.dimmed;
         context.fillText(STREAM_NAMES[line.stream] || line.stream, STREAM_AT, y + line.y + Math.min(line.height, 14) - 2);
       }
@@ -188,40 +244,97 @@
   }
 
   function outline(context, scene, view, mark) {
-    const line = scene.block.lines[mark.line], y = AXIS + mark.worker * scene.block.height - view.top + line.y;
+    const line = scene.block.lines[mark.line], y = rowTop(scene, view, mark.row) + line.y;
     const scale = view.width / (view.to - view.from);
     const x = LABELS + (mark.start - view.from) * scale, stop = x + Math.max(mark.duration * scale, 2);
     const left = Math.max(x, LABELS), right = Math.min(stop, LABELS + view.width);
-    if (right < left || y < 0) return;
+    if (right < left || y < (mark.row < scene.pinned ? AXIS : scrolls(scene))) return;
     context.lineWidth = 2;
     context.strokeStyle = scene.colours.outline;
     context.strokeRect(left - 1, y - 1, right - left + 2, line.height + 2);
   }
 
-  // The whole picture. `view`: {from, to, width, height, top}; `spans`: what is loaded, or null; `marks`: ops outlined.
-  function draw(context, scene, view, spans, marks) {
-    const { block, colours, bounds, workers } = scene, height = view.height;
-    context.fillStyle = colours.paper;
-    context.fillRect(0, 0, LABELS + view.width, height);
-    const first = Math.max(0, Math.floor(view.top / block.height));
-    const last = Math.min(workers, Math.ceil((view.top + height - AXIS - foot(scene)) / block.height));
-    const batch = Batch([colours.wait, ...colours.classes]), words = [];
-    for (let worker = first; worker < last; worker += 1) {
-      const y = AXIS + worker * block.height - view.top;
+  function paintRows(context, scene, view, spans, first, last) {
+    const { block, colours } = scene, batch = Batch([colours.wait, ...colours.classes]), words = [];
+    for (let row = first; row < last; row += 1) {
+      const y = rowTop(scene, view, row);
       context.fillStyle = colours.grid;
       context.fillRect(0, y + block.height - 1, LABELS + view.width, 1);
-      labels(context, scene, worker, y);
-      if (!spans || worker < spans.first_worker || worker >= spans.first_worker + spans.workers) continue;
+      labels(context, scene, row, y);
       block.lines.forEach((line, at) => {
-        const number = (worker - spans.first_worker) * block.lines.length + at;
-        track(batch, words, view, spans, spans.first[number], spans.first[number + 1], line, y + line.y, bounds);
+        const [begin, end] = spans ? window.tracekitTimelineSpans.range(scene, spans, row, at) : [0, 0];
+        if (rowsOf().isGroup(scene, row)) pooled(batch, view, spans, begin, end, line, y + line.y, scene);
+        else track(batch, words, view, spans, begin, end, line, y + line.y, scene);
       });
     }
     batch.paint(context);
     if (spans) say(context, spans, words, scene);
+  }
+
+  // The selected range, over everything that is between its ends.
+  function selection(context, scene, view, height) {
+    if (!view.range) return;
+    const [left, right] = view.range.map((time) => {
+      const x = LABELS + ((time - view.from) / (view.to - view.from)) * view.width;
+      return Math.min(Math.max(x, LABELS), LABELS + view.width);
+    });
+    if (right <= left) return;
+    context.fillStyle = scene.colours.outline;
+    context.globalAlpha = 0.16;
+    context.fillRect(left, 0, right - left, height - foot(scene));
+    context.globalAlpha = 1;
+    for (const x of [left, right]) context.fillRect(Math.min(x, LABELS + view.width - 1), 0, 1.5, height - foot(scene));
+  }
+
+  // From an op to those that it hands something over to: [[row, line, seconds], [row, line, seconds]].
+  function arrow(context, scene, view, ends) {
+    const scale = view.width / (view.to - view.from), [from, to] = ends.map(([row, line, time]) => {
+      const { y, height } = scene.block.lines[line];
+      return [LABELS + (time - view.from) * scale, rowTop(scene, view, row) + y + height / 2];
+    });
+    const angle = Math.atan2(to[1] - from[1], to[0] - from[0]);
+    context.beginPath();
+    context.moveTo(...from);
+    context.lineTo(...to);
+    for (const turn of [0.45, -0.45]) {
+      context.moveTo(...to);
+      context.lineTo(to[0] - 8 * Math.cos(angle + turn), to[1] - 8 * Math.sin(angle + turn));
+    }
+    context.stroke();
+  }
+
+  function arrows(context, scene, view, every) {
+    context.save();
+    context.beginPath();
+    context.rect(LABELS, AXIS, view.width, view.height - AXIS - foot(scene));
+    context.clip();
+    for (const [width, colour] of [[4, scene.colours.paper], [1.75, scene.colours.text]]) {
+      context.lineWidth = width;
+      context.strokeStyle = colour;
+      every.forEach((ends) => arrow(context, scene, view, ends));
+    }
+    context.restore();
+  }
+
+  // The whole picture. `view`: {from, to, width, height, top, range}; `spans`: what is loaded, or null; `marks`: ops
+  // outlined; `handed`: arrows.
+  function draw(context, scene, view, spans, marks, handed) {
+    const { colours } = scene, height = view.height;
+    context.fillStyle = colours.paper;
+    context.fillRect(0, 0, LABELS + view.width, height);
+    paintRows(context, scene, view, spans, ...inView(scene, view.top, height));
+    if (scene.pinned) {
+      context.fillStyle = colours.paper;
+      context.fillRect(0, AXIS, LABELS + view.width, scrolls(scene) - AXIS);
+      paintRows(context, scene, view, spans, 0, scene.pinned);
+      context.fillStyle = colours.dimmed;
+      context.fillRect(0, scrolls(scene) - 2, LABELS + view.width, 2);
+    }
     marks.forEach((mark) => outline(context, scene, view, mark));
+    arrows(context, scene, view, handed);
     endings(context, scene, view, height);
     axis(context, scene, view, height);
+    selection(context, scene, view, height);
   }
 
   // The overview: pooled workers down, the step across, the slowest compute of each cell.
@@ -245,7 +358,7 @@
       }
     }
     batch.paint(context);
-    const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.workers * scene.block.height;
+    const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.rows * scene.block.height;
     const x = LABELS + Math.max(0, (view.from - begins) * scale), stop = Math.min(width, LABELS + (view.to - begins) * scale);
     const y = (view.top / total) * height, shown = Math.min(1, (view.height - AXIS - foot(scene)) / total) * height;
     context.strokeStyle = colours.outline;
@@ -260,5 +373,7 @@
     context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32);
   }
 
-  window.tracekitTimelineDraw = { AXIS: AXIS, LABELS: LABELS, rows: rows, foot: foot, draw: draw, overview: overview };
+  window.tracekitTimelineDraw = {
+    AXIS: AXIS, LABELS: LABELS, fitted: fitted, foot: foot, rowTop: rowTop, scrolls: scrolls, inView: inView, draw: draw, overview: overview,
+  };
 })();

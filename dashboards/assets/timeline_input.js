@@ -3,6 +3,7 @@
   "use strict";
 
   const paint = () => window.tracekitTimelineDraw;
+  const rows = () => window.tracekitTimelineRows, range = () => window.tracekitTimelineRange;
   const element = (id) => document.getElementById(id);
 
   function listen(timeline) {
@@ -10,13 +11,16 @@
     on(timeline.scroll, "scroll", () => timeline.moved());
     on(timeline.canvas, "wheel", (event) => wheel(timeline, event), { passive: false });
     on(timeline.canvas, "pointerdown", (event) => grab(timeline, event));
-    on(timeline.canvas, "pointermove", (event) => (timeline.held ? drag(timeline, event) : timeline.point(event)));
+    on(timeline.canvas, "pointermove", (event) => (timeline.held ? drag : point)(timeline, event));
     on(timeline.canvas, "pointerup", (event) => release(timeline, event));
     on(timeline.canvas, "pointerleave", () => {
       timeline.tip.hidden = true;
       clearTimeout(timeline.dwelling);
     });
     on(timeline.scroll, "keydown", (event) => key(timeline, event));
+    on(element("timeline-find"), "keydown", (event) => event.key === "Enter" && timeline.nextFound());
+    on(element("timeline-full"), "click", () => timeline.full());
+    on(document, "fullscreenchange", () => timeline.scene && timeline.resize());
     on(document.body, "keydown", (event) => event.target === document.body && key(timeline, event));
     on(timeline.small, "pointerdown", (event) => jump(timeline, event));
     on(timeline.small, "pointermove", (event) => event.buttons && jump(timeline, event));
@@ -39,8 +43,14 @@
   function grab(timeline, event) {
     if (event.button || !timeline.scene) return;
     timeline.canvas.setPointerCapture(event.pointerId);
-    const { from, to } = timeline, top = timeline.scroll.scrollTop;
-    timeline.held = { x: event.clientX, y: event.clientY, moved: false, from: from, to: to, top: top };
+    const { from, to } = timeline, top = timeline.scroll.scrollTop, box = timeline.canvas.getBoundingClientRect();
+    const selects = event.shiftKey || event.clientY - box.top < paint().AXIS;
+    timeline.held = { x: event.clientX, y: event.clientY, moved: false, from: from, to: to, top: top, selects: selects };
+  }
+
+  function select(timeline, event, done) {
+    const left = timeline.canvas.getBoundingClientRect().left;
+    range().select(timeline, timeline.time(timeline.held.x - left), timeline.time(event.clientX - left), done);
   }
 
   function drag(timeline, event) {
@@ -48,6 +58,7 @@
     timeline.held.moved = timeline.held.moved || Math.abs(right) + Math.abs(down) > 4;
     if (!timeline.held.moved) return;
     timeline.tip.hidden = true;
+    if (timeline.held.selects) return select(timeline, event, false);
     const by = (right / timeline.width) * (timeline.held.to - timeline.held.from);
     timeline.show(timeline.held.from - by, timeline.held.to - by);
     timeline.scroll.scrollTop = timeline.held.top - down;
@@ -55,12 +66,32 @@
 
   function release(timeline, event) {
     const moved = timeline.held && timeline.held.moved, box = timeline.canvas.getBoundingClientRect();
+    if (moved && timeline.held.selects) select(timeline, event, true);
     timeline.held = null;
     if (moved || !timeline.scene) return;
-    const mark = timeline.under(event.clientX - box.left, event.clientY - box.top);
+    const x = event.clientX - box.left, y = event.clientY - box.top, { scene } = timeline;
+    const mark = timeline.under(x, y), place = rows().at(timeline, y);
     timeline.scroll.focus({ preventScroll: true });
     if (mark) timeline.guarded(() => timeline.pin(mark.name));
-    else timeline.unpin();
+    else if (place && (x < paint().LABELS || rows().isGroup(scene, place.row))) rows().toggle(timeline, place.row);
+    else timeline.letGo();
+  }
+
+  // What is under the pointer, in a few words; the side panel follows where it shows nothing that was asked for.
+  function point(timeline, event) {
+    const { canvas, scene, tip } = timeline, box = canvas.getBoundingClientRect(), { AXIS, LABELS } = paint();
+    const x = event.clientX - box.left, y = event.clientY - box.top, mark = timeline.under(x, y), place = scene && rows().at(timeline, y);
+    const named = !mark && place && (x < LABELS || rows().isGroup(scene, place.row));
+    clearTimeout(timeline.dwelling);
+    canvas.style.cursor = mark || named ? "pointer" : x < LABELS ? "default" : y < AXIS ? "col-resize" : "grab";
+    tip.hidden = !mark && !named;
+    if (tip.hidden) return;
+    tip.textContent = mark ? window.tracekitTimelinePanel.summary(mark, timeline.spans, scene.names) : rows().hint(scene, place.row);
+    const host = element("timeline-host").getBoundingClientRect();
+    tip.style.left = `${Math.min(event.clientX - host.left + 14, host.width - 330)}px`;
+    tip.style.top = `${event.clientY - host.top + 18}px`;
+    if (!mark || timeline.pinned || timeline.state.range || timeline.state.find) return;
+    timeline.dwelling = setTimeout(() => timeline.guarded(() => timeline.tell(mark.name, false)), 90);
   }
 
   function jump(timeline, event) {
@@ -71,7 +102,7 @@
       const { begins, ends, overview } = timeline.scene, at = begins + share * (ends[overview[2]] - begins);
       timeline.show(at - wide / 2, at + wide / 2);
     }
-    const total = timeline.scene.workers * timeline.scene.block.height;
+    const total = timeline.scene.rows * timeline.scene.block.height;
     timeline.scroll.scrollTop = ((event.clientY - box.top) / box.height) * total - timeline.height / 2;
   }
 
@@ -81,7 +112,9 @@
       ArrowLeft: () => timeline.pan(-0.1), ArrowRight: () => timeline.pan(0.1),
       a: () => timeline.pan(-0.1), d: () => timeline.pan(0.1), w: () => timeline.zoom(0.7), s: () => timeline.zoom(1 / 0.7),
       "+": () => timeline.zoom(0.7), "=": () => timeline.zoom(0.7), "-": () => timeline.zoom(1 / 0.7),
-      Home: () => timeline.home(), Escape: () => timeline.unpin(),
+      Home: () => timeline.home(), Escape: () => timeline.letGo(), f: () => timeline.full(),
+      r: () => range().select(timeline, timeline.from, timeline.to, true),
+      t: () => rows().pin(timeline, timeline.pinned || rows().worker(timeline.scene, timeline.visible()[0])),
       n: () => timeline.guarded(() => timeline.next(1)), p: () => timeline.guarded(() => timeline.next(-1)),
       ArrowDown: () => (timeline.scroll.scrollTop += timeline.scene.block.height),
       ArrowUp: () => (timeline.scroll.scrollTop -= timeline.scene.block.height),

@@ -19,6 +19,13 @@
     return `${mark.kind}${microbatch}: at ${time(mark.start)} for ${time(mark.duration)}${waiting}; ${against}${many}`;
   }
 
+  // Sums by kind, as the server words them.
+  function sums(place, found) {
+    const title = document.createElement("h3");
+    title.textContent = found.title;
+    place.replaceChildren(title, table(found.heads, found.rows.map((cells) => ({ cells: cells })), null, 1));
+  }
+
   function details(place, op) {
     const title = document.createElement("h3"), list = document.createElement("dl");
     title.textContent = op.title;
@@ -31,24 +38,24 @@
     place.replaceChildren(title, list);
   }
 
-  // The slowest ops; `choose` gets the name of the op whose row is chosen.
-  function table(found, choose) {
+  // Rows with cells from column `numbers` on as figures; `choose`, if any, gets the name of the op whose row is chosen.
+  function table(heads, rows, choose, numbers) {
     const drawn = document.createElement("table"), head = drawn.createTHead().insertRow(), body = drawn.createTBody();
-    const style = (at) => (at > 3 ? "number" : "");
+    const style = (at) => (at >= numbers ? "number" : "");
     drawn.className = "plain";
-    found.heads.forEach((text, at) => {
+    heads.forEach((text, at) => {
       const cell = document.createElement("th");
       cell.scope = "col";
       cell.textContent = text;
       cell.className = style(at);
       head.append(cell);
     });
-    for (const { name, cells } of found.rows) {
+    for (const { name, cells } of rows) {
       const row = body.insertRow(), button = document.createElement("button");
       cells.forEach((text, at) => {
         const cell = row.insertCell();
         cell.className = style(at);
-        if (at) cell.textContent = text;
+        if (at || !choose) cell.textContent = text;
         else cell.append(button);
       });
       button.className = "link";
@@ -80,5 +87,5 @@
     });
   }
 
-  window.tracekitTimelinePanel = { summary: summary, details: details, table: table, save: save };
+  window.tracekitTimelinePanel = { summary: summary, details: details, sums: sums, table: table, save: save };
 })();

@@ -14,12 +14,12 @@
   }
 
   // Corners of the line, in pixels of the tracks; what the filters hide has no place and is left out.
-  function corners(scene, view, path, labels, top) {
+  function corners(scene, view, path, labels) {
     const scale = view.width / (view.to - view.from), found = [];
-    for (let at = 0; at < path.worker.length; at += 1) {
-      if (path.worker[at] < 0) continue;
+    for (let at = 0; at < path.row.length; at += 1) {
+      if (path.row[at] < 0) continue;
       const line = scene.block.lines[path.line[at]];
-      const y = top + path.worker[at] * scene.block.height - view.top + line.y + line.height - THICK / 2;
+      const y = window.tracekitTimelineDraw.rowTop(scene, view, path.row[at]) + line.y + line.height - THICK / 2;
       const x = labels + (path.start[at] - view.from) * scale;
       found.push(x, y, x + path.duration[at] * scale, y);
     }
@@ -27,7 +27,7 @@
   }
 
   function draw(context, scene, view, path, { labels, top, foot }) {
-    const line = corners(scene, view, path, labels, top);
+    const line = corners(scene, view, path, labels);
     context.save();
     context.beginPath();
     context.rect(labels, top, view.width, view.height - top - foot);

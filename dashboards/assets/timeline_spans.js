@@ -2,6 +2,8 @@
 (function () {
   "use strict";
 
+  const isGroup = (scene, row) => window.tracekitTimelineRows.isGroup(scene, row);
+
   // A binary answer: uint32 length, JSON, arrays (dashboards/web/timeline_requests.py).
   function unpack(buffer) {
     const length = new DataView(buffer).getUint32(0, true), types = {
@@ -14,32 +16,52 @@
     return found;
   }
 
-  // Which row the worker of a name (DP,PP or DP,PP,KIND,SEQ) is in; -1 where it is not shown.
-  function position(scene, name) {
-    const [dp, pp] = name.split(",").map(Number);
-    return scene.dp_rank.findIndex((value, at) => value === dp && scene.pp_rank[at] === pp);
+  // The rows of the worker of a name (DP,PP or DP,PP,KIND,SEQ) alone: two where it is pinned, none where it is not shown.
+  function rowsOf(scene, name) {
+    const [dp, pp] = name.split(",").map(Number), found = [];
+    scene.dp_rank.forEach((value, row) => {
+      if (value === dp && scene.pp_rank[row] === pp && !isGroup(scene, row)) found.push(row);
+    });
+    return found;
   }
 
-  // Where the spans of a line of a worker are; an empty range where they are not loaded.
-  function range(scene, spans, worker, line) {
-    const number = (worker - spans.first_worker) * scene.lines.length + line;
-    return number < 0 || number + 1 >= spans.first.length ? [0, 0] : [spans.first[number], spans.first[number + 1]];
+  // The last of them, which scrolls; -1 where there is none.
+  const position = (scene, name) => rowsOf(scene, name).at(-1) ?? -1;
+
+  // Where the spans of a line of a row are; an empty range where they are not loaded.
+  function range(scene, spans, row, line) {
+    const place = row < scene.pinned ? row : row - spans.first_row + scene.pinned;
+    if (row >= scene.pinned && (row < spans.first_row || row >= spans.first_row + spans.rows)) return [0, 0];
+    const number = place * scene.lines.length + line;
+    return [spans.first[number], spans.first[number + 1]];
   }
 
-  function mark(scene, spans, worker, line, at) {
+  function mark(scene, spans, row, line, at) {
     const kind = scene.kinds[spans.kind[at]];
     return {
-      worker: worker, line: line, at: at, kind: kind, start: spans.start[at], duration: spans.duration[at],
-      name: `${scene.dp_rank[worker]},${scene.pp_rank[worker]},${kind},${spans.seq[at]}`,
+      row: row, line: line, at: at, kind: kind, start: spans.start[at], duration: spans.duration[at],
+      name: `${scene.dp_rank[row]},${scene.pp_rank[row]},${kind},${spans.seq[at]}`,
     };
   }
 
-  // The op at a time on the line at a depth, `near` seconds off at most; of several the nearest, then the shortest.
-  function under(scene, spans, time, near, down) {
-    const { block } = scene, worker = Math.floor(down / block.height), inside = down - worker * block.height;
-    const line = block.lines.findIndex((one) => inside >= one.y - 1 && inside <= one.y + one.height);
-    if (line < 0 || worker >= scene.workers) return null;
-    const [begin, end] = range(scene, spans, worker, line);
+  // Tells which spans have all of the words in their name, as `StepOps.named` does; null for no words.
+  function finder(scene, text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean), names = scene.names || scene.kinds;
+    if (!words.length) return null;
+    const fits = words.map((word) => names.map((name) => name.toLowerCase().includes(word)));
+    const numbers = words.map((word) => (/^\d+$/.test(word) ? Number(word) : null));
+    return (spans, at) => {
+      const name = scene.names ? spans.name[at] : spans.kind[at];
+      return fits.every((of, word) => of[name] || (numbers[word] !== null && spans.microbatch[at] === numbers[word]));
+    };
+  }
+
+  // The op at a time, `near` seconds off at most, on the line `inside` pixels down a row; of several the nearest, then the
+  // shortest.
+  function under(scene, spans, time, near, row, inside) {
+    const line = scene.block.lines.findIndex((one) => inside >= one.y - 1 && inside <= one.y + one.height);
+    if (line < 0 || isGroup(scene, row)) return null;
+    const [begin, end] = range(scene, spans, row, line);
     let found = -1, nearest = Infinity;
     for (let at = begin; at < end; at += 1) {
       const off = Math.max(spans.start[at] - time, time - spans.start[at] - spans.duration[at], 0);
@@ -48,22 +70,24 @@
         found = at;
       }
     }
-    return found < 0 ? null : mark(scene, spans, worker, line, found);
+    return found < 0 ? null : mark(scene, spans, row, line, found);
   }
 
   // All loaded spans of the op of that name: as recorded and as replayed.
   function named(scene, spans, name) {
     const [, , kind, seq] = name.split(","), code = scene.kinds.indexOf(kind), found = [];
-    const worker = position(scene, name);
-    if (worker < 0) return found;
-    scene.lines.forEach((_, line) => {
-      const [begin, end] = range(scene, spans, worker, line);
-      for (let at = begin; at < end; at += 1) {
-        if (spans.kind[at] === code && spans.seq[at] === Number(seq)) found.push(mark(scene, spans, worker, line, at));
-      }
-    });
+    for (const row of rowsOf(scene, name)) {
+      scene.lines.forEach((_, line) => {
+        const [begin, end] = range(scene, spans, row, line);
+        for (let at = begin; at < end; at += 1) {
+          if (spans.kind[at] === code && spans.seq[at] === Number(seq)) found.push(mark(scene, spans, row, line, at));
+        }
+      });
+    }
     return found;
   }
 
-  window.tracekitTimelineSpans = { unpack: unpack, position: position, range: range, mark: mark, under: under, named: named };
+  window.tracekitTimelineSpans = {
+    unpack: unpack, position: position, range: range, mark: mark, finder: finder, under: under, named: named,
+  };
 })();

@@ -29,6 +29,7 @@ from tracekit.base.errors import NotStoredError, TracekitError
 from tracekit.base.text import short
 from tracekit.job.load import job_of
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.applied import AppliedFix
 from tracekit.report.report import REPORT_VERSION
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.lanes import lane_ops
@@ -269,6 +270,10 @@ class Results:
     def handled(self, incident: int) -> tuple[Change, ...]:
         """What people have done about an incident, oldest first."""
         return self._store.handled(incident)
+
+    def applied(self) -> tuple[AppliedFix, ...]:
+        """The fixes that were applied, oldest first."""
+        return self._store.applied()
 
     def hangs(self, name: str | None = None) -> tuple[StoredHang, ...]:
         """The reports on hangs, of one job or of all, newest first."""

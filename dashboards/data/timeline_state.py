@@ -29,7 +29,9 @@ _LANES = {"view": "recorded", "streams": "all", "order": "rank", "critical": "no
 FEW_WORKERS = 4
 _RANGES = re.compile(r"\d{1,9}(-\d{1,9})?([ ,]+\d{1,9}(-\d{1,9})?)*")
 _WORKERS = re.compile(r"\d{1,9},\d{1,9}( +\d{1,9},\d{1,9})*")
-_MOST_TEXT = 2000
+#: Most rows that stay on top while the others scroll.
+MOST_PINNED = 8
+_MOST_TEXT, _LONGEST_FIND = 2000, 100
 _Value = TypeVar("_Value")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -62,6 +64,14 @@ class Order(StrEnum):
     SLOWEST = "slowest"
 
 
+class Group(StrEnum):
+    """What a row is: a worker, or the pooled workers of a host or of a stage."""
+
+    WORKER = "worker"
+    HOST = "host"
+    STAGE = "stage"
+
+
 class CriticalPath(StrEnum):
     """Option to draw the critical path over the ops."""
 
@@ -82,9 +92,40 @@ class OpName:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a timeline, top to bottom: pinned workers, then groups, each followed by its workers if it is open.
+
+    `row`, ascending, and `worker`, an index in `StepOps`: a row of a group has several workers. `group`: the name of
+    the group by row, empty for a worker of its own.
+    """
+
+    row: Ints
+    worker: Ints
+    group: list[str]
+    pinned: int
+
+    def of_workers(self, workers: int) -> Ints:
+        """The row of each worker of the step; -1 if it is not shown. Its own row counts before that of its group."""
+        found = np.full(workers, -1)
+        found[self.worker] = self.row
+        return found
+
+    def leaders(self) -> Ints:
+        """The first worker of each row."""
+        return self.worker[np.searchsorted(self.row, np.arange(len(self.group)))]
+
+    def part(self, first: int, last: int) -> tuple[Ints, Ints]:
+        """The pinned rows and those from `first` to before `last`: their workers, and the row of each from 0 on."""
+        shown = (self.row < self.pinned) | (self.row >= first) & (self.row < last)
+        return self.worker[shown], np.unique(self.row[shown], return_inverse=True)[1]
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineState:
     """State of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: window
     from the start of the step, None for all of it. `at`: the worker at the top. `op`: the op in the side panel.
+    `find`: words in the names of ops. `pinned`, `opened`: workers whose rows stay on top, and whose groups are open.
+    `range_ms`: the range whose sums are shown.
     """
 
     step: int
@@ -99,6 +140,11 @@ class TimelineState:
     at: Worker | None = None
     op: OpName | None = None
     critical: CriticalPath = CriticalPath.NO
+    group: Group = Group.WORKER
+    find: str = ""
+    pinned: str = ""
+    opened: str = ""
+    range_ms: tuple[float, float] | None = None
 
     def lines(self, ops: StepOps) -> tuple[Line, ...]:
         """The tracks of every worker."""
@@ -112,9 +158,25 @@ class TimelineState:
             if text:
                 passed &= np.any([(values >= low) & (values <= high) for low, high in _ranges(text)], axis=0)
         if self.workers:
-            cells = [tuple(map(int, cell.split(","))) for cell in self.workers.split()]
-            passed &= np.any([(dp_rank == dp) & (pp_rank == pp) for dp, pp in cells], axis=0)
+            passed &= np.any([(dp_rank == dp) & (pp_rank == pp) for dp, pp in _cells(self.workers)], axis=0)
         return np.flatnonzero(passed)
+
+    def rows(self, ops: StepOps, workers: Ints, hosts: list[str]) -> Rows:
+        """The rows of these workers, in their order. `hosts`: the host of each, empty where unknown."""
+        cell = {(int(ops.dp_rank[one]), int(ops.pp_rank[one])): int(one) for one in workers}
+        found = [("", [cell[at]]) for at in _cells(self.pinned) if at in cell]
+        pinned = len(found)
+        opened = {cell[at] for at in _cells(self.opened) if at in cell}
+        groups: dict[str, list[int]] = {}
+        for one, host in zip(workers.tolist(), hosts, strict=True):
+            name = f"stage {ops.pp_rank[one]}" if self.group is Group.STAGE else host or "host unknown"
+            groups.setdefault(name if self.group is not Group.WORKER else "", []).append(one)
+        for name, members in groups.items():
+            found += [(name, members)] if name else []
+            found += [("", [one]) for one in members] if not name or opened.intersection(members) else []
+        sizes = [len(members) for _, members in found]
+        worker = np.array([one for _, members in found for one in members], np.int64)
+        return Rows(np.repeat(np.arange(len(found)), sizes), worker, [name for name, _ in found], pinned)
 
     def ordered(self, ops: StepOps, by_worker: pl.DataFrame) -> Ints:
         """Positions in `ops` of the workers to show, top to bottom. `by_worker`: the table of the report."""
@@ -172,6 +234,11 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         to_ms=reader.read("to", _milliseconds, None, "milliseconds"),
         at=reader.read("at", _worker, None, "DP,PP such as 3,1"),
         critical=reader.choice("critical", CriticalPath, CriticalPath.NO),
+        group=reader.choice("group", Group, Group.WORKER),
+        find=reader.read("find", _words, "", "words in the name of an op"),
+        pinned=reader.read("pin", _pins, "", f"DP,PP such as 3,1, {MOST_PINNED} at most"),
+        opened=reader.read("open", _matching(_WORKERS), "", "DP,PP such as 3,1"),
+        range_ms=reader.read("range", _range, None, "milliseconds such as 200-400"),
         op=reader.read("op", _op_name, None, "DP,PP,KIND,SEQ such as 3,1,forward-compute,0"),
     )
     return Read(*_settled(state, reader, dp_rank, pp_rank))
@@ -194,6 +261,11 @@ def _settled(
             f" {pp_rank.min()}-{pp_rank.max()}; shown are all workers"
         )
         changes |= {"workers": "", "stages": "", "dp_ranks": ""}
+    workers = set(zip(dp_rank.tolist(), pp_rank.tolist(), strict=True))
+    for name, field, text in (("pin", "pinned", state.pinned), ("open", "opened", state.opened)):
+        for cell in (cell for cell in text.split() if not workers.issuperset(_cells(cell))):
+            reader.remark(f"{name}={cell} is no worker of this job; it is left out")
+        changes[field] = " ".join(cell for cell in text.split() if workers.issuperset(_cells(cell)))
     settled = replace(state, **changes)
     if "streams" not in reader.texts and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
         settled = replace(settled, streams=Streams.COMPUTE)
@@ -243,6 +315,26 @@ def _milliseconds(text: str) -> float | None:
 
 def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
     return lambda text: text if pattern.fullmatch(text) and text.isascii() else None
+
+
+def _words(text: str) -> str | None:
+    return text if len(text) <= _LONGEST_FIND else None
+
+
+def _pins(text: str) -> str | None:
+    return text if _WORKERS.fullmatch(text) and text.isascii() and len(text.split()) <= MOST_PINNED else None
+
+
+def _range(text: str) -> tuple[float, float] | None:
+    """Two times in milliseconds, the second after the first."""
+    found = re.fullmatch(r"(-?[0-9.]{1,20})-(-?[0-9.]{1,20})", text)
+    first, last = map(_milliseconds, found.groups()) if found else (None, None)
+    return None if first is None or last is None or first >= last else (first, last)
+
+
+def _cells(text: str) -> list[tuple[int, int]]:
+    """Parse `1,2 3,0` into DP ranks and stages."""
+    return [(int(dp), int(pp)) for dp, pp in (cell.split(",") for cell in text.split())]
 
 
 def _worker(text: str) -> Worker | None:

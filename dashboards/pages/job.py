@@ -29,9 +29,10 @@ from tracekit.dashboards.ui.components import (
     row_table,
     term,
 )
-from tracekit.dashboards.ui.context import viewer
+from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, place_words
 from tracekit.dashboards.ui.shell import job_page
+from tracekit.report.applied import AppliedFix
 
 
 def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Component]:
@@ -43,6 +44,7 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
         panel("Why: the evidence", _causes(stored, report)),
         _waterfall(stored, report),
         panel("All fixes, priced", *_fixes(report)),
+        *_applied(stored.name),
     ]
     return [
         *window_bar(stored),
@@ -136,6 +138,21 @@ def _fixes(report: dict[str, Any]) -> list[Component]:
         table = row_table(heads, rows[for_cause], label, range(2, 6), names=names)
         parts.append(table if for_cause else folded(f"{label}: {len(rows[False])}", table))
     return [*parts, *(note(f"{words}.") for words in report["assumptions"])]
+
+
+def _applied(name: str) -> list[Component]:
+    """The fixes of this job that another run has, and those that this run has: expected and got."""
+    rows = [
+        html.P([html.B(one.title), f": {one.outcome}, ", _runs(one)])
+        for one in results().applied()
+        if name in (one.before, one.after)
+    ]
+    return [panel("Fixes applied", *rows)] if rows else []
+
+
+def _runs(fix: AppliedFix) -> Component:
+    between = href("/compare", job=fix.after, **{"with": fix.before})
+    return dcc.Link(f"from {short(fix.before)} to {short(fix.after)}", href=between, className="way")
 
 
 def _title(fix: dict[str, Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -29,7 +30,8 @@ from tracekit.dashboards.ui.components import (
 from tracekit.dashboards.ui.context import results, study, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
-from tracekit.fleet.words import BY_CAUSE, BY_TEAM, Table, answer_rows, culprits_table, headline, hours, tables
+from tracekit.fleet.words import APPLIED, BY_CAUSE, BY_TEAM, Table, answer_rows, culprits_table, headline, hours, tables
+from tracekit.report.applied import AppliedFix
 
 #: Jobs that are listed.
 MOST_JOBS = 8
@@ -42,7 +44,7 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
         how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
         return [html.H1("Fleet"), panel("No study", note(how))]
     report = served.report()
-    found = report.figures
+    found = replace(report.figures, applied=_applied())
     answer = [part for about, words in answer_rows(found) for part in (html.Dt(about), html.Dd(words))]
     tone = Tone.BAD if found.straggling_jobs.value > 0 else Tone.GOOD
     verdict = html.P(headline(found), className="verdict")
@@ -52,7 +54,8 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
     }
     every = list(tables(found))
     first = [_panel(table, *drilled[table.title]) for table in every if table.title in drilled]
-    rest = [_panel(table) for table in every if table.title not in drilled]
+    rest = [_panel(table) for table in every if table.title not in (*drilled, APPLIED)]
+    first += [_panel(table) for table in every if table.title == APPLIED]
     (first if report.culprits.height else rest).append(_culprits(report))
     return [
         html.H1(f"Fleet: {report.name}"),
@@ -98,6 +101,12 @@ def _jobs(report: FleetReport, team: str, cause: str) -> Component:
     return panel(
         f"Jobs that lose most{f': {of}' if of else ''}", table, note(f"{jobs.height:,} jobs"), extra=everything
     )
+
+
+def _applied() -> tuple[AppliedFix, ...]:
+    with suppress(StoreError):  # a study can be served without a store
+        return results().applied()
+    return ()
 
 
 def _stored() -> set[str]:

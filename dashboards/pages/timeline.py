@@ -17,7 +17,16 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results, Stored
-from tracekit.dashboards.data.timeline_state import CriticalPath, Order, Shown, Streams, TimelineState, state_of
+from tracekit.dashboards.data.timeline_state import (
+    MOST_PINNED,
+    CriticalPath,
+    Group,
+    Order,
+    Shown,
+    Streams,
+    TimelineState,
+    state_of,
+)
 from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
@@ -26,9 +35,11 @@ from tracekit.show.figures.theme import CLASSES, legend
 from tracekit.show.lanes import LEVEL_STEP, LEVELS
 
 _KEYS = (
-    "Wheel zooms, Shift + wheel scrolls the workers, dragging pans. Keys: W and S (+ and -) zoom, A and D (left and"
-    " right) pan, up and down scroll, Home shows the whole step, N and P go to the next and previous op of the track,"
-    " Escape lets go of it."
+    "Wheel zooms, Shift + wheel scrolls the rows, dragging pans, Shift + dragging or dragging the ruler selects a range"
+    " for sums by kind. A click on a name at the left pins the row on top, or opens a group. The arrows of an op kept"
+    " follow its microbatch. Keys: W and S (+ and -) zoom, A and D (left and right) pan, up and down scroll, Home shows"
+    " all, R selects what is shown, N and P go to the next and previous op of the track, T pins its row, F fills the"
+    " screen, Escape lets go."
 )
 
 
@@ -62,6 +73,7 @@ def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
         "state": address(state),
         "colours": asdict(viewer().theme),
         "bounds": list(CLASSES),
+        "most_pinned": MOST_PINNED,
         **({} if stored.has_workers else _lanes_config()),
     }
 
@@ -88,11 +100,17 @@ def address(state: TimelineState) -> dict[str, Any]:
         "at": None if state.at is None else f"{state.at.dp_rank},{state.at.pp_rank}",
         "op": None if state.op is None else str(state.op),
         "critical": str(state.critical) if state.critical is CriticalPath.YES else None,
+        "group": None if state.group is Group.WORKER else str(state.group),
+        "find": state.find,
+        "pin": state.pinned,
+        "open": state.opened,
+        "range": None if state.range_ms is None else "{:g}-{:g}".format(*state.range_ms),
     }
 
 
 def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Component:
     """The controls. Callbacks need all of them, so those that a job has no use for are hidden."""
+    lanes, one = not stored.has_workers, len(results().by_worker(stored.name)) == 1
     options = {
         str(step): f"{step}: {seconds(recorded)}, {slowdown:.2f} x"
         for step, recorded, slowdown in steps.select("step", "recorded_s", "slowdown").iter_rows()
@@ -105,7 +123,7 @@ def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Comp
             ),
             html.Button("→", id="timeline-next", title="The step after", **attributes(aria_label="The step after")),
         ],
-        className="timeline-step",
+        className=f"timeline-step {'none' if lanes and steps.height == 1 else ''}",
     )
     views = {
         Shown.BOTH: "Recorded and ideal",
@@ -113,24 +131,33 @@ def _controls(stored: Stored, state: TimelineState, steps: pl.DataFrame) -> Comp
         Shown.ORIGINAL: "Original",
         Shown.IDEAL: "Ideal",
     }
-    few = not stored.has_workers and steps.height == 1 == len(results().by_worker(stored.name))
+    groups = {Group.WORKER: "Each rank" if lanes else "Each worker", Group.HOST: "By host"}
+    groups |= {} if lanes else {Group.STAGE: "By stage"}
+    of_pipelines = [
+        _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
+        _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
+        _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+        _choice(
+            "timeline-critical", "Critical path", state.critical, {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"}
+        ),
+    ]
+    of_several = [
+        _choice("timeline-group", "Rows", state.group, groups),
+        _filter("timeline-dp_rank", "Ranks" if lanes else "DP ranks", state.dp_ranks, "0-3 7"),
+    ]
+    filters = [
+        _filter("timeline-stage", "Stages", state.stages, "0-3"),
+        _filter("timeline-worker", "Worker", state.workers, "3,1"),
+    ]
     return html.Div(
         [
             step,
-            _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
-            _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
-            _choice("timeline-order", "Workers", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
-            _choice(
-                "timeline-critical",
-                "Critical path",
-                state.critical,
-                {CriticalPath.NO: "Hide", CriticalPath.YES: "Show"},
-            ),
-            _filter("timeline-worker", "Worker", state.workers, "3,1"),
-            _filter("timeline-dp_rank", "DP ranks" if stored.has_workers else "Ranks", state.dp_ranks, "0-3 7"),
-            _filter("timeline-stage", "Stages", state.stages, "0-3"),
+            html.Div(of_pipelines, className="none" if lanes else "contents"),
+            html.Div(of_several, className="none" if one else "contents"),
+            html.Div(filters, className="none" if lanes else "contents"),
+            _filter("timeline-find", "Find ops", state.find, "gemm" if lanes else "forward 3"),
         ],
-        className=f"timeline-controls {'' if stored.has_workers else 'none' if few else 'lanes'}",
+        className="timeline-controls",
     )
 
 
@@ -157,6 +184,7 @@ def _buttons(stored: Stored, state: TimelineState) -> list[Component]:
     return [
         html.Span(id="timeline-export-said", role="status"),
         html.Button(f"Whole {whole}", id="timeline-home", title=f"Show the whole {whole} (Home)"),
+        html.Button("Full screen", id="timeline-full", title="Fill the screen with the timeline (F)"),
         html.Button("PNG", id="timeline-png", title="Save what the canvas shows as an image"),
         *([perfetto] if stored.has_workers else []),
     ]
@@ -251,15 +279,15 @@ clientside_callback(
     Input("timeline-config", "data"),
 )
 clientside_callback(
-    """function (step, view, streams, order, critical, worker, dp_rank, stage) {
+    """function (step, view, streams, order, critical, group, worker, dp_rank, stage, find) {
         window.tracekitTimeline.change({
             step: step, view: view, streams: streams, order: order, critical: critical === "yes" ? critical : null,
-            worker: worker, dp_rank: dp_rank, stage: stage,
+            group: group === "worker" ? null : group, worker: worker, dp_rank: dp_rank, stage: stage, find: find,
         });
     }""",
     *(
         Input(f"timeline-{name}", "value")
-        for name in ("step", "view", "streams", "order", "critical", "worker", "dp_rank", "stage")
+        for name in ("step", "view", "streams", "order", "critical", "group", "worker", "dp_rank", "stage", "find")
     ),
     prevent_initial_call=True,
 )

@@ -33,6 +33,7 @@ from tracekit.dashboards.ui.context import (
     viewer,
 )
 from tracekit.dashboards.ui.sentences import Tone, headline
+from tracekit.dashboards.ui.share import share
 from tracekit.dashboards.ui.time_range import range_control
 from tracekit.show.figures.theme import DARK
 from tracekit.store import HANG
@@ -169,6 +170,7 @@ def _pipelines_only(stored: Stored) -> Component:
 def job_head(stored: Stored, active: str) -> Component:
     """The title of the job, its badges and the links to its other pages."""
     badges: list[Any] = []
+    shared = [] if stored.report is None else [share(stored)]
     if stored.report is not None:
         verdict = headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
@@ -181,7 +183,7 @@ def job_head(stored: Stored, active: str) -> Component:
     ]
     return html.Div(
         [
-            html.Div([html.H1(short(stored.name)), *badges], className="job-title"),
+            html.Div([html.H1(short(stored.name)), *badges, *shared], className="job-title"),
             html.Nav(tabs, className="job-tabs", **attributes(aria_label="Pages of this job")),
             *([] if active in ("/job", "/time") else _which_window(stored, active)),
             *range_control(stored.name, active),

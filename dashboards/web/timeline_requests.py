@@ -21,15 +21,14 @@ import polars as pl
 from dash import Dash
 
 from tracekit.base.errors import NotStoredError, SelectionError
-from tracekit.base.text import LONGEST_NAME, cut, seconds
+from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.timeline_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.ui.context import results, viewer
-from tracekit.dashboards.web.downloads import csv_file
+from tracekit.dashboards.web.downloads import csv_file, file_stem
 from tracekit.show.lanes import LANE_OP, LaneOps
 from tracekit.show.path_spans import PathSpans, path_spans
 from tracekit.show.spans import (
-    STREAM_NAMES,
     Ints,
     Replay,
     StepOps,
@@ -38,16 +37,19 @@ from tracekit.show.spans import (
     overview,
     slowest,
     spans,
+    sums,
 )
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 #: Up to this many spans, the browser gets all of them at once; above, only those in its window.
 WHOLE_SPANS = 200_000
 OVERVIEW_ROWS, OVERVIEW_COLUMNS = 64, 600
-MOST_COLUMNS, MOST_WORKERS = 16_384, 1_024
+MOST_COLUMNS, MOST_ROWS = 16_384, 1_024
 SLOWEST_SHOWN, SLOWEST_IN_CSV = 50, 10_000
 #: Most workers named in the description of a critical path.
 NAMED_ON_PATH = 3
+#: Most arrows of an op.
+MOST_ARROWS = 256
 
 
 class _Shown:
@@ -66,6 +68,12 @@ class _Shown:
         self.state: TimelineState = read.state
         self.ops: StepOps = results().step(name, self.state.step)
         self.workers: Ints = self.state.ordered(self.ops, self.by_worker)
+        cells = pl.DataFrame({name: getattr(self.ops, name)[self.workers] for name in ("dp_rank", "pp_rank")})
+        #: Rank, host and exact S of the workers shown, in their order.
+        self.facts = cells.join(self.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
+            pl.col("slowdown").fill_null(1.0), pl.col("host").fill_null("")
+        )
+        self.rows = self.state.rows(self.ops, self.workers, self.facts["host"].to_list())
         self.lines = self.state.lines(self.ops)
 
 
@@ -87,6 +95,7 @@ def serve_timeline(app: Dash) -> None:
         ("spans", _spans),
         ("path", _path),
         ("op", _op),
+        ("sums", _sums),
         ("slowest", _slowest),
         ("slowest.csv", _slowest_csv),
         ("export.json.gz", _export),
@@ -121,14 +130,16 @@ def _check(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _layout(texts: Mapping[str, str]) -> flask.Response:
-    """Return the tracks: workers top to bottom, lines of each, begin and end of the view, and the overview."""
+    """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
     shown = _Shown(texts)
-    ops, workers = shown.ops, shown.workers
-    facts = _facts(shown)
-    hosts = facts["host"].fill_null("").unique(maintain_order=True).to_list()
-    index = {host: position for position, host in enumerate(hosts)}
+    ops, workers, rows_shown = shown.ops, shown.workers, shown.rows
+    leaders, at = rows_shown.leaders(), np.full(ops.workers, -1)
+    at[workers] = np.arange(len(workers))
+    facts = shown.facts[at[leaders]]
+    hosts = facts["host"].unique(maintain_order=True).to_list()
+    groups = list(dict.fromkeys(rows_shown.group))
     started = _started_at(shown)
-    spans_shown = count(ops, workers, shown.lines)
+    spans_shown = count(ops, rows_shown.worker, shown.lines)
     rows = max(1, min(OVERVIEW_ROWS, len(workers)))
     picture = overview(ops, workers, shown.lines[0].replay, rows, OVERVIEW_COLUMNS)
     header = {
@@ -144,26 +155,23 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
         "spans": spans_shown,
         "whole": spans_shown <= WHOLE_SPANS,
         "hosts": hosts,
+        "groups": groups,
+        "pinned": rows_shown.pinned,
+        "workers": len(workers),
         "overview": [rows, OVERVIEW_COLUMNS, shown.lines[0].replay],
     }
     return _binary(
         header,
         {
-            "dp_rank": ops.dp_rank[workers].astype(np.int32),
-            "pp_rank": ops.pp_rank[workers].astype(np.int32),
+            "dp_rank": ops.dp_rank[leaders].astype(np.int32),
+            "pp_rank": ops.pp_rank[leaders].astype(np.int32),
             "rank": facts["rank"].fill_null(-1).to_numpy().astype(np.int32),
-            "host": np.array([index[host] for host in facts["host"].fill_null("")], np.int32),
+            "host": np.array([hosts.index(host) for host in facts["host"]], np.int32),
+            "group": np.array([groups.index(group) for group in rows_shown.group], np.int32),
+            "members": np.bincount(rows_shown.row).astype(np.int32),
             "slowdown": facts["slowdown"].to_numpy().astype(np.float32),
             "picture": picture.ravel(),
         },
-    )
-
-
-def _facts(shown: _Shown) -> pl.DataFrame:
-    """Rank, host and exact S of the workers shown, in their order."""
-    cells = pl.DataFrame({name: getattr(shown.ops, name)[shown.workers] for name in ("dp_rank", "pp_rank")})
-    return cells.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
-        pl.col("slowdown").fill_null(1.0)
     )
 
 
@@ -175,23 +183,23 @@ def _started_at(shown: _Shown) -> float | None:
 
 
 def _spans(texts: Mapping[str, str]) -> flask.Response:
-    """Return the spans of the workers `first` to `last` (positions in the layout), or of all if they are few."""
+    """Return the spans of the pinned rows and of those from `first` to before `last`, or of all if they are few."""
     shown = _Shown(texts)
-    if count(shown.ops, shown.workers, shown.lines) <= WHOLE_SPANS:
-        found, first, workers, window = None, 0, shown.workers, None
-    else:
-        first = _number(texts, "first", 0, len(shown.workers))
-        last = _number(texts, "last", first, len(shown.workers))
-        if last - first > MOST_WORKERS:
-            raise SelectionError(f"{last - first} workers at once; expected at most {MOST_WORKERS}")
-        workers = shown.workers[first:last]
+    pinned, rows, window = shown.rows.pinned, len(shown.rows.group), None
+    first, last = pinned, rows
+    if count(shown.ops, shown.rows.worker, shown.lines) > WHOLE_SPANS:
+        first = _number(texts, "first", pinned, rows)
+        last = _number(texts, "last", first, rows)
+        if last - first > MOST_ROWS:
+            raise SelectionError(f"{last - first} rows at once; expected at most {MOST_ROWS}")
         columns = _number(texts, "columns", 1, MOST_COLUMNS)
         longest = max(map(shown.ops.end, shown.ops.start))
         window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
-    found = spans(shown.ops, workers, shown.lines, window)
+    workers, row = shown.rows.part(first, last)
+    found = spans(shown.ops, workers, shown.lines, window, row)
     header = {
-        "first_worker": first,
-        "workers": len(workers),
+        "first_row": first,
+        "rows": last - first,
         "window": None if window is None else [window.start_s, window.end_s, window.columns],
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
@@ -206,14 +214,18 @@ def _path(texts: Mapping[str, str]) -> flask.Response:
     shown = _Shown(texts, with_workers=True)
     ops, replay = shown.ops, shown.lines[0].replay
     path = path_spans(results().replay(shown.stored.name), ops, replay)
-    row = np.full(ops.workers, -1, np.int32)
-    row[shown.workers] = np.arange(len(shown.workers), dtype=np.int32)
-    line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
-    line = np.array([line_of.get(name, -1) for name in STREAM_NAMES], np.int32)[ops.stream(path.op)]
-    worker = np.where(line < 0, -1, row[path.worker])
+    line = _line_of(shown, path.op, replay)
+    row = np.where(line < 0, -1, shown.rows.of_workers(ops.workers)[path.worker]).astype(np.int32)
     header = {"words": _path_words(shown, path, replay)}
-    arrays = {"worker": worker, "line": line, "start": path.start, "duration": path.duration.astype(np.float32)}
+    arrays: dict[str, npt.NDArray[Any]] = {"row": row, "line": line, "start": path.start}
+    arrays["duration"] = path.duration.astype(np.float32)
     return _binary(header, arrays)
+
+
+def _line_of(shown: _Shown, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
+    """The line of each op in its row; -1 where its stream is not shown."""
+    line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
+    return np.array([line_of.get(name, -1) for name in shown.ops.stream_names], np.int32)[shown.ops.stream(ops)]
 
 
 def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
@@ -254,7 +266,37 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
         title, rows = shown.ops.names[shown.ops.name[found]], shown.ops.facts(found)
     else:
         title, rows = name.kind, _said(shown, name, OpKind(name.kind), found)
-    return flask.jsonify({"name": str(name), "title": title, "rows": rows})
+    return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(shown, found)})
+
+
+def _arrows(shown: _Shown, op: int) -> list[list[list[float]]]:
+    """What the op hands over or waits for, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
+
+    An op whose stream is not shown is drawn on the first line.
+    """
+    ops, replay = shown.ops, shown.lines[0].replay
+    ends, time = ops.arrows(op, replay)
+    ends, time = ends[:MOST_ARROWS], time[:MOST_ARROWS]
+    row = shown.rows.of_workers(ops.workers)[ops.worker_of(ends)]
+    line = np.maximum(_line_of(shown, ends, replay), 0)
+    return np.stack([row, line, time], axis=2)[(row >= 0).all(axis=1)].tolist()
+
+
+def _sums(texts: Mapping[str, str]) -> flask.Response:
+    """The sums by kind of the range that is selected, or of the window, as rows of text."""
+    shown = _Shown(texts)
+    state, workers = shown.state, len(shown.workers)
+    window = state.window(1) or Window(shown.ops.begin(), shown.ops.end(shown.lines[0].replay), 1)
+    if state.range_ms is not None:
+        window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
+    found = sums(shown.ops, shown.workers, shown.lines, window, state.find)
+    who = "rank" if isinstance(shown.ops, LaneOps) else "worker"
+    of = f"{workers:,} {who}{'' if workers == 1 else 's'}"
+    wide = (window.end_s - window.start_s) * max(workers, 1)
+    rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in found.iter_rows()]
+    words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
+    title = f"{found['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
+    return flask.jsonify({"title": title, "heads": ["kind", "ops", "total", "share"], "rows": rows})
 
 
 def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
@@ -364,7 +406,7 @@ def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
 
 def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
     """The slowest ops of the view with rank and host; without peers, the longest."""
-    table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most)
+    table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most, shown.state.find)
     if isinstance(shown.ops, LaneOps):
         return shown.ops.described(table)
     joined = table.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
@@ -382,7 +424,7 @@ def _export(texts: Mapping[str, str]) -> flask.Response:
         path = Path(folder) / "timeline.json.gz"
         results().job(stored.name).export(path, steps=[read.state.step])
         file = path.open("rb")  # stays readable when the folder goes
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", stored.name)[:80].strip("._") or "job"
+    name = file_stem(stored.name)
     return flask.send_file(
         file, mimetype="application/gzip", as_attachment=True, download_name=f"{name}-step-{read.state.step}.json.gz"
     )

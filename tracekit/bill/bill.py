@@ -5,7 +5,6 @@ In: stretches of the wall clock of a job, each with what it went to. Out: a `Bil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -79,17 +78,21 @@ class Bill(Struct, frozen=True):
             return totals.sort(order, "gpu_hours", *keys, descending=[False, True, *(False for _ in keys)])
         return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])
 
-    def to_dict(self, gpu_hour: float | None = None) -> dict[str, Any]:
-        """Plain data, for JSON. `gpu_hour`: the price of a GPU-hour."""
-        content: dict[str, Any] = {
-            "bill_version": BILL_VERSION,
-            "gpu_hour": gpu_hour,
-            "jobs": [{"job": job, "wall_s": wall_s} for job, wall_s in self.wall_s.items()],
-            "gpu_hours": self.gpu_hours,
-            "rows": json.loads(self.rows.write_json()),
-            "notes": list(self.notes),
-        }
-        return content
+    def output(self, gpu_hour: float | None = None) -> BillOutput:
+        """What JSON says. `gpu_hour`: the price of a GPU-hour."""
+        jobs = [{"job": job, "wall_s": wall_s} for job, wall_s in self.wall_s.items()]
+        return BillOutput(BILL_VERSION, gpu_hour, jobs, self.gpu_hours, self.rows.to_dicts(), self.notes)
+
+
+class BillOutput(Struct, frozen=True):
+    """What `tracekit bill --json` prints."""
+
+    bill_version: int
+    gpu_hour: float | None
+    jobs: list[dict[str, Any]]
+    gpu_hours: float
+    rows: list[dict[str, Any]]
+    notes: tuple[str, ...]
 
 
 def joined(bills: Sequence[Bill]) -> Bill:

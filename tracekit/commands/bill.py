@@ -5,10 +5,10 @@ In: a run directory, or a store. Out: the bill in the terminal, as JSON or CSV.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+import msgspec
 
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.stderr import progress
@@ -50,7 +50,7 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
             words = what_it_is(source, Wanted.STORE) or "no such store or folder"
             raise FormatError(f"{source}: {words}; name a store, or a folder of `tracekit collect --segments`")
     if as_json:
-        click.echo(json.dumps(bill.to_dict(gpu_hour), allow_nan=False))
+        click.echo(msgspec.json.encode(bill.output(gpu_hour)))
     elif as_csv:
         priced = bill.rows if gpu_hour is None else bill.rows.with_columns(cost=bill.rows["gpu_hours"] * gpu_hour)
         click.echo(safe_csv(priced), nl=False)

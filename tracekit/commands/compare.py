@@ -5,11 +5,15 @@ In: two traces, or two jobs in a store. Out: one screen in the terminal, or JSON
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from pathlib import Path
 
 import click
 import msgspec
 
+from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
 from tracekit.commands.complete import traces_or_job_names
@@ -22,16 +26,21 @@ from tracekit.commands.options import PATH, UNIT, Source, console
 @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of published traces.")
 @click.option("--unit", type=UNIT, help="Unit of the times in both traces [default: s].")
 @click.option("--store", type=PATH, help="A and B are jobs in this store, of each the newest window.")
+@click.option("--fix", metavar="NAME", help="The fix of A that B has, by its kind or title: keep what it gave back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare_command(
-    before: str, after: str, layout: Path | None, unit: str | None, store: Path | None, as_json: bool
+    before: str, after: str, layout: Path | None, unit: str | None, store: Path | None, fix: str | None, as_json: bool
 ) -> None:
     """Compare run A with run B: faster or slower, by how much, how certain, and which causes came and went.
 
-    A and B are traces or, with --store, names of jobs.
+    A and B are traces or, with --store, names of jobs. With --fix, the store keeps what the fix was expected to save
+    and what it saved, for the dashboard and `fleet report`.
     """
     from tracekit.analysis.attribution.comparison import compare_runs
+    from tracekit.report.applied import ComparedOutput, fix_applied
 
+    if fix is not None and store is None:
+        raise SelectionError("--fix: a store keeps the result; give --store, and A and B as names of its jobs")
     sources = [
         Source((Path(name),), layout, unit) if store is None else Source(store=store, job=name)
         for name in (before, after)
@@ -42,9 +51,18 @@ def compare_command(
             tell(f"analysing {short(name)}")
             reports.append(source.load().whatif().to_dict())
     found = compare_runs((reports[0], reports[1]))
+    applied = None
+    if fix is not None and store is not None:
+        from tracekit.store import Store
+
+        opened = Store(store)
+        expected = opened.report(before)
+        promised = reports[0] if expected is None else reports[0] | {"fixes": json.loads(expected)["fixes"]}
+        applied = fix_applied((promised, reports[1]), fix, time.time(), os.environ.get("USER") or f"user {os.getuid()}")
+        opened.note_applied(applied)
     if as_json:
-        click.echo(msgspec.json.encode(found.output))
+        click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(found.output), fix=applied)))
         return
     from tracekit.show.terminal.comparison import print_comparison
 
-    print_comparison(found, console(), commands=[f"tracekit whatif {sources[1].arguments}"])
+    print_comparison(found, console(), commands=[f"tracekit whatif {sources[1].arguments}"], fix=applied)

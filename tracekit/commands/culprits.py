@@ -142,7 +142,7 @@ def _history(source: Source, form: str, part: Sequence[str], *, suspects: bool) 
         found = history_of(Store(source.store or default_store()), source.job, source.window)
     nodes = [one.host for one in found.slower if is_node_name(one.host)]
     if form == "json":
-        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+        click.echo(msgspec.json.encode(found))
     elif form == "text" and found.slower:
         print_history(found, console())
     elif form == "slurm" and nodes and suspects:

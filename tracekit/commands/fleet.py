@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,8 +208,9 @@ _RATE = click.option(
 @click.option("--full", is_flag=True, help="Print every table, not only the answer.")
 @click.option("--html", type=OUT, help="Write one page that needs no network.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--store", type=PATH, help="Store that knows which fixes were applied (`tracekit compare --fix`).")
 @_RATE
-def report(study: Path, full: bool, html: Path | None, as_json: bool, rate: float) -> None:
+def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Path | None, rate: float) -> None:
     """Report how many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""
     memory.return_later()
     from tracekit.fleet.culprits import recurring_culprits
@@ -225,6 +227,11 @@ def report(study: Path, full: bool, html: Path | None, as_json: bool, rate: floa
     with progress() as tell:
         tell("reading the study")
         found, culprits = figures_of(opened), recurring_culprits(opened, rate)
+        if store is not None:
+            from tracekit.store import Store
+
+            Store(store).check()
+            found = replace(found, applied=Store(store).applied())
         if html is not None:
             curves = quantiles(counted_jobs(opened), CURVE)
             write_text(html, fleet_page(found, curves, culprits, rate, study.absolute().name), FLEET_PAGE_FILE)

@@ -19,6 +19,7 @@ from tracekit.fleet.bootstrap import CONFIDENCE, Floats, Interval, bootstrapped,
 from tracekit.fleet.exclusions import BY_TIME, EVERYWHERE, Rule
 from tracekit.fleet.paper import PaperFigure, beside_paper
 from tracekit.fleet.study import Study
+from tracekit.report.applied import AppliedFix
 from tracekit.report.plain_data import plain
 
 #: Upper ends of the classes of job sizes, GPUs.
@@ -66,7 +67,7 @@ class FleetFigures:
 
     `straggling_jobs`, `straggling_hours`: share of jobs, and of GPU-hours of jobs, with S >= 1.1. `lost`: share of
     GPU-hours. `quantiles`: `quantile`, and those of S and waste: `slowdown_jobs`, `slowdown_hours`, `waste_jobs`,
-    `waste_hours`. `groups`: the rows of `grouped`, by the name of a grouping.
+    `waste_hours`. `groups`: the rows of `grouped`, by the name of a grouping. `applied`: fixes that a store knows.
     """
 
     sources: int
@@ -87,6 +88,7 @@ class FleetFigures:
     patterns: pl.DataFrame
     fixes: tuple[FixOfFleet, ...]
     paper: tuple[PaperFigure, ...]
+    applied: tuple[AppliedFix, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from tracekit.base.text import short
+from tracekit.base.text import seconds, short, three_digits, with_error
 from tracekit.fleet.bootstrap import CONFIDENCE, Interval
 from tracekit.fleet.figures import FixOfFleet, FleetFigures
 from tracekit.fleet.paper import CITATION, SHARE
+from tracekit.report.applied import in_all
 
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10
-BY_CAUSE, BY_TEAM = "GPU-hours lost by cause", "Who pays: by team"
+BY_CAUSE, BY_TEAM, APPLIED = "GPU-hours lost by cause", "Who pays: by team", "Fixes that were applied"
 _TITLES = {
     "size": "By size, GPUs",
     "week": "By week of the first traced step",
@@ -85,6 +86,8 @@ def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
                 f" {between(best.share)}, in {best.jobs:,} jobs"
             ),
         )
+    if found.applied:
+        yield "Applied", in_all(found.applied)
     yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {found.samples:,} samples"
     if len(found.analyses) > 1:
         yield "Mixed", f"jobs of {len(found.analyses)} versions of the analysis: run the sources again"
@@ -92,8 +95,8 @@ def answer_rows(found: FleetFigures) -> Iterator[tuple[str, str]]:
 
 def tables(found: FleetFigures) -> Iterator[Table]:
     """Every table, in order; leaves out those without rows."""
-    everything = (_causes(found), _fixes(found), _examples(found), _distribution(found), *_groups(found),
-                  _patterns(found), _paper(found), _left_out(found))  # fmt: skip
+    everything = (_causes(found), _fixes(found), _applied(found), _examples(found), _distribution(found),
+                  *_groups(found), _patterns(found), _paper(found), _left_out(found))  # fmt: skip
     yield from (table for table in everything if table.rows)
 
 
@@ -123,6 +126,22 @@ def _fixes(found: FleetFigures) -> Table:
     heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
     note = "First fixes for causes, then what any job could try. Of each job the best fix of its kind. Fixes overlap."
     return Table("Fixes that give back most", heads, rows, note)
+
+
+def _applied(found: FleetFigures) -> Table:
+    rows = [
+        (
+            one.title,
+            f"{short(one.before)}, then {short(one.after)}",
+            with_error(one.expected_s, one.error_s),
+            seconds(one.got_s),
+            three_digits(one.got_gpu_hours_per_day),
+        )
+        for one in found.applied
+    ]
+    heads = ("Fix", "jobs", "expected", "got", "GPU-hours a day")
+    note = "What each was expected to save a step, and what the run with it saves, as tracekit compare --fix noted it."
+    return Table(APPLIED, heads, rows, note)
 
 
 def _fix(one: FixOfFleet) -> str:

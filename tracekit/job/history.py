@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from tracekit.analysis.attribution.gate import CONFIDENCE, SMALLEST_SHARE
 from tracekit.analysis.numeric.arrays import Floats
@@ -37,7 +37,8 @@ _COMPUTES = [str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]
 class Slower(Struct, frozen=True):
     """A host that computes slower than it used to. `host`: its name, or that of a rank whose host is unknown.
 
-    `before_s`, `now_s`: compute of its mean worker in the usual step, the mean of the windows before and since.
+    `before_s`, `now_s`: compute of its mean worker in the usual step, the mean of the windows before and since; `change`:
+    how much longer that is, as a share.
     `since_job`, `since_window`: the first slow window. `windows`: how many before, and since. `chance`: the
     probability that noise between windows makes any host look like that.
     """
@@ -46,15 +47,11 @@ class Slower(Struct, frozen=True):
     ranks: tuple[int, ...]
     before_s: float
     now_s: float
+    change: float
     since_job: str
     since_window: int
     windows: tuple[int, int]
     chance: float
-
-    @property
-    def change(self) -> float:
-        """How much longer it computes, as a share."""
-        return self.now_s / self.before_s - 1
 
 
 class History(Struct, frozen=True):
@@ -74,10 +71,6 @@ class History(Struct, frozen=True):
         """Whether all became slower in the same window, which changed work explains as well as machines do."""
         since = {(one.since_job, one.since_window) for one in self.slower}
         return 1 < self.hosts == len(self.slower) and len(since) == 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self) | {"slower": [asdict(one) | {"change": one.change} for one in self.slower]}
 
 
 class _OfHost(Struct, frozen=True):
@@ -123,7 +116,9 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
         if now_s - before_s >= SMALLEST_SHARE * step_s:
             since, number, _ = same[at]
             counts = at, len(same) - at
-            found.append(Slower(host, of_host.ranks, before_s, now_s, since, number, counts, chance))
+            found.append(
+                Slower(host, of_host.ranks, before_s, now_s, now_s / before_s - 1, since, number, counts, chance)
+            )
     certain = (replace(one, chance=one.chance * compared) for one in found)
     slower = sorted((one for one in certain if one.chance <= 1 - CONFIDENCE), key=lambda one: -one.change)
     return History(name, newest, compared, len(seen), tuple(slower), _saved(of_now, slower))

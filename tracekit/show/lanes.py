@@ -69,6 +69,27 @@ class LaneOps(StepOps):
         """The level of each op, which its colour shows."""
         return np.asarray(self.level[ops] * LEVEL_STEP)
 
+    @property
+    def op_names(self) -> tuple[str, ...]:
+        """See `StepOps.op_names`."""
+        return self.names
+
+    def op_name(self, ops: Ints) -> npt.NDArray[np.int32]:
+        """See `StepOps.op_name`."""
+        return self.name[ops]
+
+    def kinds(self, ops: Ints) -> pl.Series:
+        """See `StepOps.kinds`."""
+        return self.frame["kind"].gather(ops)
+
+    def arrows(self, op: int, replay: Replay) -> tuple[Ints, Floats]:
+        """From the last op to reach the collective of an op to each that waited, at that time: see `StepOps.arrows`."""
+        together = np.flatnonzero((self.meeting == self.meeting[op]) & (self.meeting >= 0))
+        last = together[np.argsort(self.start[replay][together])[-1:]]
+        waited = np.setdiff1d(together, last)
+        found = np.column_stack([np.repeat(last, len(waited)), waited])
+        return found, self.start[replay][found[:, [0, 0]]]
+
     def find(self, dp_rank: int, pp_rank: int, kind: str, seq: int) -> int | None:
         """See `StepOps.find`: ops are numbered over all ranks."""
         known = (kind, pp_rank) == (LANE_OP, 0) and seq < self.frame.height
@@ -135,6 +156,7 @@ def lane_ops(trace: OpTrace, step: int) -> LaneOps:
         launch_delay=np.zeros(frame.height, np.float32),
         median=np.zeros(1),  # no peers: all of an op is beyond them
         alone=np.zeros((1, 1), np.bool_),
+        meeting=_meetings(frame),
         lane=lane,
         lanes=lanes,
         name=name.astype(np.int32),
@@ -150,6 +172,13 @@ def _numbered(values: pl.Series) -> tuple[Ints, tuple[str, ...]]:
     every = values.unique().to_list()
     every.sort(key=lambda one: ("thread" in one, len(one), one))
     return values.replace_strict(every, range(len(every)), return_dtype=pl.Int64).to_numpy(), tuple(every)
+
+
+def _meetings(frame: pl.DataFrame) -> Ints:
+    """The number of the collective of each op, -1 for none."""
+    if "rendezvous" not in frame.columns:
+        return np.full(frame.height, -1)
+    return frame["rendezvous"].rank("dense").cast(pl.Int64).fill_null(-1).to_numpy()
 
 
 def _names(frame: pl.DataFrame, whats: list[str]) -> pl.Series:

@@ -33,6 +33,12 @@ _STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS]
 _COMMUNICATES = np.array([kind.is_communication for kind in KINDS])
 _COMPUTE = STREAM_NAMES.index("compute")
 
+_FORWARD, _BACKWARD = (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV), (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV)
+#: The sends and receives that go with an op of a microbatch.
+_HANDED_ON = dict.fromkeys((OpKind.FORWARD_COMPUTE, *_FORWARD), _FORWARD) | dict.fromkeys(
+    (OpKind.BACKWARD_COMPUTE, *_BACKWARD), _BACKWARD
+)
+
 #: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
 SHORTEST_PEER_S = 1e-6
 #: The overview stores a ratio in a byte, in this many steps per 1; 0 is "no op".
@@ -71,7 +77,8 @@ class StepOps:
     `dp_rank`, `pp_rank`: of each worker, [workers]. `first`: where the ops of each worker begin, [workers + 1]. The
     rest is one value per op; `microbatch` and `chunk` are -1 where they do not apply. `cost`: own cost by replay.
     `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True if
-    fewer than half of the workers of the stage ran the kind.
+    fewer than half of the workers of the stage ran the kind. `meeting`: a number that the ops share which start
+    together, here a send and its receive; -1 for others.
     """
 
     step: int
@@ -88,6 +95,7 @@ class StepOps:
     launch_delay: npt.NDArray[np.float32]
     median: Floats
     alone: npt.NDArray[np.bool_]
+    meeting: Ints
 
     @property
     def workers(self) -> int:
@@ -135,6 +143,42 @@ class StepOps:
     def worker_of(self, ops: Ints) -> Ints:
         """The index of each op's worker."""
         return np.searchsorted(self.first, ops, side="right") - 1
+
+    def named(self, ops: Ints, words: str) -> npt.NDArray[np.bool_]:
+        """Which ops have each of these words in their name; a number can be that of the microbatch."""
+        found = np.ones(len(ops), np.bool_)
+        for word in words.lower().split():
+            fits = np.array([word in name.lower() for name in self.op_names])[self.op_name(ops)]
+            number = int(word) if word.isascii() and word.isdecimal() else None
+            found &= fits if number is None else fits | (self.microbatch[ops] == number)
+        return found
+
+    @property
+    def op_names(self) -> Sequence[str]:
+        """The names of ops."""
+        return KINDS
+
+    def op_name(self, ops: Ints) -> npt.NDArray[Any]:
+        """The name of each op, as an index into `op_names`."""
+        return self.kind[ops]
+
+    def kinds(self, ops: Ints) -> pl.Series:
+        """The kind of each op."""
+        return pl.Series([str(KINDS[code]) for code in self.kind[ops]], dtype=pl.String)
+
+    def arrows(self, op: int, replay: Replay) -> tuple[Ints, Floats]:
+        """The way of the microbatch of an op: the sends of its direction, each with its receive, and when, [arrows, 2].
+
+        An arrow leads from the start of a send to the end of its receive, seconds.
+        """
+        if (kind := KINDS[self.kind[op]]) not in _HANDED_ON:
+            return np.zeros((0, 2), np.int64), np.zeros((0, 2))
+        of = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
+        of &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
+        sends, receives = (np.flatnonzero(of & (self.kind == end.code)) for end in _HANDED_ON[kind])
+        _, sent, received = np.intersect1d(self.meeting[sends], self.meeting[receives], return_indices=True)
+        found = np.column_stack([sends[sent], receives[received]])
+        return found, self.start[replay][found] + self.duration[replay][found] * [0, 1]
 
     def find(self, dp_rank: int, pp_rank: int, kind: str, seq: int) -> int | None:
         """The op with that identity; None if the step has none."""
@@ -194,6 +238,7 @@ def step_ops(replay: JobReplay) -> StepOps:
         launch_delay=frame["launch_delay"].to_numpy().astype(np.float32),
         median=_medians(kind, recorded_cost),
         alone=_alone(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
+        meeting=frame["transfer"].to_numpy(),
     )
 
 
@@ -214,14 +259,16 @@ def _alone(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> 
     return (counts > 0) & (2 * counts < np.bincount(stage_of_worker, minlength=stages))
 
 
-def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None) -> Spans:
+def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None, rows: Ints | None = None) -> Spans:
     """The spans of these workers (indices in `ops`), track by track.
 
+    `rows`: the row of each worker, ascending, if several workers share a row; by default, each has its own.
     With a window, only spans that touch it; of those narrower than a pixel column, only the longest and the slowest of
     each column and track, so slow spans never disappear.
     """
     chosen = _ops_of(ops, workers)
-    position = np.repeat(np.arange(len(workers)), ops.first[workers + 1] - ops.first[workers])
+    rows = np.arange(len(workers)) if rows is None else rows
+    position = np.repeat(rows, ops.first[workers + 1] - ops.first[workers])
     parts = [_part(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["covers"] = columns["duration"].astype(np.float64)
@@ -229,7 +276,7 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
         columns = _thinned(columns, window)
     order = np.lexsort((columns["start"], columns["track"]))
     ordered = {name: values[order] for name, values in columns.items()}
-    tracks = np.arange(len(workers) * len(lines) + 1)
+    tracks = np.arange((rows.max(initial=-1) + 1) * len(lines) + 1)
     return Spans(
         first=np.searchsorted(ordered["track"], tracks).astype(np.uint32),
         start=ordered["start"],
@@ -344,19 +391,40 @@ def _largest(values: npt.NDArray[Any], most: int) -> Ints:
     return candidates[np.argsort(-values[candidates], kind="stable")[:most]]
 
 
-def slowest(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None, most: int) -> pl.DataFrame:
-    """The ops that exceed their peers most, among those that the first replay of `lines` shows; at most `most`.
+def sums(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window, words: str = "") -> pl.DataFrame:
+    """Time by kind of the ops that the first replay of `lines` shows in a window, largest first.
 
-    Times in seconds. `beyond_peers_s`: own cost minus that of the peers; the whole cost if there are none.
+    Columns: kind, ops, seconds (of all workers, within the window). `words`: only ops that these name.
     """
+    chosen, replay = _in_view(ops, workers, lines, window, words), lines[0].replay
+    start = ops.start[replay][chosen]
+    inside = np.minimum(start + ops.duration[replay][chosen], window.end_s) - np.maximum(start, window.start_s)
+    frame = pl.DataFrame({"kind": ops.kinds(chosen), "seconds": inside})
+    found = frame.group_by("kind").agg(pl.len().alias("ops"), pl.col("seconds").sum())
+    return found.sort("seconds", "kind", descending=[True, False])
+
+
+def _in_view(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None, words: str) -> Ints:
+    """The ops of these workers that the first replay of `lines` shows in a window, if these words name them."""
     replay = lines[0].replay
     streams = [ops.stream_names.index(line.stream) for line in lines if line.replay is replay]
     chosen = _ops_of(ops, workers)
-    wanted = np.isin(ops.stream(chosen), streams)
+    wanted = np.isin(ops.stream(chosen), streams) & ops.named(chosen, words)
     if window is not None:
         start = ops.start[replay][chosen]
         wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
-    chosen = chosen[wanted]
+    return chosen[wanted]
+
+
+def slowest(
+    ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | None, most: int, words: str = ""
+) -> pl.DataFrame:
+    """The ops that exceed their peers most, among those that the first replay of `lines` shows; at most `most`.
+
+    `words`: only ops that these name. Times in seconds. `beyond_peers_s`: own cost minus that of the peers; the whole
+    cost if there are none.
+    """
+    replay, chosen = lines[0].replay, _in_view(ops, workers, lines, window, words)
     ratio, peers = ops.ratios(chosen, replay), ops.peers(chosen, replay)
     beyond = ops.cost[replay][chosen] - np.where(np.isinf(ratio), 0.0, peers)
     order = _largest(beyond, most)

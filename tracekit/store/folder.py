@@ -7,7 +7,7 @@
     STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
     STORE/unfinished                      files that a writer at work adds or removes
     STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/survived_errors.py)
-    STORE/handled/<incident>              what people do about an incident (handling.py)
+    STORE/handled/                        what people do about incidents, and fixes they applied (handling.py)
     STORE/told/<receiver>                 which incidents a webhook has been told of (live/delivery_log.py)
 
 Files are written before the catalogue names them and removed after it does so no longer; numbers are never used twice.

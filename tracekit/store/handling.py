@@ -1,23 +1,29 @@
-"""What people do about incidents: who takes one, until when messages about it are muted, and notes.
+"""What people do about incidents, and which fixes they applied.
 
-    STORE/handled/<incident>     a line of JSON for each change, oldest first
+    STORE/handled/<incident>     a line of JSON for each change: who takes it, until when messages are muted, notes
+    STORE/handled/fixes          a line of JSON for each fix that was applied
 
-In: the folder of a store and the number of an incident. Out: its changes. A change is a line that is appended, so if
-two people write at once, both are kept. A damaged line is left out.
+In: the folder of a store. Out: changes and fixes, oldest first. Each is a line that is appended, so if two people write
+at once, both are kept. A damaged line is left out.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-FOLDER = "handled"
+from tracekit.report.applied import AppliedFix
+
+FOLDER, FIXES = "handled", "fixes"
 #: The most characters of an owner or a note.
 LONGEST_TEXT = 1000
+
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -32,23 +38,39 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def write_change(store: Path, incident: int, change: Change) -> None:
     """Append a change. Raises OSError."""
+    _append(store, str(incident), change)
+
+
+def write_applied(store: Path, fix: AppliedFix) -> None:
+    """Append a fix that was applied. Raises OSError."""
+    _append(store, FIXES, fix)
+
+
+def _append(store: Path, name: str, record: msgspec.Struct) -> None:
     folder = store / FOLDER
     folder.mkdir(exist_ok=True)
-    file = os.open(folder / str(incident), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        os.write(file, msgspec.json.encode(change) + b"\n")  # one write, so that lines of two writers do not mix
+        os.write(file, msgspec.json.encode(record) + b"\n")  # one write, so that lines of two writers do not mix
     finally:
         os.close(file)
 
 
 def read_changes(store: Path, incident: int) -> tuple[Change, ...]:
     """The changes of an incident, oldest first; none where there is no file."""
-    changes = []
+    return tuple(_read(store, str(incident), Change))
+
+
+def read_applied(store: Path) -> tuple[AppliedFix, ...]:
+    """The fixes that were applied, oldest first; of the same fix between the same jobs, the last that was noted."""
+    return tuple({(one.before, one.after, one.title): one for one in _read(store, FIXES, AppliedFix)}.values())
+
+
+def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
     with suppress(OSError):
-        for line in (store / FOLDER / str(incident)).read_bytes().splitlines():
+        for line in (store / FOLDER / name).read_bytes().splitlines():
             with suppress(msgspec.DecodeError):
-                changes.append(msgspec.json.decode(line, type=Change))
-    return tuple(changes)
+                yield msgspec.json.decode(line, type=kind)
 
 
 def is_muted(changes: Sequence[Change], now: float) -> bool:

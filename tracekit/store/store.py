@@ -22,11 +22,12 @@ from tracekit.base.command_line import adding
 from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.s3 import s3_url, shown
 from tracekit.base.text import encodable, short
+from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb_file
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_store
-from tracekit.store.handling import Change, read_changes, write_change
+from tracekit.store.handling import Change, read_applied, read_changes, write_applied, write_change
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident, followed
 from tracekit.store.remote import Remote
@@ -147,6 +148,15 @@ class Store:
     def handled(self, incident: int) -> tuple[Change, ...]:
         """What people have done about an incident, oldest first; nothing in a store in S3."""
         return read_changes(self.path, incident)
+
+    def note_applied(self, fix: AppliedFix) -> None:
+        """Note that a fix was applied, and what it gave back."""
+        with self._folder_to_write():
+            write_applied(self.path, fix)
+
+    def applied(self) -> tuple[AppliedFix, ...]:
+        """The fixes that were applied, oldest first; nothing in a store in S3."""
+        return read_applied(self.path)
 
     def check_new(self, name: str | None) -> None:
         """Raise StoreError if no job `name` could be added: the store cannot be used, or has one; None stands for any

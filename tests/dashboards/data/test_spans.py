@@ -42,6 +42,7 @@ from tracekit.show.spans import (
     slowest,
     spans,
     step_ops,
+    sums,
 )
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
@@ -149,6 +150,37 @@ def test_in_the_ideal_replay_nothing_takes_longer_than_its_peers(ops: StepOps) -
     assert set(table["ratio"]) == {1.0}
 
 
+def test_sums_by_kind_count_what_is_inside_a_window(ops: StepOps) -> None:
+    # Worker (1, 0) runs forwards from 0.5 s to 4.5 s and backwards from 6.0 s.
+    table = sums(ops, np.array([2]), COMPUTE, Window(2.0, 7.0, 1))
+    assert table.rows() == [("forward-compute", 2, 2.5), ("backward-compute", 1, 1.0)]
+    assert sums(ops, np.array([2]), COMPUTE, Window(2.0, 7.0, 1), "1 FORW").rows() == [("forward-compute", 1, 2.0)]
+    assert sums(ops, np.array([2]), COMPUTE, Window(2.0, 7.0, 1), "nothing").is_empty()
+
+
+def test_arrows_lead_from_the_sends_of_a_microbatch_to_their_receives(ops: StepOps) -> None:
+    for name, kind, times in (
+        ((1, 0, OpKind.FORWARD_COMPUTE, 1), "forward", (4.5, 4.75)),
+        ((1, 1, OpKind.BACKWARD_COMPUTE, 1), "backward", (8.75, 10.25)),
+    ):
+        found = ops.find(*name)
+        assert found is not None
+        ends, when = ops.arrows(found, Replay.RECORDED)
+        ((send, receive),) = ends
+        assert (KINDS[ops.kind[send]], KINDS[ops.kind[receive]]) == (f"{kind}-send", f"{kind}-recv")
+        assert ops.microbatch[ends].tolist() == [[1, 1]]
+        assert when.tolist() == [list(times)]
+    optimizer = ops.find(1, 0, OpKind.OPTIMIZER, 0)
+    assert optimizer is not None
+    assert ops.arrows(optimizer, Replay.RECORDED)[0].shape == (0, 2)
+
+
+def test_workers_of_one_row_share_its_tracks(ops: StepOps) -> None:
+    found = spans(ops, ALL, COMPUTE, None, np.array([0, 0, 1, 1]))
+    assert found.first.tolist() == [0, 10, 20]
+    assert np.all(np.diff(found.start[:10]) >= 0)
+
+
 def test_an_op_is_found_by_its_name(ops: StepOps) -> None:
     found = ops.find(1, 0, OpKind.BACKWARD_COMPUTE, 1)
     assert found is not None
@@ -196,6 +228,7 @@ def _made(rows: list[tuple[int, float, float, int]]) -> StepOps:
         launch_delay=np.zeros(len(rows), np.float32),
         median=np.array(median),
         alone=((ran.sum(axis=1) > 0) & (2 * ran.sum(axis=1) < len(workers)))[:, None],
+        meeting=np.full(len(rows), -1),
     )
 
 

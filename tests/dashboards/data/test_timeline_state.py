@@ -77,12 +77,15 @@ def test_what_cannot_be_followed_is_one_sentence() -> None:
         ({"from": "1", "to": "1.0001"}, "ends before it begins, or is below 1 us"),
         ({"from": "inf", "to": "1"}, "is not milliseconds"),
         ({"op": "0,0,../../etc,0"}, "is not DP,PP,KIND,SEQ"),
+        ({"pin": "0,1 9,9"}, "pin=9,9 is no worker of this job; it is left out"),
+        ({"range": "-"}, "is not milliseconds such as 200-400"),
         ({"at": "<b>"}, "is not DP,PP"),
     ):
         read = read_state(texts, STEPS, WORKERS)
         assert said in read.remarks[0]
         assert all(len(remark) < 200 for remark in read.remarks)
     assert read_state({"view": "both "}, STEPS, WORKERS).remarks == ()
+    assert read_state({"pin": "0,1 9,9"}, STEPS, WORKERS).state.pinned == "0,1"
 
 
 def test_the_slowest_worker_comes_first_and_equally_slow_ones_by_rank() -> None:
@@ -91,6 +94,24 @@ def test_the_slowest_worker_comes_first_and_equally_slow_ones_by_rank() -> None:
     assert list(zip(ops.dp_rank[ordered], ops.pp_rank[ordered], strict=True)) == [(1, 1), (0, 0), (0, 1), (1, 0)]
     by_rank = read_state({"order": "rank"}, STEPS, WORKERS).state.ordered(ops, WORKERS)
     assert by_rank.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_are_pinned_workers_then_groups_with_the_workers_of_open_ones() -> None:
+    ops = step_ops(JobReplay.from_trace(slow_trace()).only_steps([0]))
+    workers = np.array([3, 0, 1, 2])  # (1, 1), (0, 0), (0, 1), (1, 0)
+    hosts = ["b", "a", "", "b"]
+    plain = read_state({"pin": "0,1 0,0"}, STEPS, WORKERS).state.rows(ops, workers, hosts)
+    assert (plain.pinned, plain.worker.tolist(), plain.row.tolist()) == (2, [1, 0, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5])
+    assert plain.of_workers(4).tolist() == [3, 4, 5, 2]
+    by_host = read_state({"group": "host", "open": "1,0"}, STEPS, WORKERS).state.rows(ops, workers, hosts)
+    assert by_host.group == ["b", "", "", "a", "host unknown"]
+    assert (by_host.worker.tolist(), by_host.row.tolist()) == ([3, 2, 3, 2, 0, 1], [0, 0, 1, 2, 3, 4])
+    assert by_host.leaders().tolist() == [3, 3, 2, 0, 1]
+    assert by_host.of_workers(4).tolist() == [3, 4, 2, 1]
+    assert [part.tolist() for part in by_host.part(2, 4)] == [[2, 0], [0, 1]]
+    by_stage = read_state({"group": "stage", "pin": "0,1"}, STEPS, WORKERS).state.rows(ops, workers, hosts)
+    assert by_stage.group == ["", "stage 1", "stage 0"]
+    assert [part.tolist() for part in by_stage.part(2, 3)] == [[1, 0, 2], [0, 1, 1]]
 
 
 def test_the_lines_of_a_worker_put_each_stream_above_its_ideal() -> None:

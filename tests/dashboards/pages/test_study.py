@@ -17,6 +17,7 @@ from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
 from tracekit.fleet.study import Study
 from tracekit.job.pipeline import PipelineJob
+from tracekit.report.applied import AppliedFix
 from tracekit.store import Incoming, Store
 
 
@@ -43,6 +44,32 @@ def test_the_page_says_what_the_study_holds_now(study: Study, tmp_path: Path) ->
     part = study.part("jobs")
     study.read("jobs").filter(name="a").write_parquet(part)
     assert "100.0% of 1 jobs straggle; 50.0% of 200 GPU-hours are lost to it" in pages.text("/fleet")
+
+
+def test_fixes_that_were_applied_are_shown_on_their_jobs_and_over_the_fleet(study: Study, tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    trace = slow_trace((0,))
+    store.add([Incoming(trace, name, "x", PipelineJob(trace).stored()) for name in ("a", "b", "c")])
+    for title, expected, got in ((EVIL, 2.0, 1.5), ("Swap a node", 1.0, -0.5)):
+        store.note_applied(
+            AppliedFix(
+                0.0, "me", "a", "b", "k", title, "step", expected, 0.1, got, got - 0.25, got + 0.25, 100 * expected
+            )
+        )
+    pages = Pages(store.path, study.path)
+    text = pages.text("/fleet")
+    assert "2 fixes gave back 100 of 300 GPU-hours a day expected" in text  # 150 - 50
+    for part in ("Fixes that were applied", "Swap a node", "a, then b", "2.00 s ± 100.0 ms", "-500.0 ms"):
+        assert part in text
+    for name in ("a", "b"):
+        job = pages.text("/job", job=name)
+        assert "expected 2.00 s ± 100.0 ms less a step, got 1.50 s less (95 % interval 1.25 s to 1.75 s)" in job
+        assert "expected 1.00 s ± 100.0 ms less a step, got 500.0 ms more" in job
+        assert "/compare?job=b&with=a" in {link.href for link in found(pages.page("/job", job=name), "Link")}
+    assert "Fixes applied" not in pages.text("/job", job="c")
+    ran = run("fleet", "report", study.path, "--store", store.path)
+    assert "Applied     2 fixes gave back 100 of 300 GPU-hours a day expected" in ran.out
+    assert run("fleet", "report", study.path, "--store", tmp_path / "none").code == 2
 
 
 def test_teams_and_causes_lead_to_their_jobs_and_those_to_the_store(study: Study, tmp_path: Path) -> None:

@@ -224,6 +224,117 @@ def test_controls_change_what_is_drawn_and_the_address(visit: Visit) -> None:
     page.wait_for_function("() => document.getElementById('timeline-status').innerText.includes('no worker matches')")
 
 
+ROWS_IN_VIEW = "(([first, last]) => last - first)(tracekitTimeline.current().visible())"
+
+
+def test_forty_of_many_workers_are_in_view(visit: Visit, odd: Serving) -> None:
+    page = visit("/timeline?job=wide", base=odd.url)
+    painted(page)
+    assert page.evaluate("tracekitTimeline.current().scene.rows") == 48
+    assert page.evaluate(ROWS_IN_VIEW) >= 40
+
+
+def click_name(page: Page, row: int) -> None:
+    """Click on the name of a row at the left of the canvas."""
+    x, y = page.evaluate(
+        """(row) => {
+            const t = tracekitTimeline.current(), box = t.canvas.getBoundingClientRect(), top = t.scroll.scrollTop;
+            return [box.left + 60, box.top + tracekitTimelineDraw.rowTop(t.scene, { top: top }, row) + 6];
+        }""",
+        row,
+    )
+    page.mouse.click(x, y)
+
+
+def test_workers_collapse_by_stage_and_a_click_opens_one(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker")
+    painted(page)
+    page.get_by_text("By stage", exact=True).click()
+    rows = "tracekitTimeline.current().scene.rows"
+    page.wait_for_function(f"() => {rows} === 4")
+    click_name(page, 0)  # stage 2, of the slowest worker
+    page.wait_for_function(f"() => {rows} === 8")
+    assert "open=1%2C2" in address(page)
+    ranks = page.evaluate("[...tracekitTimeline.current().scene.pp_rank].slice(0, 5)")
+    assert ranks == [2] * 5
+    click_name(page, 0)
+    page.wait_for_function(f"() => {rows} === 4")
+    assert "open=" not in address(page)
+    page.wait_for_selector("#timeline-slowest tbody tr")
+    page.locator("#timeline-slowest button").first.click()  # the op of a worker whose group is closed
+    page.wait_for_function(f"() => {rows} === 8")
+    page.wait_for_selector('#timeline-details[data-op^="1,2,"]')
+
+
+def test_a_pinned_row_stays_on_top_and_in_the_address(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker&order=rank&streams=all")
+    painted(page)
+    click_name(page, 3)
+    page.wait_for_url("**pin=0%2C3**")
+    page.wait_for_function("() => tracekitTimeline.current().scene.pinned === 1")
+    page.evaluate("tracekitTimeline.current().scroll.scrollTop = 200")
+    top = "tracekitTimelineRows.at(tracekitTimeline.current(), tracekitTimelineDraw.AXIS + 5).row"
+    assert (page.evaluate(top), page.evaluate("tracekitTimeline.current().scene.pp_rank[0]")) == (0, 3)
+    page.focus("#timeline-scroll")
+    page.evaluate("tracekitTimeline.current().scroll.scrollTop = 0")
+    click_name(page, 0)
+    page.wait_for_function("() => tracekitTimeline.current().scene.pinned === 0")
+    assert "pin=" not in address(page)
+
+
+def test_a_range_dragged_on_the_ruler_shows_sums_by_kind(visit: Visit, step_105: pl.DataFrame) -> None:
+    page = visit("/timeline?job=slow-worker&step=105&view=recorded&worker=1,2")
+    painted(page)
+    (left, y), (right, _) = place(page, OP, 0.3), place(page, OP, 0.5)
+    page.mouse.move(left, y - 30)
+    page.mouse.down()
+    page.mouse.move(right, y - 30, steps=4)
+    page.mouse.up()
+    page.wait_for_selector("#timeline-details table")
+    begin, end = (float(one) / 1e3 for one in state(page)["range"].split("-"))
+    assert (begin, end) == pytest.approx((0.3, 0.5), abs=3e-3)
+    backward = step_105.filter(
+        pl.col("kind") == "backward-compute", pl.col("dp_rank") == 1, pl.col("pp_rank") == 2,
+        pl.col("start") <= end, pl.col("start") + pl.col("duration") >= begin,
+    )  # fmt: skip
+    inside = (backward["start"] + backward["duration"]).clip(upper_bound=end) - backward["start"].clip(begin)
+    row = page.locator("#timeline-details tbody tr", has_text="backward-compute").locator("td").all_inner_texts()
+    assert row[1:3] == [str(backward.height), seconds(float(inside.sum()))]
+    page.focus("#timeline-scroll")
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !location.search.includes('range=')")
+
+
+def test_ops_are_found_by_name_and_the_rest_fades(visit: Visit, step_105: pl.DataFrame) -> None:
+    page = visit("/timeline?job=slow-worker&step=105&view=recorded")
+    painted(page)
+    page.fill("#timeline-find", "backward 3")
+    page.wait_for_selector("#timeline-details table")
+    matching = step_105.filter(pl.col("kind") == "backward-compute", pl.col("microbatch") == 3)
+    assert page.inner_text("#timeline-details h3").startswith(f"{matching.height} ops that match 'backward 3' of 16")
+    expect(page.locator("#timeline-slowest tbody tr")).to_have_count(matching.height)
+    painted_faint = page.evaluate(
+        """() => {
+            const { scene, spans } = tracekitTimeline.current();
+            return [...spans.kind].filter((_, at) => scene.finds(spans, at)).length;
+        }"""
+    )
+    assert painted_faint == matching.height
+    page.press("#timeline-find", "Enter")
+    page.wait_for_selector('#timeline-details[data-op="1,2,backward-compute,3"]')
+    assert state(page)["find"] == "backward 3"
+
+
+def test_the_whole_panel_fills_the_screen(visit: Visit) -> None:
+    page = visit("/timeline?job=slow-worker")
+    painted(page)
+    page.get_by_role("button", name="Full screen").click()
+    page.wait_for_function("() => document.fullscreenElement?.contains(document.getElementById('timeline-step'))")
+    page.focus("#timeline-scroll")
+    page.keyboard.press("f")
+    page.wait_for_function("() => !document.fullscreenElement")
+
+
 #: How many pixels of the canvas have the colour of the critical path.
 ON_PATH = """() => {
   const t = tracekitTimeline.current(), { canvas } = t, [r, g, b] = [1, 3, 5].map((at) =>
@@ -253,8 +364,8 @@ def test_the_path_knows_what_the_filters_hide(serving: Serving) -> None:
         unpacked(fetched(serving, "path", job="slow-worker", step=105, **more)[1])
         for more in ({}, {"worker": "1,2", "streams": "compute"})
     )
-    assert (every["worker"] >= 0).sum() > (one["worker"] >= 0).sum() > 0
-    assert set(one["worker"]) == {-1, 0}
+    assert (every["row"] >= 0).sum() > (one["row"] >= 0).sum() > 0
+    assert set(one["row"]) == {-1, 0}
     assert every["words"] == one["words"]
 
 
@@ -270,8 +381,8 @@ WRITTEN = """() => {
   });
   t.scroll.scrollTop = t.scroll.scrollHeight;
   const top = t.scroll.scrollTop;
-  draw(context, t.scene, { from: t.from, to: t.to, width: t.width, height: t.height, top: top }, t.spans, []);
-  const ends = AXIS + t.scene.workers * t.scene.block.height - top;
+  draw(context, t.scene, { from: t.from, to: t.to, width: t.width, height: t.height, top: top }, t.spans, [], []);
+  const ends = AXIS + t.scene.rows * t.scene.block.height - top;
   return { flags: texts.filter(([text]) => text.endsWith(" ends")), ends: ends, height: t.height };
 }"""
 
@@ -325,6 +436,11 @@ def test_an_op_that_the_step_lacks_is_said_so(visit: Visit) -> None:
         ("spans", {"job": "slow-worker", "view": "sideways"}, 400, "view='sideways' is not one of"),
         ("op", {"job": "slow-worker"}, 400, "names no op of step 105"),
         ("op", {"job": "slow-worker", "op": "1,2,gc,77"}, 400, "names no op of step 105"),
+        ("layout", {"job": "slow-worker", "pin": "1;2"}, 400, "is not DP,PP such as 3,1, 8 at most"),
+        ("layout", {"job": "slow-worker", "pin": "1,2 " * 9}, 400, "is not DP,PP such as 3,1, 8 at most"),
+        ("layout", {"job": "slow-worker", "group": "rack"}, 400, "is not one of worker, host, stage"),
+        ("sums", {"job": "slow-worker", "range": "400-200"}, 400, "is not milliseconds such as 200-400"),
+        ("sums", {"job": "slow-worker", "find": "x" * 101}, 400, "is not words in the name of an op"),
         ("slowest.csv", {"job": "slow-worker", "worker": "'; DROP TABLE job; --"}, 400, "is not DP,PP"),
         ("export.json.gz", {"job": "slow-worker", "step": "../../../etc/passwd"}, 400, "is not a number"),
         ("export.json.gz", {"job": "../slow-worker"}, 404, "no job named"),
@@ -347,7 +463,7 @@ def test_above_the_limit_a_window_of_workers_and_time_is_sent(
     code, body = fetched(serving, "spans", **asked, first=4, last=8, columns=50, **{"from": 0, "to": 500})
     assert code == 200
     found = unpacked(body)
-    assert (found["first_worker"], found["workers"], found["window"]) == (4, 4, [0.0, 0.5, 50])
+    assert (found["first_row"], found["rows"], found["window"]) == (4, 4, [0.0, 0.5, 50])
     assert len(found["first"]) == 5
     assert found["start"].max() <= 0.5
     assert np.all(np.diff(found["start"][: found["first"][1]]) >= 0)
@@ -372,7 +488,7 @@ def test_a_step_with_too_many_ops_is_fetched_window_by_window(
     page.mouse.move(x + 2, y)
     page.wait_for_selector(f'#timeline-details[data-op="{OP}"]')
     before = state(page).get("at")
-    page.evaluate("tracekitTimeline.current().scroll.scrollTop = 1200")
+    page.evaluate("tracekitTimeline.current().scroll.scrollTop = 300")
     page.wait_for_function("(at) => new URL(location).searchParams.get('at') !== at", arg=before)
     page.wait_for_function("() => !tracekitTimeline.current().coming && !tracekitTimeline.current().stale()")
     there = state(page)["at"]
@@ -380,7 +496,8 @@ def test_a_step_with_too_many_ops_is_fetched_window_by_window(
     again = visit(page.url[page.url.index("/timeline") :])
     painted(again)
     again.wait_for_function("(at) => new URL(location).searchParams.get('at') === at", arg=there)
-    assert again.evaluate("tracekitTimeline.current().scroll.scrollTop") == pytest.approx(1200, abs=100)
+    row = again.evaluate("tracekitTimeline.current().scene.block.height")
+    assert again.evaluate("tracekitTimeline.current().scroll.scrollTop") == pytest.approx(300, abs=row)
 
 
 def test_packed_columns_come_out_as_they_went_in() -> None:

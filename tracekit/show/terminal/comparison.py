@@ -13,6 +13,7 @@ from rich.text import Text
 from tracekit.analysis.attribution.compare import Outcome, Side
 from tracekit.analysis.attribution.comparison import Comparison
 from tracekit.base.text import counted, short
+from tracekit.report.applied import AppliedFix
 from tracekit.show.terminal.tables import labelled
 
 _STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on dark_red"}
@@ -20,8 +21,10 @@ _STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on d
 _MOST_CAUSES = 4
 
 
-def print_comparison(found: Comparison, console: Console, *, commands: Sequence[str]) -> None:
-    """Print what changed. `commands`: what to type next."""
+def print_comparison(
+    found: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
+) -> None:
+    """Print what changed. `commands`: what to type next. `fix`: the one that B has."""
     console.print(_side("A", found.before))
     console.print(_side("B", found.after))
     console.print()
@@ -30,6 +33,7 @@ def print_comparison(found: Comparison, console: Console, *, commands: Sequence[
     console.print(Text.assemble(outcome, f": {verdict.change}"))
     console.print()
     rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]
+    rows += [("Fix", f"{fix.title}: {fix.outcome}")] if fix else []
     rows += _causes("Gone", found.gone, "no cause went away")
     rows += _causes("New", found.new, "no cause is new")
     rows += _causes("Stays", found.staying, None)

@@ -1,0 +1,28 @@
+"""Share a job from any of its pages: its answer as text for the clipboard, its report as a file.
+
+In: a stored job. Out: a component; assets/share.js copies.
+"""
+
+from __future__ import annotations
+
+from dash import html
+from dash.development.base_component import Component
+
+from tracekit.dashboards.data.queries import Stored
+from tracekit.dashboards.ui.components import attributes, href
+from tracekit.show.documents.messages import messages
+
+#: Stands for the address of the page, which the browser knows. `printable` lets no name contain it.
+ADDRESS = "\ue000"
+
+
+def share(stored: Stored) -> Component:
+    """The menu Share."""
+    assert stored.report is not None
+    copies = [
+        html.Button(f"Copy {'as' if form == 'Markdown' else 'for'} {form}", **attributes(data_copy=text))
+        for form, text in messages(stored.report, ADDRESS).items()
+    ]
+    page = html.A("Download HTML", href=href("/download/report.html", job=stored.name), download="", className="button")
+    said = html.Span(role="status", className="note")
+    return html.Details([html.Summary("Share"), html.Div([*copies, page, said])], className="share")

@@ -1,0 +1,62 @@
+"""The answer of a report as a message: Markdown for tickets, and the markup of Slack and Jira.
+
+In: a report as plain data (docs/report-schema.md). Out: text to paste, with a link back. Names are displayed literally.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tracekit.base.text import main_clause, printable, short
+from tracekit.show.documents.markdown import answer_table, escaped
+
+Row = tuple[str, str]
+#: Escaped by a backslash in Jira, where these characters are markup, the last ones only at the edge of a word.
+_JIRA_MARKUP = re.compile(r"[\\{}\[\]|*]|(?<![A-Za-z0-9])[-_^~+!]|[-_^~+!](?![A-Za-z0-9])")
+
+
+def answer_lines(report: Mapping[str, Any]) -> list[Row]:
+    """Cost, who, why, what to do first, what that saves, and whether to believe it: those that the report has."""
+    answer = report["answer"]
+    why = answer["why"] if answer["why"] and main_clause(answer["why"]) not in answer["headline"] else None
+    rows = {
+        "Cost": answer["cost"],
+        "Who": answer["who"],
+        "Why": why,
+        "Do": answer["action"] or answer["check"],
+        "Saves": (answer["saves"] or "").removeprefix("saves "),
+        "Trust": f"{'yes' if report['trust']['trustworthy'] else 'NO'}: {answer['trust']}",
+    }
+    return [(name, words) for name, words in rows.items() if words]
+
+
+def _markdown(name: str, headline: str, rows: list[Row], address: str) -> str:
+    return f"**[{escaped(name)}]({address}): {escaped(headline)}**\n\n{answer_table(rows)}\n"
+
+
+def _slack(name: str, headline: str, rows: list[Row], address: str) -> str:
+    lines = [f"*{name}: {headline}*", *(f"\u2022 *{about}:* {words}" for about, words in rows)]
+    return "\n".join(printable(line).replace("@", "@\u200b") for line in lines) + f"\n{address}\n"  # mentions nobody
+
+
+def _jira(name: str, headline: str, rows: list[Row], address: str) -> str:
+    def literal(text: str) -> str:
+        return _JIRA_MARKUP.sub(r"\\\g<0>", printable(text))
+
+    lines = [f"h3. [{literal(name)}|{address}]", f"*{literal(headline)}*"]
+    return "\n".join([*lines, *(f"||{about}|{literal(words)}|" for about, words in rows)]) + "\n"
+
+
+_FORMS: Final[dict[str, Callable[[str, str, list[Row], str], str]]] = {
+    "Markdown": _markdown,
+    "Slack": _slack,
+    "Jira": _jira,
+}
+
+
+def messages(report: Mapping[str, Any], address: str) -> dict[str, str]:
+    """The message in each form, by its name. `address`: of the page that shows the report."""
+    name, headline, rows = short(report["job"]["name"]), report["answer"]["headline"], answer_lines(report)
+    return {form: write(name, headline, rows, address) for form, write in _FORMS.items()}
