@@ -35,7 +35,7 @@ class RlOutput(RlAccount, frozen=True, kw_only=True):
     headline: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReportOutput(FleetFigures):
     """What `tracekit fleet report --json` prints."""
 

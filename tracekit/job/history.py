@@ -37,10 +37,9 @@ _COMPUTES = [str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]
 class Slower(Struct, frozen=True):
     """A host that computes slower than it used to. `host`: its name, or that of a rank whose host is unknown.
 
-    `before_s`, `now_s`: compute of its mean worker in the usual step, the mean of the windows before and since; `change`:
-    how much longer that is, as a share.
-    `since_job`, `since_window`: the first slow window. `windows`: how many before, and since. `chance`: the
-    probability that noise between windows makes any host look like that.
+    `before_s`, `now_s`: compute of its mean worker in the usual step, the mean of the windows before and since;
+    `change`: how much longer that is, as a share. `since_job`, `since_window`: the first slow window. `windows`: how
+    many before, and since. `chance`: the probability that noise between windows makes any host look like that.
     """
 
     host: str
