@@ -64,11 +64,6 @@ __attribute__((constructor)) static void read_environment(void) {
 EXPORT void tracekit_nccl_set_step(int32_t number, uint32_t mask) {
   atomic_store(&step, number);
   atomic_store(&wanted, with_parents(mask));
-  struct ring *ring = atomic_load(&current);
-  if (ring) {
-    atomic_store(&ring->step, number);
-    atomic_store(&ring->mask, with_parents(mask));
-  }
   int *heard = atomic_load(&nccl_mask);
   if (heard) __atomic_store_n(heard, (int)with_parents(mask), __ATOMIC_RELAXED);
 }
@@ -129,7 +124,7 @@ static int reserve_lane(struct ring *ring, uint64_t number) {
   return 1;
 }
 
-static struct ring *open_ring(uint32_t api, log_function log) {
+static struct ring *open_ring(log_function log) {
   char path[4096] = "";
   struct ring *ring = NULL;
   uint64_t slots = slots_per_lane();
@@ -140,13 +135,9 @@ static struct ring *open_ring(uint32_t api, log_function log) {
     return NULL;
   }
   ring->version = RING_VERSION;
-  ring->api = api;
   ring->slots_per_lane = slots;
   ring->process = getpid();
   atomic_store(&is_full, 0);
-  ring->begin_monotonic_ns = now_ns();
-  atomic_store(&ring->mask, atomic_load(&wanted));
-  atomic_store(&ring->step, atomic_load(&step));
   atomic_store_explicit(&ring->magic, RING_MAGIC, memory_order_release); /* who finds it finds a whole header */
   if (log) log(LOG_INFO, LOG_SUBSYSTEM_INIT, __FILE__, __LINE__, "tracekit: NCCL events go to %s", path);
   return ring;
@@ -245,12 +236,13 @@ static uint8_t name_number(struct ring *ring, const char *text) {
 
 /* ---- what NCCL calls --------------------------------------------------------------------------------------------- */
 
-static int begin(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
-                 log_function log, uint32_t api) {
+static int init_v5(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
+                   log_function log) {
+  (void)name, (void)nodes;
   pthread_once(&leaving_once, make_key);
   pthread_mutex_lock(&opening);
   struct ring *ring = atomic_load(&current);
-  if (!ring || ring->process != getpid()) atomic_store(&current, ring = open_ring(api, log));
+  if (!ring || ring->process != getpid()) atomic_store(&current, ring = open_ring(log));
   *context = NULL;
   *mask = 0;
   if (ring) {
@@ -258,10 +250,8 @@ static int begin(void **context, uint64_t id, int *mask, const char *name, int n
     if (index < COMMUNICATORS) {
       struct communicator *made = &ring->communicator[index];
       made->id = id;
-      made->nodes = nodes;
       made->ranks = ranks;
       made->rank = rank;
-      strncpy(made->name, name ? name : "", sizeof made->name - 1);
       atomic_store_explicit(&made->ready, 1, memory_order_release);
     } else {
       index = NO_COMMUNICATOR;
@@ -278,19 +268,7 @@ static int begin(void **context, uint64_t id, int *mask, const char *name, int n
 
 static int init_v4(void **context, int *mask, const char *name, uint64_t id, int nodes, int ranks, int rank,
                    log_function log) {
-  return begin(context, id, mask, name, nodes, ranks, rank, log, 4);
-}
-static int init_v5(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
-                   log_function log) {
-  return begin(context, id, mask, name, nodes, ranks, rank, log, 5);
-}
-static int init_v6(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
-                   log_function log) {
-  return begin(context, id, mask, name, nodes, ranks, rank, log, 6);
-}
-static int init_v7(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
-                   log_function log) {
-  return begin(context, id, mask, name, nodes, ranks, rank, log, 7);
+  return init_v5(context, id, mask, name, nodes, ranks, rank, log);
 }
 
 /* Fill in what NCCL says about the event. Returns 0 if the event is not recorded. */
@@ -299,13 +277,11 @@ static int describe(struct ring *ring, const struct event_description *from, str
   int asked = (atomic_load_explicit(&wanted, memory_order_relaxed) & BIT(to->number)) != 0;
   switch (to->number) {
   case EVENT_COLLECTIVE:
-  case EVENT_COPY_COLLECTIVE:
     to->first = from->collective.count;
     to->second = from->collective.sequence;
     to->peer = from->collective.root;
     to->function = name_number(ring, from->collective.function);
     to->data_type = name_number(ring, from->collective.data_type);
-    if (to->number == EVENT_COPY_COLLECTIVE) return asked; /* its other fields differ */
     to->channel = from->collective.channels;
     to->warps = from->collective.warps;
     to->algorithm = name_number(ring, from->collective.algorithm);
@@ -397,5 +373,5 @@ static int finalize(void *context) {
 
 EXPORT struct profiler_v4 ncclProfiler_v4 = {"tracekit", init_v4, start_v4, stop, record_state, finalize};
 EXPORT struct profiler_v5 ncclProfiler_v5 = {"tracekit", init_v5, start_v5, stop, record_state, finalize};
-EXPORT struct profiler_v5 ncclProfiler_v6 = {"tracekit", init_v6, start_v5, stop, record_state, finalize};
-EXPORT struct profiler_v5 ncclProfiler_v7 = {"tracekit", init_v7, start_v5, stop, record_state, finalize};
+EXPORT struct profiler_v5 ncclProfiler_v6 = {"tracekit", init_v5, start_v5, stop, record_state, finalize};
+EXPORT struct profiler_v5 ncclProfiler_v7 = {"tracekit", init_v5, start_v5, stop, record_state, finalize};

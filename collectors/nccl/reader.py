@@ -11,7 +11,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from tracekit.collectors.runtime.nccl_wire_format import LOG_SUFFIX, RING_SUFFIX
 from tracekit.collectors.runtime.small_file import open_to_read
 
 MAGIC = int.from_bytes(b"TKNCCL1\n", "little")
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 40960
 
 #: `struct slot` packed into words by `push` of plugin.c.
@@ -51,22 +50,18 @@ SLOT = np.dtype(
 )
 _LANE = np.dtype([("written", "<u8"), ("taken", "<u4"), ("reserved", "<u4"), ("unused", "<u4", 12)])
 _COMMUNICATOR = np.dtype(
-    [("ready", "<u4"), ("ranks", "<i4"), ("rank", "<i4"), ("nodes", "<i4"), ("id", "<u8"), ("name", "S40")]
+    [("ready", "<u4"), ("ranks", "<i4"), ("rank", "<i4"), ("unused", "<u4"), ("id", "<u8"), ("padding", "V40")]
 )
 _NAME = np.dtype([("pointer", "<u8"), ("text", "S24")])
 _HEADER = np.dtype(
     [
         ("magic", "<u8"),
         ("version", "<u4"),
-        ("api", "<u4"),
+        ("communicators", "<u4"),
         ("slots_per_lane", "<u8"),
         ("process", "<i8"),
-        ("begin_monotonic_ns", "<i8"),
         ("dropped", "<u8"),
-        ("communicators", "<u4"),
-        ("mask", "<u4"),
-        ("step", "<i4"),
-        ("unused", "<u4", 49),
+        ("unused", "<u8", 27),
         ("lane", _LANE, 32),
         ("communicator", _COMMUNICATOR, 512),
         ("name", _NAME, 128),
@@ -83,8 +78,6 @@ class Communicator:
     id: int
     ranks: int
     rank: int
-    nodes: int
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +85,11 @@ class Ring:
     """NCCL's events in one process. `slots`: dtype `SLOT`, by lane and sequence.
 
     `overwritten`: slots reused before they were read, including torn ones. `dropped`: events of threads for which no
-    lane was left. `api`: version of the table that NCCL accepted.
+    lane was left.
     """
 
     host: str
     process: int
-    api: int
     slots: npt.NDArray[np.void]
     communicators: tuple[Communicator, ...]
     names: tuple[str, ...]
@@ -163,10 +155,13 @@ def read_ring(path: str | os.PathLike[str]) -> Ring:
     return Ring(
         host=match["host"],
         process=int(header["process"]),
-        api=int(header["api"]),
         slots=slots,
-        communicators=tuple(_communicator(one) for one in header["communicator"] if one["ready"]),
-        names=tuple(_text(one) for one in header["name"]["text"]),
+        communicators=tuple(
+            Communicator(int(one["id"]), int(one["ranks"]), int(one["rank"]))
+            for one in header["communicator"]
+            if one["ready"]
+        ),
+        names=tuple(text.decode("utf-8", errors="replace") for text in header["name"]["text"]),
         overwritten=int(header["lane"]["written"].sum()) - len(slots),
         dropped=int(header["dropped"]),
     )
@@ -180,11 +175,3 @@ def _read_log(path: Path) -> npt.NDArray[np.void]:
     except FileNotFoundError:
         content = b""
     return np.frombuffer(content, SLOT, len(content) // SLOT.itemsize)
-
-
-def _communicator(one: Any) -> Communicator:
-    return Communicator(int(one["id"]), int(one["ranks"]), int(one["rank"]), int(one["nodes"]), _text(one["name"]))
-
-
-def _text(text: bytes) -> str:
-    return text.decode("utf-8", errors="replace")

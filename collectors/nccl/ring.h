@@ -15,7 +15,7 @@
 #define RING_MAGIC 0x0a314c43434e4b54u /* "TKNCCL1\n" */
 
 enum {
-  RING_VERSION = 1,
+  RING_VERSION = 2,
   LANES = 32,
   COMMUNICATORS = 512,
   NAMES = 128, /* a power of two */
@@ -37,9 +37,9 @@ struct communicator {
   _Atomic uint32_t ready;
   int32_t ranks;
   int32_t rank;
-  int32_t nodes;
+  uint32_t unused;
   uint64_t id;
-  char name[40];
+  uint8_t padding[40];
 };
 
 struct name {
@@ -50,15 +50,11 @@ struct name {
 struct ring {
   _Atomic uint64_t magic;
   uint32_t version;
-  uint32_t api; /* version of the table that NCCL uses */
+  _Atomic uint32_t communicators;
   uint64_t slots_per_lane;
   int64_t process;
-  int64_t begin_monotonic_ns;
   _Atomic uint64_t dropped; /* events of threads that got no lane */
-  _Atomic uint32_t communicators;
-  _Atomic uint32_t mask;
-  _Atomic int32_t step;
-  uint32_t unused[49];
+  uint64_t unused[27];
   struct lane lane[LANES];
   struct communicator communicator[COMMUNICATORS];
   struct name name[NAMES];

@@ -49,11 +49,11 @@ class HandmadeRing:
         directory.mkdir(parents=True, exist_ok=True)
         header = np.zeros(1, reader._HEADER)
         one = header[0]
-        one["magic"], one["version"], one["api"] = reader.MAGIC, reader.VERSION, 6
+        one["magic"], one["version"] = reader.MAGIC, reader.VERSION
         one["slots_per_lane"], one["process"] = SLOTS_PER_LANE, self.process
         one["lane"]["written"][0] = len(self.slots)
         for number, (identity, ranks, rank) in enumerate(self.communicators):
-            one["communicator"][number] = (1, ranks, rank, 1, identity, b"")
+            one["communicator"][number] = (1, ranks, rank, 0, identity, b"")
         one["name"]["text"][: len(self.names)] = [name.encode() for name in self.names]
         slots = np.zeros((32, SLOTS_PER_LANE), reader.SLOT)
         for at, values in enumerate(self.slots):
