@@ -196,10 +196,9 @@ def _trial(python: str) -> Check:
     with tempfile.TemporaryDirectory(prefix="tracekit-") as folder:
         out = Path(folder) / "trial.parquet"
         collect = [sys.executable, "-P", "-m", "tracekit", "collect", "--out", str(out), "--no-store", "--json", "--"]
-        run = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(_TRIAL)]
         try:
             ran = subprocess.run(  # noqa: S603  the user names the interpreter
-                [*collect, *run],
+                [*collect, python, str(_TRIAL)],
                 cwd=folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 capture_output=True,
