@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.comparison import CompareOutput
-from tracekit.analysis.attribution.gate import GateOutput
+from tracekit.analysis.attribution.gate import Gate
 from tracekit.analysis.rl.report import RlReport
 from tracekit.collectors.launch.collect import CollectSummary
 from tracekit.commands.culprits import CulpritsOutput
@@ -51,7 +51,7 @@ OUTPUTS: dict[str, Any] = {
     "experts": ExpertsOutput,
     "fleet compare": FleetComparison,
     "fleet report": FleetReportOutput,
-    "gate": GateOutput,
+    "gate": Gate,
     "hang": HangOutput,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],

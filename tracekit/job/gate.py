@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tracekit.analysis.attribution.compare import SAME_WORK
-from tracekit.analysis.attribution.gate import Gate, judge
+from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.attribution.spent import Spent
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import quoted, short
+from tracekit.base.text import listed, quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
@@ -47,15 +47,18 @@ def gate(
             which = f"the baseline {short(baseline.trace.name)}" if len(baselines) > 1 else "the baseline"
             raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
     *before, after = (Spent(job.replay, ignored) for job in (*baselines, run))
-    steps = sum(len(side.step_s) for side in before), len(after.step_s)
-    unknown = len(baselines) == 1 and noise is None
-    notes = [UNKNOWN_NOISE] if unknown else []
+    notes = [UNKNOWN_NOISE] if len(baselines) == 1 and noise is None else []
     most = max((_ops(job) for job in baselines), key=lambda ops: abs(_ops(run) / ops - 1))
     if abs(_ops(run) / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {_ops(run):,.0f} in the run")
-    names = tuple(short(job.trace.name) for job in baselines)
-    return Gate(
-        names, short(run.trace.name), limit, steps, judge(before, after, limit, parts, noise), tuple(notes), noise
+    names = listed([short(job.trace.name) for job in baselines])
+    return Gate.of(
+        Runs(names, sum(len(side.step_s) for side in before), len(before)),
+        Runs(short(run.trace.name), len(after.step_s), 1),
+        judge(before, after, limit, parts, noise),
+        limit=limit,
+        noise=noise,
+        notes=tuple(notes),
     )
 
 
