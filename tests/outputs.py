@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from tracekit.analysis.attribution.gate import GateOutput
+from tracekit.analysis.attribution.gate import Gate
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.bill.bill import BillOutput
 from tracekit.collectors.launch.collect import CollectSummary
@@ -53,7 +53,7 @@ OUTPUTS: dict[str, Any] = {
     "experts": ExpertsOutput,
     "fleet compare": FleetComparison,
     "fleet report": FleetReportOutput,
-    "gate": GateOutput,
+    "gate": Gate,
     "hang": HangOutput,
     "rl": RlOutput,
     "sql": list[dict[str, Any]],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -90,68 +91,6 @@ class Judged(Struct, frozen=True):
         return f"{what}, {self.where}" if self.where else what
 
 
-class Gate(Struct, frozen=True):
-    """The verdict on a run. `baselines`: their names. `steps`: their number in all of those, and in the run. `rows`:
-    the step, then its parts. `noise`: how far identical runs differ, as a share, None if it was not given.
-    """
-
-    baselines: tuple[str, ...]
-    run: str
-    limit: float
-    steps: tuple[int, int]
-    rows: tuple[Judged, ...]
-    notes: tuple[str, ...] = ()
-    noise: float | None = None
-
-    @property
-    def outcome(self) -> Outcome:
-        """The worst of all figures."""
-        return min((row.outcome for row in self.rows), key=_WORST_FIRST.index)
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in words, without a full stop."""
-        rows = [row for row in self.rows if row.outcome is self.outcome]
-        if self.outcome is Outcome.PASSED:
-            return f"{rows[0].sentence}; nothing grew by more than {percent(self.limit)}"
-        if self.outcome in SLOWER:
-            more = f"; and {counted(len(rows) - _MOST_NAMED, 'more part')}" if len(rows) > _MOST_NAMED else ""
-            return "; ".join(row.sentence for row in rows[:_MOST_NAMED]) + more
-        several = len(self.baselines) > 1
-        if min(self.steps) < FEWEST_STEPS:
-            where = "baselines" if several else "baseline"
-            return f"{self.steps[1]} steps, {self.steps[0]} in the {where}: record at least {FEWEST_STEPS} of both"
-
-        def need(row: Judged) -> tuple[bool, int, int]:
-            unknown = row.more_steps is None and row.more_baselines is None
-            return unknown, row.more_baselines or 0, row.more_steps or 0
-
-        row = max(rows, key=need)
-        differ = "more than so few steps show" if row.margin_s is None else f"up to {seconds(row.margin_s)}"
-        if row.margin_s is not None and row.before_s:
-            differ = f"up to {row.margin_s / row.before_s:.1%}"
-        differ = f"the {row.name} of identical runs differs by {differ}"
-        if row.more_baselines is not None:
-            return f"{differ}: record {counted(row.more_baselines, 'more baseline')}"
-        if row.more_steps is not None:
-            return f"{differ}: record {counted(row.more_steps, 'more step')} of {'every run' if several else 'both'}"
-        return differ if several or self.noise is not None else f"{differ}: record far more steps of both"
-
-    @property
-    def output(self) -> GateOutput:
-        """The form of the JSON."""
-        return GateOutput(
-            outcome=self.outcome,
-            sentence=self.sentence,
-            baseline=Runs(listed(self.baselines), self.steps[0], len(self.baselines)),
-            run=Runs(self.run, self.steps[1], 1),
-            limit=self.limit,
-            noise=self.noise,
-            rows=self.rows,
-            notes=self.notes,
-        )
-
-
 class Runs(Struct, frozen=True):
     """One side of a gate: the names of its runs, and how many steps and runs they are."""
 
@@ -160,8 +99,10 @@ class Runs(Struct, frozen=True):
     runs: int
 
 
-class GateOutput(Struct, frozen=True, kw_only=True):
-    """What `tracekit gate --json` prints."""
+class Gate(Struct, frozen=True, kw_only=True):
+    """The verdict on a run, as `tracekit gate --json` prints it. `rows`: the step, then its parts. `noise`: how far
+    identical runs differ, as a share, None if it was not given. `sentence`: without a full stop.
+    """
 
     gate_version: int = GATE_VERSION
     outcome: Outcome
@@ -173,6 +114,44 @@ class GateOutput(Struct, frozen=True, kw_only=True):
     confidence: float = CONFIDENCE
     rows: tuple[Judged, ...]
     notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, baseline: Runs, run: Runs, rows: tuple[Judged, ...], **known: Any) -> Gate:
+        """The worst verdict on any figure, in words. `known`: the other fields."""
+        outcome = min((row.outcome for row in rows), key=_WORST_FIRST.index)
+        chosen = [row for row in rows if row.outcome is outcome]
+        if outcome is Outcome.PASSED:
+            sentence = f"{chosen[0].sentence}; nothing grew by more than {percent(known['limit'])}"
+        elif outcome in SLOWER:
+            more = len(chosen) - _MOST_NAMED
+            sentences = [row.sentence for row in chosen[:_MOST_NAMED]]
+            sentence = "; ".join([*sentences, *([f"and {counted(more, 'more part')}"] if more > 0 else [])])
+        else:
+            sentence = _what_would_tell(baseline, run, chosen, known["noise"])
+        return cls(outcome=outcome, sentence=sentence, baseline=baseline, run=run, rows=rows, **known)
+
+
+def _what_would_tell(baseline: Runs, run: Runs, rows: Sequence[Judged], noise: float | None) -> str:
+    """Why figures cannot be judged, and what to record."""
+    several = baseline.runs > 1
+    if min(baseline.steps, run.steps) < FEWEST_STEPS:
+        where = "baselines" if several else "baseline"
+        return f"{run.steps} steps, {baseline.steps} in the {where}: record at least {FEWEST_STEPS} of both"
+
+    def need(row: Judged) -> tuple[bool, int, int]:
+        unknown = row.more_steps is None and row.more_baselines is None
+        return unknown, row.more_baselines or 0, row.more_steps or 0
+
+    row = max(rows, key=need)
+    differ = "more than so few steps show" if row.margin_s is None else f"up to {seconds(row.margin_s)}"
+    if row.margin_s is not None and row.before_s:
+        differ = f"up to {row.margin_s / row.before_s:.1%}"
+    differ = f"the {row.name} of identical runs differs by {differ}"
+    if row.more_baselines is not None:
+        return f"{differ}: record {counted(row.more_baselines, 'more baseline')}"
+    if row.more_steps is not None:
+        return f"{differ}: record {counted(row.more_steps, 'more step')} of {'every run' if several else 'both'}"
+    return differ if several or noise is not None else f"{differ}: record far more steps of both"
 
 
 def percent(share: float) -> str:

@@ -82,7 +82,7 @@ def gate_command(
     if markdown is not None:
         write_gate_markdown(markdown, found)
     if as_json:
-        click.echo(msgspec.json.encode(found.output))
+        click.echo(msgspec.json.encode(found))
     else:
         from tracekit.show.terminal.gate import print_gate
 

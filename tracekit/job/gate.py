@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tracekit.analysis.attribution.compare import SAME_WORK
-from tracekit.analysis.attribution.gate import Gate, judge
+from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import quoted, short
+from tracekit.base.text import listed, quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
@@ -47,16 +47,19 @@ def gate(
             which = f"the baseline {short(baseline.trace.name)}" if len(baselines) > 1 else "the baseline"
             raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
     *before, after = (job.spent(ignored) for job in (*baselines, run))
-    steps = sum(len(side.step_s) for side in before), len(after.step_s)
-    unknown = len(baselines) == 1 and noise is None
-    notes = [UNKNOWN_NOISE] if unknown else []
+    notes = [UNKNOWN_NOISE] if len(baselines) == 1 and noise is None else []
     now = after.ops_a_step
     most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
     if abs(now / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
-    names = tuple(short(job.trace.name) for job in baselines)
-    return Gate(
-        names, short(run.trace.name), limit, steps, judge(before, after, limit, parts, noise), tuple(notes), noise
+    names = listed([short(job.trace.name) for job in baselines])
+    return Gate.of(
+        Runs(names, sum(len(side.step_s) for side in before), len(before)),
+        Runs(short(run.trace.name), len(after.step_s), 1),
+        judge(before, after, limit, parts, noise),
+        limit=limit,
+        noise=noise,
+        notes=tuple(notes),
     )
 
 

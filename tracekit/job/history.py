@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.attribution.gate import CONFIDENCE, SMALLEST_SHARE
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.student import student_tail
 from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import short
 from tracekit.job.gate import SAME_JOB
@@ -176,14 +177,12 @@ def _shift(level: Floats) -> tuple[int, float]:
     Student's t-test of the windows since against two or more before, one-sided, with the variance of both; the chance
     of each place is multiplied by their number (Bonferroni).
     """
-    from scipy.special import stdtr
-
     places, best = range(2, len(level)), (2, 1.0)
     for before in places:
         old, new = level[:before], level[before:]
         variance = (((old - old.mean()) ** 2).sum() + ((new - new.mean()) ** 2).sum()) / (len(level) - 2)
         error, risen = np.sqrt(variance * (1 / len(old) + 1 / len(new))), new.mean() - old.mean()
-        chance = float(stdtr(len(level) - 2, -risen / error)) if error else float(risen <= 0)
+        chance = student_tail(float(risen / error), len(level) - 2) if error else float(risen <= 0)
         best = min(best, (before, min(1.0, chance * len(places))), key=lambda found: found[1])
     return best
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from tracekit.analysis.attribution.gate import Gate, Outcome, percent
 from tracekit.base.atomic_write import Kind, starting_with, write_text
-from tracekit.base.text import listed, printable, seconds, short
+from tracekit.base.text import printable, seconds, short
 from tracekit.report.section import Table
 from tracekit.show.documents.markdown import escaped, markdown_table
 
@@ -40,10 +40,10 @@ def gate_table(gate: Gate, names: int | None = None) -> Table:
 def write_gate_markdown(path: Path, gate: Gate) -> None:
     """Write the verdict as Markdown. Raises OutputError."""
     table = gate_table(gate)
-    baselines = f"Baseline {escaped(listed(gate.baselines))}, {gate.steps[0]} steps"
+    baselines = f"Baseline {escaped(gate.baseline.name)}, {gate.baseline.steps} steps"
     parts = [
         f"**{str(gate.outcome).upper()}** (limit {percent(gate.limit)}): {escaped(gate.sentence)}",
-        f"{baselines}; run {escaped(gate.run)}, {gate.steps[1]} steps",
+        f"{baselines}; run {escaped(gate.run.name)}, {gate.run.steps} steps",
         markdown_table(table.heads, table.rows),
         *map(escaped, gate.notes),
     ]
@@ -64,7 +64,7 @@ def write_gate_junit(path: Path, gate: Gate) -> None:
         errors=str(counts[Outcome.SLOWER] + counts[Outcome.CANNOT_TELL]),
     )
     for row in gate.rows:
-        test = ElementTree.SubElement(suite, "testcase", classname=printable(gate.run), name=printable(row.name))
+        test = ElementTree.SubElement(suite, "testcase", classname=printable(gate.run.name), name=printable(row.name))
         if row.outcome is not Outcome.PASSED:
             what = "failure" if row.outcome is Outcome.REGRESSION else "error"
             ElementTree.SubElement(test, what, message=printable(row.sentence), type=str(row.outcome))

@@ -29,9 +29,9 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
     console.print()
     console.print(section_table(gate_table(gate, _LONGEST_NAME)))
     console.print()
-    steps = " and ".join(counted(steps, "step") for steps in gate.steps)
-    if len(gate.baselines) > 1:
-        steps = f"{len(gate.baselines)} baselines of {steps}"
+    steps = " and ".join(counted(side.steps, "step") for side in (gate.baseline, gate.run))
+    if gate.baseline.runs > 1:
+        steps = f"{gate.baseline.runs} baselines of {steps}"
     if gate.noise is not None:
         steps += f"; identical runs differ by up to {percent(gate.noise)}"
     rows = [("Limit", percent(gate.limit)), ("Noise", f"99 % interval of all changes together, from {steps}")]
