@@ -109,7 +109,7 @@ def _requests(all_steps: Trajectories) -> str:
 
     legend = (
         '<span><i class="what0"></i><i class="what1"></i>decoding, by engine</span><span><i class="what5"></i>longest'
-        ' 5 %</span><span><i class="level1"></i>waiting to start</span>'
+        ' 5%</span><span><i class="level1"></i>waiting to start</span>'
     )
     return _picture(f"Trajectories of step {steps[longest]}", "".join(lines()), len(chosen) * high, legend)
 

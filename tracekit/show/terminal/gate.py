@@ -31,7 +31,7 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
     steps = " and ".join(counted(steps, "step") for steps in gate.steps)
     if len(gate.baselines) > 1:
         steps = f"{len(gate.baselines)} baselines of {steps}"
-    rows = [("Limit", percent(gate.limit)), ("Noise", f"99 % interval of all changes together, from {steps}")]
+    rows = [("Limit", percent(gate.limit)), ("Noise", f"99% interval of all changes together, from {steps}")]
     console.print(labelled([*rows, *(("Note", note) for note in gate.notes)]))
     if gate.outcome is Outcome.REGRESSION:
         console.print()
