@@ -33,7 +33,7 @@ def test_what_changed_is_said_in_figures_worked_out_by_hand(runs: tuple[Path, Pa
     found = json.loads(run("compare", *runs, "--json").out)
     assert found["outcome"] == "better"
     assert found["sentence"].startswith(
-        "Yes, it helped: a recorded step takes 11.25 s instead of 15.50 s, 4.25 s (27.4%) less (95 % interval of the"
+        "Yes, it helped: a recorded step takes 11.25 s instead of 15.50 s, 4.25 s (27.4%) less (95% interval of the"
     )
     assert (found["before"]["recorded_s"], found["after"]["recorded_s"]) == (15.5, 11.25)
     assert [found[side]["slowdown"] for side in ("before", "after")] == pytest.approx([15.5 / 13.5, 1])

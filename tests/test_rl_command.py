@@ -24,10 +24,10 @@ def test_the_first_screen(tmp_path: Path) -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
     words = " ".join(ran.out.split())
     assert words.startswith("run.jsonl trajectories, 4 steps, 12 trajectories on 1 engine")
-    assert "SYNC: the weight sync costs 9 % of the step; one step of staleness saves 50 %, oldest" in words
+    assert "SYNC: the weight sync costs 9% of the step; one step of staleness saves 50%, oldest" in words
     assert "a decoding step takes 250 ms + 250 ms for each running request" in words
     assert "Trust yes: the replayed step is off by 0.0%" in words
-    assert "partial=0.9 11.00 s 0.00 s 0 %" in words  # all three requests, as 0.9 x 3 is more than two
+    assert "partial=0.9 11.00 s 0.00 s 0%" in words  # all three requests, as 0.9 x 3 is more than two
 
 
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_log_without_times(tmp_path: Path) -> None:
     (tmp_path / "verl.log").write_text(VERL)
     ran = run("rl", tmp_path / "verl.log")
     assert (
-        "PHASES: generate takes 60 % of the step; one step of staleness saves 30 to 40 %, oldest sample one step old"
+        "PHASES: generate takes 60% of the step; one step of staleness saves 30 to 40%, oldest sample one step old"
         in (" ".join(ran.out.split()))
     )
     asked = run("rl", tmp_path / "verl.log", "--what-if", "partial=0.9", "--json")

@@ -266,7 +266,7 @@ def _three_decimals(value: float) -> str:
 def _between(change: MeanDifference, show: Any) -> str:
     if change.low is None or change.high is None:
         return "no interval"
-    return f"95 % interval of the change {show(change.low)} to {show(change.high)}"
+    return f"95% interval of the change {show(change.low)} to {show(change.high)}"
 
 
 def _notes(before: Side, after: Side) -> tuple[str, ...]:

@@ -44,12 +44,12 @@ class SlowKernels(Detector):
 
     kind = "slow-kernels"
     title = "Kernels are slower than the card"
-    signature = "the operator takes twice as long as 70 % of the card's peak for its sizes and type"
+    signature = "the operator takes twice as long as 70% of the card's peak for its sizes and type"
     refuted_by = "a library's best kernel takes as long on this card for these sizes"
     next_check = "ncu on the kernel; its type, layout and sizes (multiples of 8 or 64)"
     suggested_fix = "use a faster kernel: 16-bit types, tensor cores, fused operators, sizes that are multiples of 64"
     loss = LossKind.COMPUTE
-    repair = Repair("faster-kernels", "Bring the kernels to 70 % of the card's peak", "that speed")
+    repair = Repair("faster-kernels", "Bring the kernels to 70% of the card's peak", "that speed")
 
     def in_ops(self, evidence: OpEvidence) -> Iterator[Candidate]:
         """See `Detector.in_ops`."""

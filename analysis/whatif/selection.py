@@ -240,7 +240,7 @@ def microbatch(*microbatches: int) -> Selection:
 def slowest(percent: float) -> Selection:
     """The `percent` (0 to 100) of ops of each kind that cost most. Raises SelectionError outside that range."""
     if not 0 < percent <= 100:
-        raise SelectionError(f"slowest {percent:g} %; expected more than 0 and at most 100")
+        raise SelectionError(f"slowest {percent:g}%; expected more than 0 and at most 100")
     return Slowest(percent)
 
 

@@ -27,7 +27,7 @@ FIRST_VERSION = (2, 27)
 #: Versions with known problems.
 HAZARDS: Mapping[tuple[int, ...], str] = {
     (2, 30, 3): "can crash with any profiler plugin in an all-to-all over several nodes",
-    (2, 31, 2): "spends 4 to 13 % on timing channels; `--nccl coll,p2p` leaves them out",
+    (2, 31, 2): "spends 4 to 13% on timing channels; `--nccl coll,p2p` leaves them out",
 }
 #: A /dev/shm below this size is small for NCCL with timed channels, bytes.
 SMALL_SHARED_MEMORY = 1 << 30

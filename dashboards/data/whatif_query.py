@@ -195,7 +195,7 @@ def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
     yield Suggestion("All computes like the usual ones", WhatifQuery("everything but communication"))
     yield Suggestion("All communication like the usual", WhatifQuery("communication"))
     yield Suggestion("Communication twice as fast", WhatifQuery("communication", QueryAction.SCALE, 0.5))
-    yield Suggestion("Slowest 3 % of the ops like peers", WhatifQuery("slowest=3%"))
+    yield Suggestion("Slowest 3% of the ops like peers", WhatifQuery("slowest=3%"))
     if len(report["by_pp_rank"]) > 1:
         last = report["by_pp_rank"][-1]["pp_rank"]
         yield Suggestion("Only the last stage slow", WhatifQuery(f"stage={last}", QueryAction.KEEP))

@@ -63,7 +63,7 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
         scrolled(_figures(before, after), "Figures before and after"),
         html.Div(extra, className="below"),
         note(
-            "Intervals: 95 %, bootstrap over blocks of steps; where steps resemble their neighbours, blocks are longer."
+            "Intervals: 95%, bootstrap over blocks of steps; where steps resemble their neighbours, blocks are longer."
         ),
     )
 
@@ -100,7 +100,7 @@ def _figures(before: Side, after: Side) -> Component:
             share=False,
         ),
     ]
-    heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95 % interval"]
+    heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
     return html_table(heads, rows, numbers=range(1, 5))
 
 

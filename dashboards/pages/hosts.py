@@ -41,7 +41,7 @@ def build(q: str = "", **_: str) -> list[Component]:
         way_on = [html.P(dcc.Link("All hosts", href=href("/hosts")))] if q else []
         shown = [panel("No host", note(why), *way_on)]
     said = note(
-        "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5 % of the step and"
+        "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5% of the step and"
         " sits on this host, or this GPU, alone. That calls for a check of it. Drain a host only if a recording shows"
         " its hardware at fault: the pages Job and Workers say so."
     )

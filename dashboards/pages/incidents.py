@@ -19,7 +19,7 @@ MOST_LISTED = 100
 def build(**_: str) -> list[Component]:
     """Both lists, the newest first."""
     incidents, (running, over) = results().incidents(most=MOST_LISTED), results().count_incidents()
-    none = note("No cause costs any watched job 5 % of its step, and none hangs.")
+    none = note("No cause costs any watched job 5% of its step, and none hangs.")
     listed = [one for one in incidents if one.closed_at is None]
     parts = [html.H1("Incidents"), panel(_title("open", running), incident_table(listed) if listed else none)]
     if over:

@@ -148,7 +148,7 @@ def _sums(jobs: pl.DataFrame) -> Component:
     """What all jobs that can be trusted lose together."""
     sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if sure.is_empty():
-        return html.H2("Nothing costs any analysed job 5 % of its step", className="count")
+        return html.H2("Nothing costs any analysed job 5% of its step", className="count")
     lost, of = sure["lost_gpu_hours_per_day"].sum(), 24 * int(sure["world_size"].sum())
     need = "job needs" if sure.height == 1 else "jobs need"
     words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost"

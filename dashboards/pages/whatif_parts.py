@@ -222,7 +222,7 @@ def _answered(report: dict[str, Any], query: WhatifQuery, answer: Answer) -> lis
         html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
         for value, caption in figures
     ]
-    scatter = f" and the scatter over {report['job']['steps']:,} steps (95 %)" if len(report["by_step"]) > 1 else ""
+    scatter = f" and the scatter over {report['job']['steps']:,} steps (95%)" if len(report["by_step"]) > 1 else ""
     footing = note(
         [
             "The error is the ",

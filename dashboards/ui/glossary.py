@@ -22,7 +22,7 @@ GLOSSARY: Final[dict[str, str]] = {
     "recorded": "Mean step time as recorded in the trace.",
     "original": "Mean step time of the replay without launch delays.",
     "ideal": "Mean step time if every compute op took the mean and every communication op the median of its kind.",
-    "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5 %.",
+    "trust": "Whether the replay explains the recording: replay error and launch delays both at most 5%.",
     "replay error": "How far the replay with launch delays is from the recorded step time.",
     "worker": "One data-parallel rank x pipeline stage cell, with all its tensor- and context-parallel ranks.",
     "stage": "Pipeline stage, pp_rank: a slice of the model's layers.",
@@ -30,8 +30,8 @@ GLOSSARY: Final[dict[str, str]] = {
     "peers": "Ops of the same kind on other workers and microbatches of the step.",
     "fix": "What to do about it; its price is the step time of a replay, with its error.",
     "assumes": "What the price takes for granted and the trace does not show.",
-    "sure": "How sure it is that the cause exists where it is named: 50 % where the weakest figure of its evidence is"
-    " at its threshold, at most 99 %. Not a share of the loss.",
+    "sure": "How sure it is that the cause exists where it is named: 50% where the weakest figure of its evidence is"
+    " at its threshold, at most 99%. Not a share of the loss.",
     "at most": "A bound: the fix saves at most this, how much of it is reached is open.",
 }
 

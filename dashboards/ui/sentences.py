@@ -126,7 +126,7 @@ def why_no_advice(report: Report) -> str:
         return "the figures are not to be trusted"
     if withheld:
         return str(withheld[0])
-    return "no fix for the named cause would save 1 % of the step" if named_causes(report) else "no cause is named"
+    return "no fix for the named cause would save 1% of the step" if named_causes(report) else "no cause is named"
 
 
 def node_words(report: Report) -> str | None:

@@ -121,7 +121,7 @@ def percent_sure(confidence: float) -> str:
 
 def percent(share: float) -> str:
     """Whole percent, without a minus before zero."""
-    return f"{round(share * 100)} %"
+    return f"{round(share * 100)}%"
 
 
 def sure(confidence: float) -> str:

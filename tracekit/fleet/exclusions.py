@@ -66,7 +66,7 @@ def exclusions_of(job: Mapping[str, Any], first_start_s: float | None) -> Iterat
     if (job["restarts"] or 0) > MOST_RESTARTS:
         yield Exclusion(Rule.RESTARTS, f"{job['restarts']} restarts; expected {MOST_RESTARTS} at most")
     if not abs(job["unexplained"]) <= LARGEST_DISCREPANCY:
-        yield Exclusion(Rule.DISCREPANCY, f"{job['unexplained']:.1%} of the step is unexplained; expected at most 5 %")
+        yield Exclusion(Rule.DISCREPANCY, f"{job['unexplained']:.1%} of the step is unexplained; expected at most 5%")
     elif not job["replay_error"] <= LARGEST_DISCREPANCY:
         yield Exclusion(Rule.REPLAY_ERROR, f"the replay misses the recording by {job['replay_error']:.1%}")
     elif not job["trustworthy"]:

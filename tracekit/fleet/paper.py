@@ -51,9 +51,9 @@ def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
     yield PaperFigure("GPU-hours lost", 0.104, lost, SHARE, large.height)
     yield _waste(large, 0.9, 0.213)
     yield _waste(large, 0.99, 0.45)
-    yield _share("straggling jobs with M_W >= 50 %", 0.017, single, slow)
+    yield _share("straggling jobs with M_W >= 50%", 0.017, single, slow)
     yield _mean("mean S of those", 3.04, single)
-    yield _share("jobs with M_S >= 50 % (the last stage)", 0.393, large.filter(pl.col("m_s") >= 0.5), large)
+    yield _share("jobs with M_S >= 50% (the last stage)", 0.393, large.filter(pl.col("m_s") >= 0.5), large)
     yield _share("jobs with forward-backward correlation >= 0.9", 0.214, long, large)
     yield _mean("mean S of those", 1.34, long)
     planned = (

@@ -106,7 +106,7 @@ def _causes(found: FleetFigures) -> Table:
         for row in found.causes.head(MOST_ROWS).iter_rows(named=True)
     ]
     note = (
-        "Jobs that lose at least 1 % of their step to it. Causes overlap: they do not add up. The GPU-hours lost in all"
+        "Jobs that lose at least 1% of their step to it. Causes overlap: they do not add up. The GPU-hours lost in all"
         " are what differences between workers cost; causes that slow all alike, such as checkpoints, come on top."
     )
     return Table(BY_CAUSE, ("Cause", "jobs", "GPU-hours", "of all"), rows, note)

@@ -67,7 +67,7 @@ def sentence(found: Experts) -> str:
     """Where loads were read, and why ranks wait for each other."""
     source = "unknown" if found.source is None else f"by {_SOURCES[found.source]}"
     why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in found.causes]
-    even = ["no uneven loads that cost 1 % of a step"] if found.fits and not found.cut else []
+    even = ["no uneven loads that cost 1% of a step"] if found.fits and not found.cut else []
     return "; ".join([f"loads {source}", *(why or even), *found.notes])
 
 

@@ -184,7 +184,7 @@ class GraphReport(Report):
         for one, wait, sole_delay in each:
             alone = (f"{known[one.rank].slowdown:.3f}" if one.rank in known else "",) if full else ()
             parts = (one.compute_s, one.communication_s, one.exposed_communication_s, one.idle_s)
-            shares = [f"{part / (one.span_s or 1.0) * 100:.0f} %" for part in parts]
+            shares = [f"{part / (one.span_s or 1.0) * 100:.0f}%" for part in parts]
             waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
         waits = (*(("S alone",) if full else ()), "sole delay", "waits") if several else ()
@@ -199,7 +199,7 @@ class GraphReport(Report):
             ("between ops" if self.evidence.kept else "launch delays", self.critical_delay_s),
             *((f"rank {rank}", found) for rank, found in list(self.critical_ranks.items())[:_MOST_WAITS]),
         ]
-        rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f} %") for name, found in parts)
+        rows = tuple((name, seconds(found), f"{found / recorded_s * 100:.0f}%") for name, found in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.whole), "share"), rows)
 
     def details(self) -> dict[str, Any]:
@@ -361,5 +361,5 @@ def _kernels(found: Recorded) -> Table:
         *times.iter_rows(),
         *((f"  {short(name, _WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
     ]
-    rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f} %") for name, ops, spent in named)
+    rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f}%") for name, ops, spent in named)
     return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

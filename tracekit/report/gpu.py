@@ -67,7 +67,7 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
     whole_s = times.recording_s or 1.0
 
     def row(name: str, spent_s: float, *more: str) -> tuple[str, ...]:
-        return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f} %", *more)
+        return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f}%", *more)
 
     def longest(names: Sequence[NamedTime], most: int, indent: str = "") -> list[tuple[str, ...]]:
         named = [one for one in names if one.name][:most]

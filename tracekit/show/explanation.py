@@ -57,7 +57,7 @@ def _times(report: PipelineReport) -> Iterator[tuple[str, str]]:
         "Rest",
         (
             f"T(original) - T(ideal) = {seconds(parts.lost_s)}, less {seconds(parts.explained_s)} of named causes and"
-            f" {seconds(parts.noise_s)} of noise = {seconds(parts.unexplained_s)} a step; mentioned from 2 % and three"
+            f" {seconds(parts.noise_s)} of noise = {seconds(parts.unexplained_s)} a step; mentioned from 2% and three"
             f" standard errors ({seconds(parts.error_s)}) on"
         ),
     )
@@ -168,14 +168,14 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
 
 def _trust(report: Report) -> Iterator[tuple[str, str]]:
     trust = report.trust
-    yield "Replay", f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error:.2%}; more than 5 % is not trusted"
+    yield "Replay", f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error:.2%}; more than 5% is not trusted"
     if report.rl is not None:
         return
     yield (
         "Delays",
         (
             f"T(recorded) / T(original) - 1 = {trust.discrepancy:.2%}, what launch delays add;"
-            f" {trust.unexplained:.2%} of it no cause explains; more than 5 % is not trusted"
+            f" {trust.unexplained:.2%} of it no cause explains; more than 5% is not trusted"
         ),
     )
 

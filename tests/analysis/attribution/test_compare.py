@@ -22,7 +22,7 @@ def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
     found = verdict(side([2.0, 2.01, 1.99, 2.0]), side([1.0, 1.01, 0.99, 1.0]))
     assert found.outcome is Outcome.BETTER
     assert found.sentence.startswith(
-        "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95 % interval of the"
+        "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95% interval of the"
     )
     assert "bootstrap over 4 and 4 steps" in found.sentence
     assert found.notes == ()

@@ -87,7 +87,7 @@ def test_prices_by_hand(tmp_path: Path) -> None:
     ages = {one.scenario: one.oldest_sample_steps for one in report.what_if}
     assert ages == {"staleness=1": 1, "partial=0.6": 1, "engines=3": None, "split=1:4": None,
                     "staleness=1,generate=20": 1, "train=1": None}  # fmt: skip
-    assert headline(report).startswith("SYNC: the weight sync costs 9 % of the step; one step of staleness saves 50 %,")
+    assert headline(report).startswith("SYNC: the weight sync costs 9% of the step; one step of staleness saves 50%,")
 
 
 def test_a_loop_by_hand() -> None:
@@ -195,8 +195,7 @@ def test_logged_phases_price_staleness_between_its_bounds() -> None:
     (price,) = report.what_if
     assert (price.step_s, price.low_s, price.high_s, price.saved_s) == (62.0, 50.0, 62.0, 38.0)
     assert headline(report) == (
-        "SYNC: the weight sync costs 8 % of the step; one step of staleness saves 38 to 50 %, oldest sample one step"
-        " old"
+        "SYNC: the weight sync costs 8% of the step; one step of staleness saves 38 to 50%, oldest sample one step old"
     )
 
 

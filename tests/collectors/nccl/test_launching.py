@@ -75,7 +75,7 @@ def test_known_troubles_of_a_version_are_told():
     for version, mask, words in (
         ((2, 26, 2), 0x46, "NCCL 2.26.2 cannot load such a plugin; --nccl needs 2.27 or newer"),
         ((2, 30, 3), 0x46, "NCCL 2.30.3 can crash"),
-        ((2, 31, 2), 0x46, "NCCL 2.31.2 spends 4 to 13 %"),
+        ((2, 31, 2), 0x46, "NCCL 2.31.2 spends 4 to 13%"),
         ((2, 31, 2), 0x06, None),
         ((2, 29, 7), 0x46, None),
         (None, 0x46, None),
@@ -117,7 +117,7 @@ def test_a_hazard_of_the_version_the_job_ran_with_is_told_behind_it(tmp_path):
     """A container brings an NCCL of its own, which nobody knew before."""
     fact = {"version": [2, 31, 2], "backends": "nccl"}
     first, _ = launching.nccl_lines(recording(tmp_path, fact), None, 0x46)
-    assert first.startswith("WARNING: NCCL 2.31.2 spends 4 to 13 %")
+    assert first.startswith("WARNING: NCCL 2.31.2 spends 4 to 13%")
 
 
 def test_what_was_joined_is_said(tmp_path):

@@ -82,7 +82,7 @@ def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> No
     text = pages.text("/job", job="op trace")
     assert "Rank 1 on n1 costs 69% of each step: Python collects garbage for 5.00 s" in text
     assert "4.50 s of every 6.50 s step, 33.2 of 48 GPU-hours a day" in text
-    assert "forward\n3.00 s\n46 %" in text
+    assert "forward\n3.00 s\n46%" in text
 
 
 def test_what_each_gpu_did_is_drawn_where_it_was_recorded(pages: Pages) -> None:

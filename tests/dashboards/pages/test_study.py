@@ -63,7 +63,7 @@ def test_fixes_that_were_applied_are_shown_on_their_jobs_and_over_the_fleet(stud
         assert part in text
     for name in ("a", "b"):
         job = pages.text("/job", job=name)
-        assert "expected 2.00 s ± 100.0 ms less a step, got 1.50 s less (95 % interval 1.25 s to 1.75 s)" in job
+        assert "expected 2.00 s ± 100.0 ms less a step, got 1.50 s less (95% interval 1.25 s to 1.75 s)" in job
         assert "expected 1.00 s ± 100.0 ms less a step, got 500.0 ms more" in job
         assert "/compare?job=b&with=a" in {link.href for link in found(pages.page("/job", job=name), "Link")}
     assert "Fixes applied" not in pages.text("/job", job="c")

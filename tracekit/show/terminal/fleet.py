@@ -70,7 +70,7 @@ def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
         f" {found.jobs_before:,} jobs before, {found.jobs_after:,} after",
         style="bold",
     )
-    table = new_table("Share", "before", "after", "change", "95 % interval", "")
+    table = new_table("Share", "before", "after", "change", "95% interval", "")
     for one in found.changes:
         table.add_row(
             Text(printable(f"{one.group}: {one.name}")),
@@ -80,7 +80,7 @@ def print_fleet_comparison(found: FleetComparison, console: Console) -> None:
             Text(str(one.direction), style=_STYLES[one.direction]),
         )
     console.print(Padding(table, (1, 0)))
-    console.print("Each interval alone misses the true change in 5 % of cases, so some rows stand out by chance.")
+    console.print("Each interval alone misses the true change in 5% of cases, so some rows stand out by chance.")
 
 
 def _drawn(table: Table) -> RenderableType:

@@ -34,7 +34,7 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
         steps = f"{gate.baseline.runs} baselines of {steps}"
     if gate.noise is not None:
         steps += f"; identical runs differ by up to {percent(gate.noise)}"
-    rows = [("Limit", percent(gate.limit)), ("Noise", f"99 % interval of all changes together, from {steps}")]
+    rows = [("Limit", percent(gate.limit)), ("Noise", f"99% interval of all changes together, from {steps}")]
     console.print(labelled([*rows, *(("Note", note) for note in gate.notes)]))
     if gate.outcome in SLOWER:
         console.print()

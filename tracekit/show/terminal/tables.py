@@ -8,20 +8,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from tracekit.report.section import Table as Section
 
-#: Columns between panels.
-_GAP = 3
+#: Columns between panels; the narrowest that a column of words gets, and the longest word that it does not break.
+_GAP, _NARROWEST, _LONGEST_WORD = 3, 16, 24
+
+
+class FittingTable(Table):
+    """A table that becomes a list where it does not fit, a block per row, so that no cell is cut. Its caption has the
+    width of the terminal.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, or its rows as blocks, then its caption."""
+        caption, self.caption = self.caption, None
+        if sum(self._least(console, column) + 2 for column in self.columns) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+        else:
+            yield from map(self._block, zip(*(column.cells for column in self.columns), strict=True))
+        self.caption = caption
+        if caption:
+            yield Text(str(caption), style="dim italic")
+
+    @staticmethod
+    def _least(console: Console, column: Column) -> int:
+        """The width that a column needs: that of its cells, or of a few words if they may wrap."""
+        cells = [console.measure(cell) for cell in (column.header, *column.cells)]
+        whole, word = max(cell.maximum for cell in cells), max(cell.minimum for cell in cells)
+        return whole if column.no_wrap else min(whole, max(_NARROWEST, min(_LONGEST_WORD, word)))
+
+    def _block(self, cells: Sequence[RenderableType]) -> RenderableType:
+        named = [
+            (str(column.header), str(cell))
+            for column, cell in zip(self.columns[1:], cells[1:], strict=True)
+            if str(cell)
+        ]
+        facts = Text(", ".join(f"{head} {cell}".strip() for head, cell in named))
+        subject = f"{self.columns[0].header} {cells[0]}" if str(cells[0]).isdecimal() else str(cells[0])
+        return Group(Padding(Text(subject, style="bold"), (0, 0, 0, 1)), Padding(facts, (0, 0, 0, 3)))
 
 
 def new_table(*headers: str) -> Table:
     """A table without lines: text to the left, figures to the right."""
-    table = Table(box=None, padding=(0, 1), header_style="bold underline")
+    table = FittingTable(box=None, padding=(0, 1), header_style="bold underline")
     for number, header in enumerate(headers):
         text = number == 0 or header == "host"
         justify: Literal["left", "right"] = "left" if text else "right"

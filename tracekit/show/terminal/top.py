@@ -1,4 +1,4 @@
-"""One job on a screen of 80 columns, as in its newest window: verdict, incidents, S over the windows, workers.
+"""One job on a screen of 80 columns: verdict, step time and loss over the windows, incidents, workers.
 
 In: a store. Out: what rich prints, again and again.
 """
@@ -6,7 +6,7 @@ In: a store. Out: what rich prints, again and again.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,16 +18,18 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.base.errors import NotStoredError
-from tracekit.base.text import printable, short
+from tracekit.base.text import counted, percent, printable, seconds, short
 from tracekit.live.incident_words import advice, lasted
 from tracekit.show.terminal.maps import sparkline, worker_map
+from tracekit.show.terminal.tables import labelled, new_table
 from tracekit.store import Incident, Store
 
-#: The number of windows in the line of S, and of open incidents to describe.
+#: The number of windows in the course of a figure, and of open incidents to describe.
 _MOST_WINDOWS, _MOST_INCIDENTS = 600, 3
 #: The largest map that fits with everything else on a screen of 24 lines.
-_MAP = (6, 32)
-_WIDTH = 78
+_MAP = (4, 32)
+#: The width of the course over the windows.
+_SHAPE = 28
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,10 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
         ),
         _verdict(newest),
     ]
-    known = state.windows["slowdown"].drop_nulls().to_numpy()
-    if len(known):
-        line = Text("S  ").append(sparkline(known, _WIDTH - 20), style="#fe9929")
-        parts.append(line.append(f"  {known[-1]:.3f}", style="bold").append(f" (from {known.min():.3f})", style="dim"))
-    parts += [_incident(one) for one in state.incidents[:_MOST_INCIDENTS]]
-    if more := state.incidents[_MOST_INCIDENTS:]:
-        parts.append(Text(f"and {len(more)} more open incidents", style="dim"))
+    if state.windows["slowdown"].is_not_null().any():
+        parts += ["", _figures(state.windows)]
+    if state.incidents:
+        parts += ["", *_incidents(state.incidents), ""]
     if state.workers is not None:
         parts.append(_workers(state.workers))
     return Group(*parts)
@@ -93,14 +92,37 @@ def _verdict(newest: dict[str, Any]) -> Text:
     )
 
 
-def _incident(incident: Incident) -> RenderableType:
-    since = "" if incident.opened_window is None else f", since window {incident.opened_window}"
-    title = Text(f"Incident {incident.incident_id}", style="bold red")
-    title.append(f" open for {lasted(incident)}{since}: {printable(incident.cause.what)}", style="default")
-    table = Table.grid(padding=(0, 1))
-    for name, text in advice(incident):
-        table.add_row(Text(f"  {name}", style="bold"), Text(printable(text)))
-    return Group(title, table)
+def _figures(windows: pl.DataFrame) -> Table:
+    """Step time, the share of it that is lost, and S: in the newest window, the one before, and all of them."""
+    table = new_table("", "now", "before", "lowest", "highest", f"{counted(windows.height, 'window')}, oldest first")
+    table.columns[-1].justify = "left"
+    for name, column, show in (("Step time", "recorded_s", seconds), ("Lost", "share", percent), ("S", "slowdown", _s)):
+        values = windows[column].drop_nulls().to_numpy()
+        if not len(values):
+            continue
+        before = show(values[-2]) if len(values) > 1 else "-"
+        shape = sparkline(values / max(np.median(values), 1e-9) if column == "recorded_s" else values, _SHAPE)
+        table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, "#fe9929"))
+    return table
+
+
+def _s(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _incidents(incidents: Sequence[Incident]) -> Iterator[RenderableType]:
+    """The open incidents as a table, and what to do about the costliest."""
+    table = new_table("Incident", "open for", "since window", "costs", "what")
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for one in incidents[:_MOST_INCIDENTS]:
+        since = "-" if one.opened_window is None else str(one.opened_window)
+        what = Text(printable(one.cause.what))
+        table.add_row(str(one.incident_id), lasted(one), since, percent(one.cause.share), what)
+    yield table
+    if more := incidents[_MOST_INCIDENTS:]:
+        yield Text(f" and {len(more)} more open incidents", style="dim")
+    rows = list(advice(incidents[0]))
+    yield labelled((name, printable(text)) for name, text in rows[: 2 if len(incidents) > 1 else 3])
 
 
 def _workers(rows: pl.DataFrame) -> RenderableType:
