@@ -113,16 +113,16 @@ class Tail(_LossOfStep):
 
     kind = "tail"
     title = "A few long responses hold up the step"
-    signature = "the longest 5 % of the responses of a step decode when all others have ended"
+    signature = "the longest 5% of the responses of a step decode when all others have ended"
     refuted_by = "the generation takes as long with a shorter longest response"
     next_check = "the lengths of responses by prompt, and how many reach the limit without an end"
-    suggested_fix = "end a generation once 90 % of its requests have ended, and go on with the others in the next one"
+    suggested_fix = "end a generation once 90% of its requests have ended, and go on with the others in the next one"
 
     def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
         """See `_LossOfStep.edits_in`."""
         del evidence
         return {
-            "partial=0.9": "End a generation once 90 % of its requests have ended",
+            "partial=0.9": "End a generation once 90% of its requests have ended",
             "longest-first": "Start the longest requests first",
         }
 
@@ -130,7 +130,7 @@ class Tail(_LossOfStep):
         """See `_LossOfStep.effect`."""
         made = _made(evidence)
         most, usual = made.requests.tokens.max(), np.median(made.longest())
-        return f"responses have up to {most:,.0f} tokens, 95 % of them at most {usual:,.0f}"
+        return f"responses have up to {most:,.0f} tokens, 95% of them at most {usual:,.0f}"
 
 
 class UnevenEngines(_LossOfStep):

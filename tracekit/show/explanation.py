@@ -152,7 +152,7 @@ def _price(report: Report, fix: Fix) -> Iterator[tuple[str, str]]:
     yield (
         "Error",
         (
-            f"replay error x T(recorded) + half the 95 % interval of the mean saving, from blocks of steps ="
+            f"replay error x T(recorded) + half the 95% interval of the mean saving, from blocks of steps ="
             f" {error_of(fix.saved_s, fix.error_s)}"
         ),
     )

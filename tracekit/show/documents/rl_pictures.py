@@ -73,7 +73,7 @@ def _requests(made: Generations) -> str:
 
     legend = (
         '<span><i class="what0"></i><i class="what1"></i>decoding, by engine</span><span><i class="what5"></i>longest'
-        ' 5 %</span><span><i class="level1"></i>waiting to start</span>'
+        ' 5%</span><span><i class="level1"></i>waiting to start</span>'
     )
     return _picture("Requests of the longest generation", "".join(lines()), len(chosen) * high, legend)
 
