@@ -187,7 +187,7 @@ def test_a_job_beside_itself_and_beside_a_healthy_one(source: Source) -> None:
     if source.healthy != source.slow:
         changed = json.loads(run("compare", source.healthy, source.slow, "--json").out)
         assert changed["outcome"] == "worse"
-        assert (f"rank {source.rank}" if source.host else "sending weights") in changed["causes"]["new"][0]
+        assert (f"rank {source.rank}" if source.host else "the sync takes 1.00 s") in changed["causes"]["new"][0]
     shown = run("compare", source.slow, source.slow, env={"COLUMNS": "80"}).out.splitlines()
     assert all(len(line) <= 80 for line in shown if not line.startswith("  tracekit"))
 

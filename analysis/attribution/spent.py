@@ -35,32 +35,20 @@ class Part(Struct, frozen=True):
 
 
 class SpentPhases(Struct, frozen=True, eq=False):
-    """What steps of post-training take, [steps]: the same as `Spent` of a job without ranks."""
+    """What steps of post-training take, [steps], as `Spent` says it of other jobs; no ranks are known."""
 
     step_s: Floats
     parts: Mapping[Part, Floats]
     ops_a_step: float
-
-    @classmethod
-    def of(
-        cls, steps: Ints, step_s: Floats, phases: Mapping[str, Floats], ops_a_step: float, ignored: Collection[int]
-    ) -> SpentPhases:
-        """Leave out the steps that are `ignored`. Raises SelectionError if that is all of them."""
-        kept = _kept(steps.tolist(), ignored)
-        return cls(step_s[kept], {Part("kind", name): took[kept] for name, took in phases.items()}, ops_a_step)
-
-    @property
-    def ranks(self) -> Ints:
-        """See `Spent.ranks`: none."""
-        return np.zeros(0, np.int64)
+    ranks: Ints = np.zeros(0, np.int64)
 
     def by_rank(self, _: Part) -> Floats:
         """See `Spent.by_rank`."""
         return np.zeros((len(self.step_s), 0))
 
 
-def _kept(steps: list[int], ignored: Collection[int]) -> Bools:
-    """Mask of the steps to compare, [steps]."""
+def kept_steps(steps: list[int], ignored: Collection[int]) -> Bools:
+    """Mask of the steps to compare, [steps]. Raises SelectionError if all of them are `ignored`."""
     kept = ~np.isin(steps, [*ignored])
     if not kept.any():
         raise SelectionError(f"no step is left; there are {ranks_text(steps, name='step')}")
@@ -84,7 +72,7 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _kept(self) -> Bools:
-        return _kept(self._steps, self.ignored)
+        return kept_steps(self._steps, self.ignored)
 
     @property
     def ops_a_step(self) -> float:

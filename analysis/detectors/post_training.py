@@ -12,6 +12,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.rl.account import Loss
 from tracekit.analysis.rl.generation import Generations
+from tracekit.analysis.rl.run import RlRun
 from tracekit.analysis.rl.scenario import Scenario, Without, more_engines
 from tracekit.base.text import percent, seconds, three_digits
 from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
@@ -25,36 +26,29 @@ _SMALLEST_ERROR = 0.01
 
 
 class _LossOfStep(Detector):
-    """A loss of the account, as a finding. `subject`: the phase that it consists of."""
+    """A loss of the account, as a finding. `edits`: its fixes as text, with their titles; {more}: more engines."""
 
     kind: ClassVar[Loss]
     loss = LossKind.POST_TRAINING
-    subject: ClassVar[str] = ""
+    edits: ClassVar[dict[str, str]] = {}
 
     def in_rl(self, evidence: RlEvidence) -> Iterator[Candidate]:
-        """See `Detector.in_rl`."""
         lost_s = next((one.lost_s for one in evidence.account.losses if one.loss == self.kind), 0.0)
-        if lost_s < evidence.smallest_cost_s:
-            return
-        needed = max(evidence.replay_error, _SMALLEST_ERROR)
-        figures = (Figure("part of the step", lost_s / evidence.recorded_s, needed, Unit.SHARE),)
-        change = Without(self.kind)
-        yield Candidate(self.kind, Place(), self.effect(evidence), figures, confidence_from(figures), change)
+        if lost_s >= evidence.smallest_cost_s:
+            needed = max(evidence.replay_error, _SMALLEST_ERROR)
+            figures = (Figure("part of the step", lost_s / evidence.recorded_s, needed, Unit.SHARE),)
+            change, confidence = Without(self.kind), confidence_from(figures)
+            yield Candidate(self.kind, Place(), self.effect(evidence.run), figures, confidence, change)
 
-    def effect(self, evidence: RlEvidence) -> str:
+    def effect(self, run: RlRun) -> str:
         """Return how the loss shows, with its size."""
-        return f"{self.subject} takes {seconds(float(evidence.run.phases[self.kind].mean()))} of each step"
+        return f"the {self.kind} takes {seconds(float(run.phases[self.kind].mean()))} of each step"
 
     def fixes_in_rl(self, evidence: RlEvidence, found: Finding) -> Iterator[Plan]:
-        """See `Detector.fixes_in_rl`. That the loss goes away altogether is a bound."""
-        yield from (structs.replace(plan, bound=True) for plan in self.fixes(found))
-        for edit, title in self.edits_in(evidence).items():
-            yield alternative(evidence, edit, title, found)
-
-    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
-        """Return fixes as text, with their titles."""
-        del evidence
-        return {}
+        yield from (structs.replace(plan, bound=True) for plan in self.fixes(found))  # that all of it goes away
+        more = more_engines(evidence.account.job.engines)
+        for edit, title in self.edits.items():
+            yield alternative(evidence, edit.format(more=more), title.format(more=more), found)
 
 
 def alternative(evidence: RlEvidence, edit: str, title: str, found: Finding | None = None) -> Plan:
@@ -62,23 +56,15 @@ def alternative(evidence: RlEvidence, edit: str, title: str, found: Finding | No
     scenario = Scenario.parse(edit)
     price = evidence.run.price(scenario)
     age = price.oldest_sample_steps
-    old = [] if not age else [f"samples up to {age} step{'s' * (age > 1)} old"]
-    assumes = "; ".join([*old, *([price.assumes] if price.assumes else [])])
-    return Plan(
-        edit.partition("=")[0],
-        title,
-        Place(),
-        scenario,
-        details={"assumes": assumes or None, "oldest_sample_steps": age},
-        cause=found,
-        around=True,
-        edit=edit,
-    )
+    assumed = [*([f"samples up to {age} step{'s' * (age > 1)} old"] if age else []), *filter(None, [price.assumes])]
+    details = {"assumes": "; ".join(assumed) or None, "oldest_sample_steps": age}
+    kind = edit.partition("=")[0]
+    return Plan(kind, title, Place(), scenario, details=details, cause=found, around=True, edit=edit)
 
 
-def _made(evidence: RlEvidence) -> Generations:
-    assert evidence.run.made is not None, "these losses show in requests"
-    return evidence.run.made
+def _made(run: RlRun) -> Generations:
+    assert run.made is not None, "these losses show in requests"
+    return run.made
 
 
 class Queueing(_LossOfStep):
@@ -95,17 +81,12 @@ class Queueing(_LossOfStep):
     next_check = "the engine's running and waiting requests, and its KV cache in use (vLLM: num_requests_waiting)"
     suggested_fix = "let engines run more requests at once (vLLM: max_num_seqs), or use more engines"
     repair = Repair("more-slots", "Run all requests at once", assumes="memory for all of them")
+    edits: ClassVar = {"engines={more}": "Generate with {more} engines"}
 
-    def effect(self, evidence: RlEvidence) -> str:
-        """See `_LossOfStep.effect`."""
-        made = _made(evidence)
+    def effect(self, run: RlRun) -> str:
+        made = _made(run)
         waits = made.ran.start - made.ran.submit
         return f"requests wait {seconds(float(waits.mean()))} for a free slot, up to {seconds(float(waits.max()))}"
-
-    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
-        """See `_LossOfStep.edits_in`."""
-        engines = more_engines(evidence.account.job.engines)
-        return {f"engines={engines}": f"Generate with {engines} engines"}
 
 
 class Tail(_LossOfStep):
@@ -117,18 +98,13 @@ class Tail(_LossOfStep):
     refuted_by = "the generation takes as long with a shorter longest response"
     next_check = "the lengths of responses by prompt, and how many reach the limit without an end"
     suggested_fix = "end a generation once 90% of its requests have ended, and go on with the others in the next one"
+    edits: ClassVar = {
+        "partial=0.9": "End a generation once 90% of its requests have ended",
+        "longest-first": "Start the longest requests first",
+    }
 
-    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
-        """See `_LossOfStep.edits_in`."""
-        del evidence
-        return {
-            "partial=0.9": "End a generation once 90% of its requests have ended",
-            "longest-first": "Start the longest requests first",
-        }
-
-    def effect(self, evidence: RlEvidence) -> str:
-        """See `_LossOfStep.effect`."""
-        made = _made(evidence)
+    def effect(self, run: RlRun) -> str:
+        made = _made(run)
         most, usual = made.requests.tokens.max(), np.median(made.longest())
         return f"responses have up to {most:,.0f} tokens, 95% of them at most {usual:,.0f}"
 
@@ -143,15 +119,10 @@ class UnevenEngines(_LossOfStep):
     next_check = "the clocks of the slow engine's GPUs, and how requests are routed to engines"
     suggested_fix = "route each request to the engine with the least to decode; check the slowest engine's GPUs"
     repair = Repair("even-engines", "Make engines end together", assumes="equal speeds, requests dealt by length")
+    edits: ClassVar = {"longest-first": "Deal requests to engines by length, the longest first"}
 
-    def edits_in(self, evidence: RlEvidence) -> dict[str, str]:
-        """See `_LossOfStep.edits_in`."""
-        del evidence
-        return {"longest-first": "Deal requests to engines by length, the longest first"}
-
-    def effect(self, evidence: RlEvidence) -> str:
-        """See `_LossOfStep.effect`."""
-        made = _made(evidence)
+    def effect(self, run: RlRun) -> str:
+        made = _made(run)
         tokens = np.bincount(made.ran.engine, made.ran.tokens, len(made.names))
         most, speeds = three_digits(float(tokens.max() / tokens.mean())), made.engines.speeds
         low, high = (three_digits(float(one)) for one in (speeds.min(), speeds.max()))
@@ -169,9 +140,8 @@ class Tools(_LossOfStep):
     suggested_fix = "give tools a time limit, run more of them at once, and free the slot of a request meanwhile"
     repair = Repair("instant-tools", "Make tools answer at once", assumes="tools that take no time")
 
-    def effect(self, evidence: RlEvidence) -> str:
-        """See `_LossOfStep.effect`."""
-        made = _made(evidence)
+    def effect(self, run: RlRun) -> str:
+        made = _made(run)
         tools, took = float(made.ran.tool_s.mean()), float((made.ran.end - made.ran.start).mean())
         return f"a request spends {seconds(tools)} in tools, {percent(tools / took)} of its time"
 
@@ -186,7 +156,6 @@ class Reward(_LossOfStep):
     next_check = "the slowest sample of the reward, and how many are computed at once"
     suggested_fix = "compute the reward of a response when it ends, while others are generated"
     repair = Repair("overlap-reward", "Compute rewards during the generation", assumes="rewards that hide behind it")
-    subject = "the reward"
 
 
 class WeightSync(_LossOfStep):
@@ -199,4 +168,3 @@ class WeightSync(_LossOfStep):
     next_check = "the bytes sent, and the bandwidth of the links between trainer and engines"
     suggested_fix = "send weights in buckets over NCCL or RDMA, and reshard them while they are sent"
     repair = Repair("instant-sync", "Send weights in no time", assumes="a sync that takes no time")
-    subject = "sending weights"

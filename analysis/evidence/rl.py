@@ -54,7 +54,6 @@ class RlEvidence(Subject, frozen=True, eq=False):
 
     @property
     def daily(self) -> bool:
-        """See `Subject.daily`."""
         return self.gpus_known is not None
 
     @property

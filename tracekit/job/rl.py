@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracekit.analysis.attribution.spent import SpentPhases
+from tracekit.analysis.attribution.spent import Part, SpentPhases, kept_steps
 from tracekit.analysis.diagnosis.of_rl import diagnose_rl
 from tracekit.analysis.diagnosis.price import fix_named, saving_error_s
 from tracekit.analysis.evidence.rl import RlEvidence
@@ -140,15 +140,15 @@ class RlJob(Job):
         return fix_named(self.report.diagnosis.fixes, text.removeprefix(_FIX)).change
 
     def spent(self, ignored: Collection[int] = ()) -> SpentPhases:
-        run, trace = self.evidence.run, self.trace
-        ops_a_step = trace.ops.height / len(trace.steps)
-        return SpentPhases.of(run.steps, run.recorded, run.phases, ops_a_step, ignored)
+        run, kept = self.evidence.run, kept_steps(self.evidence.run.steps.tolist(), ignored)
+        parts = {Part("kind", name): took[kept] for name, took in run.phases.items()}
+        return SpentPhases(run.recorded[kept], parts, self.trace.ops.height / len(self.trace.steps))
 
     def attribute_by(self, *labels: str) -> ByLabel:
         raise self._not_for(f"S by {', '.join(labels)}")
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
-        """See `Job.export`: the recorded timeline, which is all that the replay knows op by op."""
+        """See `Job.export`: the recorded timeline alone."""
         from tracekit.trace.chrome import MOST_SLICES, OpTimeline, write_op_chrome
 
         ops, marked = self.trace.ops, self.trace.steps.tolist()
@@ -158,9 +158,7 @@ class RlJob(Job):
                 f"{short(self.trace.name)} has none of these steps; it has {marked[0]} to {marked[-1]}"
             )
         if chosen.height > MOST_SLICES:
-            raise SelectionError(
-                f"{chosen.height:,} slices are too many for a browser (at most {MOST_SLICES:,}); choose fewer --steps"
-            )
+            raise SelectionError(f"{chosen.height:,} slices are too many for a browser; choose fewer --steps")
         times = chosen["start"].to_numpy(), chosen["duration"].to_numpy()
         recorded = OpTimeline("recorded", *times, np.zeros(0, np.int64))
         written = write_op_chrome(path, self.trace.name, chosen, [recorded])

@@ -42,7 +42,6 @@ class RlReport(Report):
 
     @property
     def daily(self) -> bool:
-        """See `Report.daily`."""
         return self.evidence.daily
 
     @property
@@ -51,13 +50,7 @@ class RlReport(Report):
 
     @property
     def rl(self) -> RlReport:
-        """See `Report.rl`."""
         return self
-
-    @property
-    def tables_matter(self) -> bool:
-        """See `Report.tables_matter`."""
-        return True
 
     @property
     def times_s(self) -> dict[str, float]:
@@ -119,24 +112,22 @@ class RlReport(Report):
         yield _prices(account)
 
     def asked_tables(self) -> Iterator[Table]:
-        """See `Report.asked_tables`: the fixes that were named, as `sections` have the other alternatives."""
+        """See `Report.asked_tables`: the fixes that were named; `sections` have the other alternatives."""
         if named := [one for one in self.questions_asked if "fix=" in one.question]:
             yield question_table(named, self.whole, daily=self.daily)
 
     def details(self) -> dict[str, Any]:
-        account = self.account
+        account, job = self.account, self.account.job
         return {
-            "job": {
-                "source": "rl",
-                "steps": account.job.steps,
-                "ranks": account.job.engines,
-                "ops": account.job.trajectories or len(account.phases) * account.job.steps,
-            },
+            "job": {"source": "rl", "steps": job.steps, "ranks": job.engines, "ops": job.trajectories},
             "trust": {},
             "wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours,
             "by_kind": [],
             "critical_path": [],
-            "by_rank": [{"rank": rank, "slowdown": None, "host": None} for rank in range(account.job.engines + 1)],
+            "by_rank": [
+                {"rank": rank, "slowdown": None, "slowdown_error": None, "host": None}
+                for rank in range(job.engines + 1)
+            ],
             "rl": account,
         }
 
@@ -172,25 +163,13 @@ def _engines(generation: Generation) -> Iterator[str]:
 
 
 def _prices(account: RlAccount) -> Table:
-    rows, notes = [], dict[str, list[str]]()
+    rows = []
     for one in account.what_if:
-        name = short(one.scenario, 34)
-        old = "-" if one.oldest_sample_steps is None else counted(one.oldest_sample_steps, "step")
-        if one.step_s is None or one.saved_s is None:
-            rows.append((name, "-", "-", "-", "-"))
-        else:
-            share = percent(one.saved_s / account.step_s)
-            rows.append((name, seconds(one.step_s), seconds(one.saved_s), share, old))
-        for note in (one.assumes or "").split("; "):
-            if note and note != account.flagged:
-                notes.setdefault(note, []).append(name)
-    said = (
-        note if len(names) == len(rows) and len(rows) > 1 else f"{', '.join(names)}: {note}"
-        for note, names in notes.items()
-    )
-    return Table(
-        "Alternatives",
-        ("What if", "step", "saved", "of the step", "oldest sample"),
-        tuple(rows),
-        ". ".join(said) or None,
-    )
+        price = ("-", "-", "-", "-")
+        if one.step_s is not None and one.saved_s is not None:
+            old = "-" if one.oldest_sample_steps is None else counted(one.oldest_sample_steps, "step")
+            price = (seconds(one.step_s), seconds(one.saved_s), percent(one.saved_s / account.step_s), old)
+        rows.append((short(one.scenario, 34), *price))
+    notes = [f"{one.scenario}: {one.assumes}" for one in account.what_if if one.assumes and not account.flagged]
+    heads = ("What if", "step", "saved", "of the step", "oldest sample")
+    return Table("Alternatives", heads, tuple(rows), ". ".join(notes) or None)

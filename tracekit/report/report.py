@@ -130,11 +130,6 @@ class Report(ABC):
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """Yield the tables of the report that its source adds; `full`: all of them."""
 
-    @property
-    def tables_matter(self) -> bool:
-        """Whether the first screen has its tables, however long they are."""
-        return False
-
     def asked_tables(self) -> Iterator[Table]:
         """Yield the tables that a reader asked for: answers to custom questions, and S by label."""
         if self.questions_asked:

@@ -80,11 +80,13 @@ def print_report(
 
 
 def _pictures(report: Report, lines: int, console: Console) -> Iterator[RenderableType]:
-    """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines."""
+    """The map and the steps of a pipeline, or the tables of another job, if they fit into that many lines; of
+    post-training always.
+    """
     lanes = report.pipeline
     if tables := [section_table(table) for table in report.sections()]:
         shown = side_by_side(tables, console)
-        if lanes is not None or report.tables_matter or len(console.render_lines(shown)) <= lines:
+        if lanes is not None or report.rl is not None or len(console.render_lines(shown)) <= lines:
             yield shown
     if not report.diagnosis.verdict.losses or lines < _STEPS_LINES or lanes is None:
         return
