@@ -33,6 +33,8 @@ from tracekit.store import Store
 
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
+#: Twice what a double resolves of seconds since the epoch, and more.
+_LEAST_S = 1e-6
 
 
 class _Window(Struct, frozen=True):
@@ -112,7 +114,7 @@ def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
     row, costs, steps = window.row, window.costs, window.row["steps"] * share
     if costs is None or not row["recorded_s"]:
         return [(Part.UNKNOWN, "windows that are not analysed", ALL)]
-    rest_s = max(length_s * share - steps * row["recorded_s"], 0.0)
+    rest_s = length_s * share - steps * row["recorded_s"]
     spent = {(part, str(part)): seconds for part, seconds in costs.planned.items()} | costs.lost
     claims = [(*to, steps * seconds) for to, seconds in spent.items()]
-    return [(Part.UNKNOWN, "between recorded steps", rest_s), *claims, USEFUL]
+    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims, USEFUL]
