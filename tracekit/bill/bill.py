@@ -45,8 +45,12 @@ class Part(StrEnum):
     UNKNOWN = "unknown"
 
 
-#: Causes that several sources know.
-TRAINING, LOST_WORK, KEPT_OR_LOST = "training", "lost work", "kept or lost: no checkpoint shows it"
+#: A part, a cause, and the seconds that they get of each stretch: a number or an array, infinite for all that is left.
+Claim = tuple[Part, str, Any]
+ALL = np.inf
+USEFUL: Claim = Part.USEFUL, "training", ALL
+LOST_WORK = Part.RESTARTS, "lost work"
+KEPT_OR_LOST = Part.UNKNOWN, "kept or lost: no checkpoint shows it"
 
 
 class Bill(Struct, frozen=True):
@@ -111,30 +115,29 @@ class Ledger:
         self._entries: list[pl.DataFrame] = []
         self.notes: list[str] = []
 
-    def add(self, part: Part, cause: str, start_s: Any, until_s: Any, gpus: int, seconds: Any | None = None) -> None:
-        """Stretches from `start_s` to `until_s` after the origin, numbers or arrays; `seconds` of each, by default all,
-        went to this part.
+    def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
+        """Divide stretches from `start_s` to `until_s` after the origin, numbers or arrays, among claims: each gets its
+        seconds, or what those before it have left.
         """
         start, until = np.atleast_1d(np.asarray(start_s, np.float64)), np.atleast_1d(np.asarray(until_s, np.float64))
-        spent = until - start if seconds is None else np.broadcast_to(seconds, start.shape)
-        some = spent > 0
-        found = {"start_s": start[some], "until_s": until[some], "seconds": spent[some]}
-        self._entries.append(
-            pl.DataFrame(found).with_columns(part=pl.lit(str(part)), cause=pl.lit(cause), gpus=pl.lit(gpus))
-        )
+        left = until - start
+        for part, cause, seconds in claims:
+            spent = np.minimum(left, seconds)
+            left, some = left - spent, spent > 0
+            found = {"start_s": start[some], "until_s": until[some], "seconds": spent[some]}
+            self._entries.append(
+                pl.DataFrame(found).with_columns(part=pl.lit(str(part)), cause=pl.lit(cause), gpus=pl.lit(gpus))
+            )
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
-        entries = pl.concat(self._entries) if self._entries else pl.DataFrame()
-        rows = _ROWS.to_frame()
-        if not entries.is_empty():
-            rows = (
-                self._with_weeks(entries)
-                .group_by("week", "part", "cause", maintain_order=True)
-                .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
-                .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())
-                .select(_ROWS.names())
-            )
+        rows = (
+            self._with_weeks(pl.concat(self._entries))
+            .group_by("week", "part", "cause", maintain_order=True)
+            .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
+            .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())
+            .select(_ROWS.names())
+        )
         return Bill(rows, {str(self._job["job"]): wall_s}, tuple(self.notes))
 
     def _with_weeks(self, entries: pl.DataFrame) -> pl.DataFrame:

@@ -6,7 +6,7 @@ the wall clock moves. Only an attempt on another host, or after the host has sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import FormatError, TracekitError
-from tracekit.bill.bill import KEPT_OR_LOST, LOST_WORK, TRAINING, Bill, Ledger, Part, lost_share, resumed_at
+from tracekit.bill.bill import ALL, KEPT_OR_LOST, LOST_WORK, USEFUL, Bill, Claim, Ledger, Part, lost_share, resumed_at
 from tracekit.bill.costs import PLANNED, Costs, costs_of
 from tracekit.collectors.merge.merge import epoch_ns, merge_attempt, records_on_one_clock
 from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
@@ -29,9 +29,6 @@ from tracekit.collectors.runtime.wire_format import HANG_REQUEST, Category, Flag
 from tracekit.fleet.rows import team_of
 from tracekit.job.pipeline import PipelineJob
 from tracekit.report.findings import Unanalysed
-
-_PARTS = tuple(PLANNED.values())
-_UNRECORDED = "steps that were not recorded"
 
 
 class _Attempt(Struct, frozen=True):
@@ -95,25 +92,20 @@ def bill_of_run(directory: Path) -> Bill:
     saves = any(one.kept_until_ns is not None for one in found)
     firsts = [int(one.steps["step"][0]) if one.steps.height else None for one in found]
     page = _Page(ledger, origin_ns, saves)
+    unread_claim: Claim = (Part.UNKNOWN, "an attempt that cannot be read", ALL)
+    begin: Claim = (Part.START, "before the first process", ALL)
     page.add(
-        first,
-        *(
-            (Part.UNKNOWN, "an attempt that cannot be read")
-            if min(unread, default=first.number) < first.number
-            else (Part.START, "before the first process")
-        ),
-        origin_ns,
-        first.begins_ns,
+        first, origin_ns, first.begins_ns, unread_claim if min(unread, default=first.number) < first.number else begin
     )
     for at, (one, resumed) in enumerate(zip(found, resumed_at(firsts), strict=True)):
-        after = found[at + 1] if one is not last else None
+        after = None if one is last else found[at + 1]
         until_ns = end_ns if after is None else after.begins_ns
         last_ns = min(one.last_ns, until_ns)
         page.attempt(one, last_ns, resumed, is_first=one is first, cut_off=after is not None or failed)
-        gap = (Part.UNKNOWN, "after the last record") if after is None else (Part.RESTARTS, "down")
+        gap: Claim = (Part.UNKNOWN, "after the last record", ALL) if after is None else (Part.RESTARTS, "down", ALL)
         if any(one.number < number and (after is None or number < after.number) for number in unread):
-            gap = Part.UNKNOWN, "an attempt that cannot be read"
-        page.add(one, *((Part.IDLE, "hang") if one.hung else gap), last_ns, until_ns)
+            gap = unread_claim
+        page.add(one, last_ns, until_ns, (Part.IDLE, "hang", ALL) if one.hung else gap)
     return ledger.bill((end_ns - origin_ns) / 1e9)
 
 
@@ -124,10 +116,10 @@ class _Page(Struct):
     origin_ns: int
     saves: bool
 
-    def add(self, one: _Attempt, part: Part, cause: str, start_ns: Any, until_ns: Any, seconds: Any = None) -> None:
-        """Add stretches of an attempt, as `Ledger.add`."""
+    def add(self, one: _Attempt, start_ns: Any, until_ns: Any, *claims: Claim) -> None:
+        """Divide stretches of an attempt, as `Ledger.add`."""
         start, until = ((np.asarray(time, np.int64) - self.origin_ns) / 1e9 for time in (start_ns, until_ns))
-        self.ledger.add(part, cause, start, until, one.gpus, seconds)
+        self.ledger.add(start, until, one.gpus, *claims)
 
     def attempt(self, one: _Attempt, last_ns: int, resumed: int | None, *, is_first: bool, cut_off: bool) -> None:
         """Add an attempt up to its last record. `resumed`: the first step that a later attempt does again, if known.
@@ -135,50 +127,40 @@ class _Page(Struct):
         """
         part = Part.START if is_first else Part.RESTARTS
         steps = one.steps.filter(pl.col("start_ns") < last_ns)
-        edges = np.minimum(np.maximum.accumulate([one.begins_ns, *steps["end_ns"]]), last_ns)
+        edges = np.minimum(np.maximum.accumulate([one.begins_ns, *steps["end_ns"], last_ns]), last_ns)
         if not steps.height:
-            self.add(one, part, "without a step", one.begins_ns, last_ns)
+            self.add(one, one.begins_ns, last_ns, (part, "without a step", ALL))
             return
         if steps["start_ns"][0] <= one.begins_ns:  # else its first steps were deleted since
-            self.add(one, part, "until the first step has ended", edges[0], edges[1])
+            self.add(one, edges[0], edges[1], (part, "until the first step has ended", ALL))
             steps, edges = steps[1:], edges[1:]
-        number, recorded = steps["step"].to_numpy(), np.append(steps["recorded"].to_numpy(), True)
-        edges = np.append(edges, last_ns)
-        start, until = edges[:-1], edges[1:]
-        length, worked = (until - start) / 1e9, _worked(one.work, edges)
-        again = np.append(lost_share(number, number, resumed), 1.0) * length
+        # Each step lasts from the end of the one before; behind the last is what did not become a step.
+        start, until, worked = edges[:-1], edges[1:], _worked(one.work, edges)
+        number, begun, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
+        again = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
         if resumed is None:  # all that is not in its last checkpoint
-            again = cut_off * np.clip((until - np.maximum(start, one.kept_until_ns or 0)) / 1e9, 0.0, length)
-        is_step = np.arange(len(length)) < len(number)
-        certain = resumed is not None or (self.saves and bool(recorded[again > 0].all()))
-        for which, to in ((is_step, (Part.RESTARTS, LOST_WORK) if certain else (Part.UNKNOWN, KEPT_OR_LOST)),
-                          (~is_step, (Part.RESTARTS, LOST_WORK))):  # fmt: skip
-            self.add(one, *to, start, until, again * which)
-        left = length - again
-        for planned, seconds in zip(_PARTS, worked, strict=True):
-            spent = np.minimum(left, seconds)
-            self.add(one, planned, str(planned), start, until, spent)
-            left = left - spent
-        begun = np.append(steps["start_ns"].to_numpy(), last_ns)
-        missing = np.where(recorded & is_step, np.minimum(left, (begun - start).clip(min=0) / 1e9), left)
-        self.add(one, Part.UNKNOWN, _UNRECORDED, start, until, missing * is_step)
-        self.add(one, Part.UNKNOWN, "after the last step", start, until, missing * ~is_step)
-        left = left - missing
+            again = cut_off * (until - np.maximum(start, one.kept_until_ns or 0)).clip(min=0) / 1e9
+        certain = resumed is not None or (self.saves and bool(recorded[again[:-1] > 0].all()))
+        missing = np.where(recorded, (begun - start[:-1]).clip(min=0) / 1e9, ALL)
+
+        def planned(rows: slice) -> Iterator[Claim]:
+            return ((part, str(part), seconds[rows]) for part, seconds in worked.items())
+
+        claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), again[:-1]), *planned(slice(-1))]
+        claims += [(Part.UNKNOWN, "steps that were not recorded", missing)]
         if isinstance(one.costs, str):
-            self.add(one, Part.UNKNOWN, "steps that cannot be analysed", start, until, left)
-            if left.any():
-                self.ledger.notes.append(f"attempt {one.number} cannot be analysed: {one.costs}")
-            return
-        for (lost_to, cause), seconds in one.costs.lost.items():
-            spent = np.minimum(left, seconds)
-            self.add(one, lost_to, cause, start, until, spent)
-            left = left - spent
-        self.add(one, Part.USEFUL, TRAINING, start, until, left)
+            claims += [(Part.UNKNOWN, "steps that cannot be analysed", ALL)]
+            self.ledger.notes += [f"attempt {one.number} cannot be analysed: {one.costs}"] * (len(number) > 0)
+        else:
+            claims += [*((*to, seconds) for to, seconds in one.costs.lost.items()), USEFUL]
+        self.add(one, start[:-1], until[:-1], *claims)
+        rest: Claim = (Part.UNKNOWN, "after the last step", ALL)
+        self.add(one, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)
 
 
-def _worked(work: pl.DataFrame, edges: Any) -> Floats:
-    """Seconds of each of `_PARTS` in each stretch between two edges, [parts, stretches]: those of the rank that spends
-    most on them, for which the others wait.
+def _worked(work: pl.DataFrame, edges: Any) -> dict[Part, Floats]:
+    """Seconds of checkpoints, evaluation and data loading in each stretch between two edges, [stretches] each: those of
+    the rank that spends most on them, for which the others wait.
     """
     start, end = (work[name].to_numpy() for name in ("start_ns", "end_ns"))
     first = np.searchsorted(edges, start, side="right") - 1
@@ -188,20 +170,17 @@ def _worked(work: pl.DataFrame, edges: Any) -> Floats:
     inside = (at >= 0) & (at < len(edges) - 1)
     row, at = row[inside], at[inside]
     seconds = (np.minimum(end[row], edges[at + 1]) - np.maximum(start[row], edges[at])) / 1e9
-    of = pl.DataFrame(
-        {"at": at, "rank": work["rank"].gather(row), "part": work["part"].gather(row), "seconds": seconds}
-    )
+    total = pl.col("seconds").sum().over("at", "rank")
     most = (
-        of.with_columns(total=pl.col("seconds").sum().over("at", "rank"))
-        .filter(pl.col("rank") == pl.col("rank").sort_by("total").last().over("at"))
-        .group_by("at", "part")
-        .agg(pl.col("seconds").sum())
+        work[row]
+        .with_columns(at=pl.Series(at), seconds=pl.Series(seconds))
+        .filter(pl.col("rank") == pl.col("rank").sort_by(total).last().over("at"))
     )
-    worked = np.zeros((len(_PARTS), len(edges) - 1))
-    for part, found in zip(_PARTS, worked, strict=True):
-        of_part = most.filter(part=part)
-        found[of_part["at"].to_numpy()] = of_part["seconds"].to_numpy()
-    return worked
+    by_part = {part: most.filter(part=part) for part in PLANNED.values()}
+    return {
+        part: np.zeros(len(edges) - 1) + np.bincount(of["at"], of["seconds"], len(edges) - 1)
+        for part, of in by_part.items()
+    }
 
 
 def _read(

@@ -14,13 +14,27 @@ from msgspec import Struct
 
 from tracekit.base.errors import StoreError
 from tracekit.base.text import short
-from tracekit.bill.bill import KEPT_OR_LOST, LOST_WORK, TRAINING, Bill, Ledger, Part, joined, lost_share, resumed_at
+from tracekit.bill.bill import (
+    ALL,
+    KEPT_OR_LOST,
+    LOST_WORK,
+    USEFUL,
+    Bill,
+    Claim,
+    Ledger,
+    Part,
+    joined,
+    lost_share,
+    resumed_at,
+)
 from tracekit.bill.costs import Costs, costs_of
 from tracekit.fleet.rows import team_of
 from tracekit.store import Store
 
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
+#: Twice what a double resolves of seconds since the epoch, and more.
+_LEAST_S = 1e-6
 
 
 class _Window(Struct, frozen=True):
@@ -79,35 +93,28 @@ def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:
                     before = f"window {row['number']} begins before window {row['number'] - 1} ends"
                     ledger.notes.append(f"{short(job)}: {before}: it counts from then on; compare the clocks")
             gap = (Part.UNKNOWN, "between windows") if at else (Part.RESTARTS, "down and starting again")
-            ledger.add(*(gap if number or at else (Part.START, "until the first window")), at_s, start_s, gpus)
+            ledger.add(at_s, start_s, gpus, (*(gap if number or at else (Part.START, "until the first window")), ALL))
             at_s = start_s + length_s
             again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), Part.RESTARTS
             if resumed[number] is None and cut_off and at >= last:
                 again = 1.0
                 if at == last or not (window.whole and any(one.saves for one in windows)):
                     to = Part.UNKNOWN  # the checkpoint is somewhere in this window, or cannot be seen
-            ledger.add(to, LOST_WORK if to is Part.RESTARTS else KEPT_OR_LOST, start_s, at_s, gpus, again * length_s)
-            _add(ledger, window, start_s, at_s, length_s * (1 - again))
+            lost = LOST_WORK if to is Part.RESTARTS else KEPT_OR_LOST
+            ledger.add(start_s, at_s, gpus, (*lost, again * length_s), *_claims(window, 1 - again, length_s))
     until_s = at_s
     if origin_s is not None and first["watched_until_s"] is not None:
         until_s = max(at_s, first["watched_until_s"] - origin_s)
-        ledger.add(Part.UNKNOWN, "after the last window", at_s, until_s, rows[-1]["world_size"])
+        ledger.add(at_s, until_s, rows[-1]["world_size"], (Part.UNKNOWN, "after the last window", ALL))
     return ledger.bill(until_s)
 
 
-def _add(ledger: Ledger, window: _Window, start_s: float, until_s: float, left_s: float) -> None:
-    """Add what `left_s` seconds of a window went to."""
-    row, costs, gpus = window.row, window.costs, window.row["world_size"]
+def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
+    """What the `share` of a window of `length_s` seconds that is not lost went to."""
+    row, costs, steps = window.row, window.costs, window.row["steps"] * share
     if costs is None or not row["recorded_s"]:
-        ledger.add(Part.UNKNOWN, "windows that are not analysed", start_s, until_s, gpus, left_s)
-        return
-    steps = min(row["steps"], left_s / row["recorded_s"])
-    rest_s = max(left_s - steps * row["recorded_s"], 0.0)
-    ledger.add(Part.UNKNOWN, "between recorded steps", start_s, until_s, gpus, rest_s)
-    left_s -= rest_s
-    planned = {(part, str(part)): seconds for part, seconds in costs.planned.items()}
-    for (part, cause), step_s in (planned | costs.lost).items():
-        spent_s = min(left_s, steps * step_s)
-        ledger.add(part, cause, start_s, until_s, gpus, spent_s)
-        left_s -= spent_s
-    ledger.add(Part.USEFUL, TRAINING, start_s, until_s, gpus, left_s)
+        return [(Part.UNKNOWN, "windows that are not analysed", ALL)]
+    rest_s = length_s * share - steps * row["recorded_s"]
+    spent = {(part, str(part)): seconds for part, seconds in costs.planned.items()} | costs.lost
+    claims = [(*to, steps * seconds) for to, seconds in spent.items()]
+    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims, USEFUL]

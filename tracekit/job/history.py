@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,8 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
         raise SelectionError(f"--history: job {short(name)!r} is no pipeline, whose computes could be compared")
     alike = [row for row in rows[: last + 1] if _comparable(row, rows[last])]
     some = [alike[index] for index in np.unique(np.linspace(0, len(alike) - 1, MOST_WINDOWS).round().astype(int))]
-    trace = _pipeline(store, name, newest)
+    trace = store.load(name, newest)
+    assert isinstance(trace, Trace)  # by its kind
     now = _hosts(trace)
     seen = [*_read(store, some[:-1]), (name, newest, now)]
     of_now = PipelineJob(trace)
@@ -133,19 +135,12 @@ def _comparable(row: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     )
 
 
-def _pipeline(store: Store, job: str, number: int) -> Trace:
-    trace = store.load(job, number)
-    assert isinstance(trace, Trace)  # by the kind of its row
-    return trace
-
-
 def _read(store: Store, rows: list[dict[str, Any]]) -> Iterator[tuple[str, int, dict[str, _OfHost]]]:
     """Job, number and hosts of each window whose ops were not pruned."""
     for row in rows:
-        try:
-            yield row["job"], row["number"], _hosts(_pipeline(store, row["job"], row["number"]))
-        except NotStoredError:
-            continue
+        with suppress(NotStoredError):
+            if isinstance(trace := store.load(row["job"], row["number"]), Trace):
+                yield row["job"], row["number"], _hosts(trace)
 
 
 def _hosts(trace: Trace) -> dict[str, _OfHost]:

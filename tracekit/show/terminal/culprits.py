@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracekit.base.text import percent_sure, seconds, short, three_digits
-from tracekit.job.history import History
+from tracekit.job.history import FEWEST_WINDOWS, History
 from tracekit.show.terminal.tables import new_table
 
 _LONGEST_HOST = 28
@@ -37,6 +37,11 @@ def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> N
 
 def print_history(found: History, console: Console) -> None:
     """Print each host that computes slower than it used to, since when, and what that costs together."""
+    if not found.slower:
+        console.print(
+            f"Of {found.hosts} nodes with the same work in {FEWEST_WINDOWS} windows, none is slower than it was."
+        )
+        return
     table = new_table("Host", "computes", "before", "change", "since")
     for one in found.slower:
         table.add_row(
