@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -56,6 +60,59 @@ def test_ops_are_those_of_the_traces(store: Store) -> None:
     assert found.select(trace.columns).sort(trace.columns).rows() == stored.rows()
     counted = dict(rows_of(store, "SELECT job, count(*) FROM ops GROUP BY job").iter_rows())
     assert counted == {"healthy": 8928, "slow-worker": 2 * 8928}
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        "'infinity'::TIMESTAMP",
+        "'-infinity'::TIMESTAMPTZ",
+        "'infinity'::TIMESTAMP_MS",
+        "'infinity'::DATE",
+        "'294247-01-09'::TIMESTAMP",
+        "[NULL, '-infinity'::DATE]",
+        "[{'a': 'infinity'::TIMESTAMP}]",
+    ],
+)
+@pytest.mark.parametrize("output", [(), ("--json",), ("--csv",)])
+def test_a_time_that_cannot_be_shown_is_one_clear_error_and_its_text_can(
+    time: str, output: tuple[str, ...], store: Store
+) -> None:
+    found = run("sql", f"SELECT {time} AS t", "--store", store.path, *output)
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert found.err.startswith("tracekit: t: has infinite times")
+    assert run("sql", f"SELECT ({time})::VARCHAR AS t", "--store", store.path, *output).code == 0
+
+
+def test_times_that_polars_would_change_are_text(store: Store) -> None:
+    found = rows_of(store, "SELECT 'infinity'::TIMESTAMP_S, 'infinity'::TIMESTAMP_NS, '2026-01-02'::TIMESTAMP_S")
+    assert found.row(0) == ("infinity", "infinity", "2026-01-02 00:00:00")
+
+
+def test_lists_of_tables_show_what_the_documentation_names(store: Store) -> None:
+    assert rows_of(store, "SHOW TABLES")["name"].to_list() == ["findings", "incidents", "jobs", "windows"]
+
+
+def test_ctrl_c_ends_a_query(store: Store) -> None:
+    """The sum of 10^13 products, in whatever of DuckDB's threads the signal arrives."""
+    endless = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
+    command = [sys.executable, "-m", "tracekit", "sql", endless, "--store", str(store.path)]
+    for more_cpu_s in (0.5, 1.5):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asked:
+            proc = Path("/proc", str(asked.pid))
+            while "_duckdb" not in (proc / "maps").read_text():
+                assert asked.poll() is None
+            ticks = _ticks(proc) + more_cpu_s * os.sysconf("SC_CLK_TCK")
+            while _ticks(proc) < ticks:
+                assert asked.poll() is None
+            asked.send_signal(signal.SIGINT)
+            said = asked.communicate(timeout=60)[1].split("\n")
+            assert ("interrupted" in said, "Traceback" in said[0], asked.returncode) == (True, False, 130)
+
+
+def _ticks(proc: Path) -> int:
+    """CPU time of a process, in clock ticks."""
+    return sum(map(int, (proc / "stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -358,8 +358,16 @@ def test_a_store_cut_short_is_said(store: Store) -> None:
         store.load("slow job")
     catalogue = store.path / CATALOGUE
     catalogue.write_bytes(catalogue.read_bytes()[:5000])
-    with pytest.raises(StoreError, match=r"jobs\.store: DuckDB cannot use the store"):
+    with pytest.raises(StoreError, match=r"jobs\.store: DuckDB cannot use the store") as found:
         store.load("slow job")
+    ops.write_bytes(content)
+    assert str(found.value).endswith(
+        f"if it is damaged, delete {catalogue}, then `tracekit store repair --store {store.path}` rebuilds it from the"
+        " traces, without incidents"
+    )
+    catalogue.unlink()
+    assert run("store", "repair", "--store", store.path).code == 0
+    assert store.load("slow job").ops.height == slow_trace(range(200)).ops.height
 
 
 @pytest.mark.parametrize(

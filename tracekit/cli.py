@@ -90,7 +90,9 @@ def main() -> None:
     except click.ClickException as error:
         say(f"tracekit: {_usage(error)}")
         sys.exit(ExitCode.BAD_INPUT)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt, RuntimeError) as error:
+        if type(error) is RuntimeError and str(error) != "Query interrupted":  # what DuckDB makes of Ctrl-C
+            raise
         say("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
     except NotAStoreError as error:

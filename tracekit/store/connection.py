@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracekit.base.command_line import adding
+from tracekit.base.command_line import adding, command
 from tracekit.base.errors import StoreBusyError, StoreError
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
         if "Could not set lock" not in reason:
-            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}") from None
+            again = "copy it again"
+            if isinstance(store, Path):
+                repair = command("store", "repair", "--store", store)
+                again = f"delete {path}, then `{repair}` rebuilds it from the traces, without incidents"
+            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}; if it is damaged, {again}") from None
         raise StoreBusyError(
             f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
             " done"

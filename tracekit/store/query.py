@@ -7,7 +7,8 @@ the catalogue, and can access the Parquet files of the store but nothing else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -32,8 +33,8 @@ _VIEWS = {
         SELECT jobs.name AS job, windows.number AS "window", jobs.source,
                windows.* EXCLUDE (job_id, number, metadata), metadata::JSON AS metadata,
                findings.* EXCLUDE (job_id, number)
-        FROM stored_windows AS windows JOIN stored_jobs AS jobs USING (job_id)
-             LEFT JOIN stored_findings AS findings USING (job_id, number)""",
+        FROM stored.windows AS windows JOIN stored.jobs AS jobs USING (job_id)
+             LEFT JOIN stored.findings AS findings USING (job_id, number)""",
     "jobs": """
         SELECT * EXCLUDE ("window", windows, all_steps), windows, all_steps
         FROM (SELECT *, count(*) OVER whole AS windows, sum(steps) OVER whole AS all_steps
@@ -41,15 +42,17 @@ _VIEWS = {
         QUALIFY row_number() OVER (PARTITION BY job ORDER BY "window" DESC) = 1""",
     "findings": """
         SELECT jobs.name AS job, number AS "window", culprits.* EXCLUDE (job_id, number)
-        FROM stored_culprits AS culprits JOIN stored_jobs AS jobs USING (job_id)""",
+        FROM stored.culprits AS culprits JOIN stored.jobs AS jobs USING (job_id)""",
     "incidents": """
         SELECT incident_id, jobs.name AS job, incidents.* EXCLUDE (incident_id, job_id, cause), cause::JSON AS cause
-        FROM stored_incidents AS incidents JOIN stored_jobs AS jobs USING (job_id)""",
+        FROM stored.incidents AS incidents JOIN stored.jobs AS jobs USING (job_id)""",
 }
 #: DuckDB's words for a table that a query needs.
 _MISSING = re.compile(r"Table with name (\w+) does not exist")
+#: How often to look whether Ctrl-C was pressed, seconds.
+_LOOK_EVERY_S = 0.05
 #: Types of DuckDB that polars cannot hold, or not write.
-_NOT_IN_POLARS = re.compile(r"\b(BIGNUM|BIT|BLOB|INTERVAL|UNION)\b")
+_NOT_IN_POLARS = re.compile(r"\b(BIGNUM|BIT|BLOB|INTERVAL|TIMESTAMP_N?S|UNION)\b")
 
 
 def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
@@ -64,6 +67,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
         try:
             if [statement.type for statement in connection.extract_statements(sql)] != [duckdb.StatementType.SELECT]:
                 raise SelectionError("expected one SELECT: nothing else may be done with a store")
+            connection.execute("CREATE SCHEMA stored")
             _add_tables(connection, store, ("jobs", "windows", "findings", "culprits", "incidents"))
             for name, view in _VIEWS.items():
                 connection.execute(f"CREATE VIEW {name} AS {view}")
@@ -75,7 +79,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             further = {"hosts": _add_hosts, "ops": partial(_add_ops, jobs=jobs)}
             while True:
                 try:
-                    return frame(_plain(connection.sql(sql)))
+                    return _with_possible_times(_interruptible(connection, lambda: frame(_plain(connection.sql(sql)))))
                 except duckdb.CatalogException as error:
                     missing = _MISSING.search(str(error))
                     add = further.pop(missing[1].lower(), None) if missing else None
@@ -86,6 +90,21 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             raise _damaged(store, error) from None
         except duckdb.Error as error:
             raise SelectionError(_line(error)) from None
+
+
+def _interruptible(connection: duckdb.DuckDBPyConnection, ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    """The answer to a query that Ctrl-C ends. The signal reaches any of DuckDB's threads, and wakes none that waits."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask)
+        try:
+            while not answer.done():
+                wait([answer], _LOOK_EVERY_S)
+        except KeyboardInterrupt:
+            while not answer.done():  # it may not have begun
+                connection.interrupt()
+                wait([answer], _LOOK_EVERY_S)
+            raise
+        return answer.result()
 
 
 def _plain(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
@@ -100,19 +119,45 @@ def _plain(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     return named.project(f"* REPLACE ({', '.join(texts)})") if texts else named
 
 
+def _with_possible_times(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same rows. Raises SelectionError for a time that polars cannot show: infinity, the year 300,000."""
+    for column in rows.iter_columns():
+        for values in _leaves(column):
+            if values.dtype in (pl.Date, pl.Datetime) and values.dt.year().null_count() > values.null_count():
+                name = column.name.replace('"', '""')
+                raise SelectionError(
+                    f"{column.name}: has infinite times, or a year that cannot be shown; convert it to text:"
+                    f' "{name}"::VARCHAR'
+                )
+    return rows
+
+
+def _leaves(column: pl.Series) -> Iterator[pl.Series]:
+    """A column or, if it is nested, all values in it, one type at a time."""
+    if isinstance(column.dtype, pl.List | pl.Array):
+        yield from _leaves(column.explode())
+    elif isinstance(column.dtype, pl.Struct):
+        for field in column.struct.fields:
+            yield from _leaves(column.struct.field(field))
+    else:
+        yield column
+
+
 def _add_tables(connection: duckdb.DuckDBPyConnection, store: Store, names: Sequence[str]) -> None:
-    """Add tables of the catalogue without its impossible rows, as `stored_NAME`."""
+    """Add tables of the catalogue without its impossible rows, as `stored.NAME`, which lists of tables do not show."""
     with store.reading() as catalogue:
         for name in names:
             rows = frame(catalogue.connection.sql(f"FROM {name}"))
             # Without its other methods, which DuckDB would answer with pyarrow.
-            connection.register(f"stored_{name}", SimpleNamespace(__arrow_c_stream__=rows.__arrow_c_stream__))
+            connection.register("rows", SimpleNamespace(__arrow_c_stream__=rows.__arrow_c_stream__))
+            connection.execute(f"CREATE TABLE stored.{name} AS FROM rows")
+            connection.unregister("rows")
 
 
 def _add_hosts(connection: duckdb.DuckDBPyConnection, store: Store) -> None:
     _add_tables(connection, store, ["hosts"])
     connection.execute(
-        "CREATE VIEW hosts AS SELECT jobs.name AS job, host FROM stored_hosts JOIN stored_jobs AS jobs USING (job_id)"
+        "CREATE VIEW hosts AS SELECT jobs.name AS job, host FROM stored.hosts JOIN stored.jobs AS jobs USING (job_id)"
     )
 
 
@@ -130,7 +175,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
     folder = Folder(store.path.absolute())
     paths = [str(folder.file(window.job_id, window.number, Part.OPS)) for window in windows]
     connection.execute(
-        "CREATE TABLE stored_paths AS"
+        "CREATE TABLE stored.paths AS"
         ' SELECT unnest($paths) AS filename, unnest($jobs) AS job, unnest($numbers) AS "window"',
         {"paths": paths, "jobs": [one.job for one in windows], "numbers": [one.number for one in windows]},
     )
@@ -139,7 +184,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
         connection.execute(
             f'CREATE VIEW ops AS SELECT job, "window", found.* EXCLUDE (filename)'  # noqa: S608 - our own paths, quoted
             f" FROM read_parquet([{quoted}], union_by_name = true, filename = true) AS found"
-            " JOIN stored_paths USING (filename)"
+            " JOIN stored.paths USING (filename)"
         )
     except duckdb.Error as error:  # IOException, InvalidInputException, ...: a file of the store cannot be read
         raise _damaged(store, error) from None
