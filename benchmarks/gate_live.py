@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import table, tracekit
-from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Outcome
+from tracekit.analysis.attribution import gate
+from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Gate, Outcome, Runs
 from tracekit.analysis.attribution.spent import Part, Spent
-from tracekit.job.gate import gate
-from tracekit.job.job import Job
 from tracekit.job.load import load
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"
@@ -32,6 +31,15 @@ ROUND = ("equal", "equal", "equal", *tuple(FACTORS)[1:])
 LIMIT, VERDICTS, LEARNT_FROM = 0.03, 200, 10
 #: What the slower runs spend more on.
 SLOWED = "backward-compute"
+#: How many baselines, what is judged, and whether the noise is learnt from others and given.
+SETTINGS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
+    (1, (), False),
+    (1, (), True),
+    (5, (), False),
+    (10, (), False),
+    (10, (SLOWED,), False),
+)
+SIDE = Runs("", STEPS, 1)
 
 
 def record(folder: Path, rounds: int) -> None:
@@ -51,48 +59,44 @@ def record(folder: Path, rounds: int) -> None:
 
 
 def judge(folder: Path) -> str:
-    """Tables of how often each kind of run passes, for one baseline and for several."""
-    jobs = {kind: [load(path) for path in sorted(folder.glob(f"*-{kind}.parquet"))] for kind in FACTORS}
-    equal = jobs["equal"]
-    rows = []
-    for baselines, parts, learnt in (
-        (1, (), False), (1, (), True), (3, (), False), (5, (), False), (10, (), False), (20, (), False),
-        (5, ("step",), False), (10, ("step",), False), (10, (SLOWED,), False), (20, (SLOWED,), False),
-    ):  # fmt: skip
-        for kind, runs in jobs.items():
+    """A table of how often each kind of run passes, for one baseline and for several."""
+    sides = {kind: [Spent(load(path).replay) for path in sorted(folder.glob(f"*-{kind}.parquet"))] for kind in FACTORS}
+    equal, rows = sides["equal"], []
+    for kind, runs in sides.items():
+        for baselines, parts, learnt in SETTINGS:
             drawn = np.random.default_rng(0)
             found: Counter[str] = Counter()
-            for _ in range(VERDICTS):
+            for _ in range(VERDICTS if kind == "equal" else VERDICTS // 2):
                 run = runs[int(drawn.integers(len(runs)))]
                 others = [equal[at] for at in drawn.permutation(len(equal)) if equal[at] is not run]
-                noise = _noise(others[1 : LEARNT_FROM + 1]) if learnt else None
-                found[gate(run, others[:baselines], LIMIT, parts=parts, noise=noise).outcome] += 1
+                noise = _noise(others[baselines:][:LEARNT_FROM]) if learnt else None
+                judged = gate.judge(others[:baselines], run, LIMIT, parts, noise)
+                found[Gate.of(SIDE, SIDE, judged, limit=LIMIT, noise=noise, notes=()).outcome] += 1
             what = f"{baselines}, and the noise of {LEARNT_FROM} others" if learnt else str(baselines)
             counts = [str(found[outcome]) for outcome in Outcome]
-            rows.append([what, ", ".join(parts) or "all", f"{FACTORS[kind] - 1:+.0%}", *counts])
-    heads = ["baselines", "parts", "backward", *Outcome]
-    counts = ", ".join(f"{len(runs)} with {FACTORS[kind] - 1:+.0%}" for kind, runs in jobs.items())
+            rows.append([f"{FACTORS[kind] - 1:+.0%}", what, ", ".join(parts) or "all", *counts])
+    heads = ["backward", "baselines", "parts", *Outcome]
+    counts = ", ".join(f"{len(runs)} with {FACTORS[kind] - 1:+.0%}" for kind, runs in sides.items())
     spread = ", ".join(f"{name} {share:.1%}" for name, share in _spread(equal).items())
-    words = f"{counts}; {STEPS} steps each. Means of equal runs scatter (standard deviation): {spread}."
+    words = f"Runs: {counts}; {STEPS} steps each. Means of equal runs scatter (standard deviation): {spread}."
     return f"{words}\n\n{table(heads, rows)}"
 
 
-def _times(job: Job) -> dict[str, float]:
+def _times(spent: Spent) -> dict[str, float]:
     """Mean seconds a step of the step and of the part that is slowed."""
-    spent = Spent(job.replay)
     return {"step": float(spent.step_s.mean()), SLOWED: float(spent.parts[Part("kind", SLOWED)].mean())}
 
 
-def _spread(runs: Sequence[Job]) -> dict[str, float]:
+def _spread(runs: Sequence[Spent]) -> dict[str, float]:
     """Standard deviation of the means of runs, as a share of their mean."""
-    each = [_times(job) for job in runs]
+    each = [_times(run) for run in runs]
     columns = {name: np.array([times[name] for times in each]) for name in each[0]}
     return {name: float(values.std(ddof=1) / values.mean()) for name, values in columns.items()}
 
 
-def _noise(runs: Sequence[Job]) -> float:
+def _noise(runs: Sequence[Spent]) -> float:
     """How far identical runs differ, as a gate on the last of them shows: the largest margin of any figure."""
-    rows = gate(runs[-1], runs[:-1], LIMIT).rows
+    rows = gate.judge(runs[:-1], runs[-1], LIMIT)
     return max((row.margin_s or 0.0) / max(row.before_s, SMALLEST_WHOLE * rows[0].before_s) for row in rows)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from tracekit.base import memory
 from tracekit.base.command_line import command, quoted
@@ -286,7 +287,7 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
         tell("reading the studies")
         found = compare_studies(_study(before), _study(after))
     if as_json:
-        click.echo(json.dumps(found.to_dict(), allow_nan=False))
+        click.echo(msgspec.json.encode(found))
     else:
         from tracekit.show.terminal.fleet import print_fleet_comparison
 

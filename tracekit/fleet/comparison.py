@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -17,7 +16,6 @@ import polars as pl
 from tracekit.fleet.bootstrap import Floats, Interval, bootstrapped, interval
 from tracekit.fleet.figures import counted_jobs
 from tracekit.fleet.study import Study
-from tracekit.report.plain_data import plain
 
 
 class Direction(StrEnum):
@@ -49,10 +47,6 @@ class FleetComparison:
     jobs_before: int
     jobs_after: int
     changes: tuple[Change, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)

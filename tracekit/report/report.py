@@ -50,9 +50,6 @@ REPORT_VERSION = 2
 #: Tables of every report, of one row per finding or question.
 COMMON_TABLES = ("by_step", "by_label", "questions", "causes", "fixes")
 
-#: Smaller errors of S would show as 0.
-_SMALLEST_ERROR = 0.0005
-
 
 class StepTimes(Struct, frozen=True, eq=False):
     """Times of each step, seconds, [steps] each: as recorded; replayed without launch delays; without stragglers."""
@@ -195,7 +192,7 @@ class Report(ABC):
     def slowdown_text(self) -> str:
         """S with its error, as people read it."""
         error = self.slowdown_error
-        return f"{self.slowdown:.3f}" + (f" \u00b1 {error:.3f}" if error >= _SMALLEST_ERROR else "")
+        return f"{self.slowdown:.3f}" + ("" if math.isnan(error) else f" \u00b1 {error:.3f}")
 
     @property
     def straggling(self) -> bool:
