@@ -11,13 +11,17 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from tracekit.analysis.attribution.over_represented import labelled_ops, over_represented
 from tracekit.analysis.gpu.roofline import Card
+from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
 from tracekit.dashboards.data.queries import Results
 from tracekit.store import HANG
 
 #: Spans of a chart, and windows whose steps are shown one by one.
 MOST_SPANS, MOST_STEPWISE = 240, 8
+#: Most ops that are compared.
+MOST_OPS = 5_000_000
 #: Kinds of cause with a colour of their own; the others are one.
 MOST_KINDS = 4
 #: Parts of a stalled step that the job meant to do.
@@ -75,6 +79,42 @@ def read_life(found: Results, job: str, since: float, until: float) -> Life | No
     return Life(
         _with_rates(spans), _losses(found, job, since, until, parts), tuple(sorted(shown, key=lambda one: one.start_s))
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How ops in a range differ from those around it: `over_represented`, the numbers of steps, and the mean excess of
+    a step, seconds.
+    """
+
+    table: pl.DataFrame
+    inside: int
+    outside: int
+    inside_s: float
+    outside_s: float
+
+
+def read_differences(found: Results, job: str, since: float, until: float) -> Differences:
+    """Compare the steps that begin in a range with those of the same windows and of windows around them.
+
+    Raises SelectionError for a range of too many ops.
+    """
+    parts = found.spans(job, MOST_SPANS, since, until)
+    wanted, ops_each = int(parts["windows"].sum()), int(parts["ops"].sum()) // int(parts["windows"].sum())
+    fitting = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
+    if wanted > fitting:
+        raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {fitting} can be compared")
+    around = found.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
+    traces = [found.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
+    ops = labelled_ops(traces)
+    starts = [(at, step, start) for at, trace in enumerate(traces) for step, start in trace.step_starts.items()]
+    known = pl.DataFrame(starts, ["trace", "step", "start_s"], orient="row").cast({"trace": pl.Int32, "step": pl.Int32})
+    ops = ops.join(known, on=["trace", "step"], maintain_order="left")
+    chosen = ops["start_s"].is_between(since, until)
+    spent = ops.group_by("trace", "step", chosen.alias("chosen")).agg(pl.col("excess_s").sum())
+    sides = [spent.filter(chosen=side)["excess_s"] for side in (True, False)]
+    means = [float(side.sum()) / max(len(side), 1) for side in sides]
+    return Differences(over_represented(ops, chosen), len(sides[0]), len(sides[1]), *means)
 
 
 def _windows(parts: pl.DataFrame) -> pl.DataFrame:

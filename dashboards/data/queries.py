@@ -37,6 +37,7 @@ from tracekit.show.spans import StepOps, step_ops
 from tracekit.store import Store, StoredHang, TraceKind
 from tracekit.store.handling import Change
 from tracekit.store.live_tables import LiveTables
+from tracekit.trace.canonical import Trace
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
@@ -219,6 +220,14 @@ class Results:
 
     def _job(self, row: dict[str, Any]) -> Job:
         return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self._store.load(row["name"], row["number"])))
+
+    def trace(self, name: str) -> Trace:
+        """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
+        row = self._row(name)
+        trace = self._store.load(row["name"], row["number"])
+        if trace.kind is not TraceKind.PIPELINE:
+            raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
+        return trace
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""

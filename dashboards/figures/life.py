@@ -70,7 +70,7 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
     drawn = figure(theme, height=220, legend=True)
     kinds = lost.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", descending=True)["kind"].to_list()
     for kind, colour in zip(
-        sorted(kinds, key=lambda kind: kind == "others"), (*theme.slow[2:6], theme.dimmed), strict=False
+        sorted(kinds, key=lambda kind: kind == "others"), (*theme.slow[3:7], theme.dimmed), strict=False
     ):
         rows = lost.filter(pl.col("kind") == kind)
         drawn.add_bar(

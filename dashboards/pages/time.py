@@ -8,19 +8,22 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash import Input, clientside_callback, dcc, html
+from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import short
-from tracekit.dashboards.data.life import Event, Life, read_life
+from tracekit.base.text import seconds, short
+from tracekit.dashboards.data.life import Event, Life, read_differences, read_life
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.life import happened, losses, on_the_clock, rates
-from tracekit.dashboards.ui.components import figure_panel, href, note, panel, row_table
+from tracekit.dashboards.ui.callbacks import answers
+from tracekit.dashboards.ui.components import figure_panel, guarded, href, note, panel, row_table
 from tracekit.dashboards.ui.context import chosen_range, results, viewer
 from tracekit.dashboards.ui.shell import job_page
 
 #: Events that are listed below their figure.
 MOST_LISTED = 50
+#: Values of labels in the table of what is different.
+MOST_DIFFERENT = 20
 _CHARTS = ("time-steps", "time-tokens", "time-mfu", "time-events")
 
 
@@ -32,7 +35,9 @@ def build(stored: Stored, **_: str) -> list[Component]:
     if life is None or life.spans.is_empty():
         way = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
         return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", way, "."]))]
-    return _panels(stored, life, life.ends if chosen is None else chosen.within(*life.ends), chosen is not None)
+    ends = life.ends if chosen is None else chosen.within(*life.ends)
+    shown = _panels(stored, life, ends, chosen is not None)
+    return shown if chosen is None else [_question(stored), *shown]
 
 
 def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool) -> list[Component]:
@@ -51,9 +56,8 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         return figure_panel(name, drawn, label=label, table=table, id=of, extra=html.Span(extra, className="note"))
 
     spans, steps = life.spans, "steps" if life.stepwise else "windows"
-    hint = (
-        f"drag: a range for all pages of this job; click: {'the timeline of a step' if life.stepwise else 'a window'}"
-    )
+    opens = "the step" if life.stepwise else "the window"
+    hint = f"bands: incidents; a drag chooses a range, a click opens {opens}"
     parts = [
         shown(
             ["Time of a step, seconds"],
@@ -109,6 +113,35 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
 def _row(event: Event, where: str | None) -> list[Any]:
     link = dcc.Link(short(event.words, 200), href=where) if where else short(event.words, 200)
     return [viewer().moment(event.start_s), event.kind, link]
+
+
+def _question(stored: Stored) -> Component:
+    ask = html.Button("What is different here?", id="time-ask", className="primary")
+    answer = html.Div(id="time-different", role="status")
+    return html.Section([ask, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
+
+
+@answers(Output("time-different", "children"), Input("time-ask", "n_clicks"), State("time-job", "data"))
+@guarded
+def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
+    """The labels with a larger share of the excess time of the ops in the range than of those around it."""
+    found, chosen = results(), chosen_range(job)
+    if chosen is None:
+        return [note("All of the run is shown: choose a range.")]
+    different = read_differences(found, job, chosen.since, chosen.until)
+    if not (different.inside and different.outside):
+        return [note("There is no step around the range to compare its steps with, or none in it.")]
+    rows = [
+        [label, short(value), f"{inside:.1%}", f"{outside:.1%}", f"{inside - outside:+.1%}"]
+        for label, value, inside, outside in different.table.head(MOST_DIFFERENT).iter_rows()
+    ]
+    words = (
+        f"In these {different.inside:,} steps, ops take {seconds(different.inside_s)} a step beyond the median of their"
+        f" kind and stage; in {different.outside:,} steps around them {seconds(different.outside_s)}. Whose that is:"
+    )
+    heads = ("Label", "Value", "Share here", "Share around it", "Difference")
+    table = row_table(heads, rows, "What is different in this range", numbers=(2, 3, 4))
+    return [html.P(words), table if rows else note("No label has a larger share here.")]
 
 
 clientside_callback(

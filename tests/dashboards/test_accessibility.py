@@ -17,7 +17,7 @@ from tests.dashboards.watched import write_watched
 Visit = Callable[..., Page]
 
 JOB = "job=slow-worker"
-PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "workers", "whatif", "timeline", "hang")))
+PAGES = ("/", *(f"/{page}?{JOB}" for page in ("job", "time", "workers", "whatif", "timeline", "hang")))
 PAGES = (*PAGES, f"/compare?{JOB}&with=healthy", *(f"/{page}?job=gpu_slow_input" for page in ("job", "timeline")))
 #: Pages about what goes on in a store of watched jobs.
 WATCHED = ("/", "/incidents", "/hosts", "/hosts?q=node-d", "/job?job=live")

@@ -109,8 +109,8 @@ _SPANS = """
 SELECT span, min(number) AS number, max(number) AS last, count(*) AS windows, min(started_at) AS start_s,
        max(end_s) AS end_s, min(first_step) AS first_step, max(last_step) AS last_step, bool_or(restarted) AS restarted,
        sum(recorded_s * steps) / sum(steps) FILTER (recorded_s IS NOT NULL) AS recorded_s,
-       sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value(world_size) AS gpus,
-       any_value(facts->>'gpu_model') AS gpu_model,
+       sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value(world_size) AS gpus, sum(ops)::BIGINT AS ops,
+       any_value(coalesce(facts->>'gpu_model', facts->>'label_gpu_model')) AS gpu_model,
        any_value(try_cast(coalesce(facts->>'tokens_per_step', facts->>'label_tokens_per_step') AS DOUBLE)) AS tokens,
        any_value(try_cast(coalesce(facts->>'flops_per_step', facts->>'label_flops_per_step') AS DOUBLE)) AS flops
 FROM parts GROUP BY span ORDER BY span

@@ -13,7 +13,8 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
-from tracekit.dashboards.data.life import Event, read_life
+from tracekit.base.errors import SelectionError
+from tracekit.dashboards.data.life import Event, read_differences, read_life
 from tracekit.dashboards.data.queries import Results
 from tracekit.store import Store
 
@@ -111,6 +112,26 @@ def test_a_range_has_the_steps_and_events_that_overlap_it_alone(store: Path) -> 
     assert read_life(Results(store), "live", BEGIN + 100, BEGIN + 200) is None
 
 
+def test_what_is_different_in_a_range_is_whose_ops_take_longer_there_than_around_it(store: Path) -> None:
+    """In windows 1 and 2, the forwards of rank 3 take 0.3 s, elsewhere 0.1 s as all others do."""
+    found = read_differences(Results(store), "live", BEGIN + HOUR, BEGIN + 2 * HOUR + 60)
+    assert (found.inside, found.outside) == (8, 8)
+    assert (found.inside_s, found.outside_s) == (pytest.approx(0.2), pytest.approx(0))
+    assert found.table.select("label", "value").rows() == [
+        ("DP rank", "3"), ("host", "node-d"), ("op kind", "forward-compute"), ("rank", "3")
+    ]  # fmt: skip
+    assert found.table["inside"].to_list() == pytest.approx([1.0] * 4)
+    part = read_differences(Results(store), "live", BEGIN + HOUR + 5, BEGIN + HOUR + 25)  # two steps of window 1
+    assert (part.inside, part.outside) == (2, 14)
+    assert part.outside_s == pytest.approx(6 * 0.2 / 14)
+
+
+def test_a_range_of_too_many_ops_says_what_fits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_OPS", 50)
+    with pytest.raises(SelectionError, match=r"the range has 4 windows of 48 ops; at most 1 can be compared"):
+        read_differences(Results(store), "live", *EVER)
+
+
 def test_checkpoints_are_marked_where_their_steps_were(tmp_path: Path) -> None:
     """Twenty steps, ten seconds apart; step 5 writes a checkpoint for two seconds."""
     work = [FORWARD, BACKWARD]
@@ -180,6 +201,11 @@ def test_a_drag_chooses_the_range_of_all_pages_back_takes_it_away_and_a_click_op
     assert (query["since"][:15], query["until"][:15]) == ("2023-11-14T22:5", "2023-11-14T23:3")  # 54 min, 90 min
     expect(page.locator("#time-steps")).to_be_visible()
     page.wait_for_function("() => document.querySelector('#time-steps').figure.data[0].x.length === 8")  # four steps
+    page.click("#time-ask")
+    words = (
+        "In these 4 steps, ops take 200.0 ms a step beyond the median of their kind and stage; in 12 steps around them"
+    )
+    expect(page.locator("#time-different")).to_contain_text(words)  # rank 3 has all of it, here as there: no row
     page.locator("#time-steps .chart-picture").press("ArrowRight")
     expect(page.locator("#time-steps .chart-tip")).to_contain_text("step 4: ")
     page.locator("#time-steps .chart-picture").press("Enter")
