@@ -1,5 +1,6 @@
 """Speed and memory of `tracekit whatif`, of the replay kernel, and of op graphs of any shape."""
 
+import math
 import sys
 import tempfile
 import time
@@ -22,25 +23,32 @@ SAMPLE = Path(__file__).parents[1] / "sample_traces" / "healthy.parquet"
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
+#: How time grows: steps of a small job, and microbatches of a job of 32 workers.
+LONGER, DEEPER = (2_000, 8_000), (256, 1024)
 #: Steps of the long recording, and how many rounds `whatif` and kernel runs get.
 LONG_STEPS, RUNS, KERNEL_RUNS = 20_000, 3, 9
 #: The op graph: ranks, ops per rank, scenarios replayed side by side.
 RANKS, OPS_OF_RANK, SCENARIOS = 64, 15_625, 16
 #: Share of computes followed by a garbage collection in the irregular job.
 COLLECTIONS = 0.01
-QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150}
+QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150,
+         "LONGER": (100, 200), "DEEPER": (8, 16)}  # fmt: skip
 #: The least that any analysis does with a trace: read and sort it.
 BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort(sys.argv[2:])"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A trace to measure, the arguments that `whatif` needs for it, and the columns by which it is sorted."""
+    """A trace to measure, the arguments that `whatif` needs for it, and the columns by which it is sorted.
+
+    `grows`: in what it is larger than others, "" if none is compared with it.
+    """
 
     name: str
     path: Path
     arguments: tuple[str, ...] = ()
     order: tuple[str, ...] = ("step", "dp_rank", "pp_rank", "start")
+    grows: str = ""
 
     @property
     def whatif(self) -> tuple[str, ...]:
@@ -51,7 +59,7 @@ class Measured:
 def section() -> str:
     """The Markdown of this section."""
     with tempfile.TemporaryDirectory() as folder:
-        traces = write_traces(Path(folder), LONG_STEPS, WORKERS)
+        traces = [*_growing(Path(folder)), *write_traces(Path(folder), LONG_STEPS, WORKERS)]
         parts = [
             "## Speed: from a step trace to exact attribution",
             _whole_processes(traces),
@@ -74,8 +82,19 @@ def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Me
     for workers in sizes:
         slow = ("--cause", "slow-worker:dp=0,pp=2,factor=1.5")
         path = folder / f"{workers}.parquet"
-        traces.append(_synth(path, f"{workers:,} workers", workers // PP, PP, MICROBATCHES, STEPS, *slow))
+        of_size = _synth(path, f"{workers:,} workers", workers // PP, PP, MICROBATCHES, STEPS, *slow)
+        traces.append(replace(of_size, grows="workers"))
     return [*traces[:-1], *_of_users(traces[-1]), traces[-1]]
+
+
+def _growing(folder: Path) -> list[Measured]:
+    """The same jobs with more steps, and with more microbatches."""
+    steps = [_synth(folder / f"s{count}.parquet", f"{count:,} steps, dp 2 x pp 2", 2, 2, 4, count) for count in LONGER]
+    deep = [
+        _synth(folder / f"m{count}.parquet", f"{count:,} microbatches, dp 2 x pp {PP}", 2, PP, count, STEPS)
+        for count in DEEPER
+    ]
+    return [replace(one, grows="steps") for one in steps] + [replace(one, grows="microbatches") for one in deep]
 
 
 def _of_users(trace: Measured) -> list[Measured]:
@@ -136,12 +155,14 @@ def _write_irregular(folder: Path) -> None:
 
 def _whole_processes(traces: list[Measured]) -> str:
     rows = [["`tracekit --help`", "", *measure(*tracekit("--help"), runs=3 * RUNS).cells, "", "", ""]]
+    grown: dict[str, list[tuple[int, float]]] = {}
     for trace in traces:
         run = measure(*tracekit(*trace.whatif), runs=RUNS)
         bare = measure(sys.executable, "-c", BARE, str(trace.path), *trace.order, runs=RUNS)
         ops = _ops(trace.path)
         per_op = f"{run.cpu_s / bare.cpu_s:.1f}", f"{run.peak_mb * 1e6 / ops:,.0f}"
         rows.append([trace.name, f"{ops:,}", *run.cells, f"{bare.cpu_s:.2f}", *per_op])
+        grown.setdefault(trace.grows, []).append((ops, run.cpu_s))
     intro = (
         "`tracekit whatif FILE --json` as a whole process, warm, with the exact slowdown of every worker; next to it,"
         " polars that only reads and sorts the file, and the ratio of the two. Synthetic jobs: pp"
@@ -150,7 +171,17 @@ def _whole_processes(traces: list[Measured]) -> str:
         " 8,192 workers with approximate slowdowns, on a similar machine."
     )
     header = ["trace", "ops", "wall s", "CPU s", "peak MB", "read and sort, CPU s", "ratio", "peak, bytes an op"]
-    return f"{intro}\n\n{table(header, rows)}"
+    return f"{intro}\n\n{table(header, rows)}\n\n{_exponents(grown)}"
+
+
+def _exponents(grown: dict[str, list[tuple[int, float]]]) -> str:
+    """How CPU time grows with ops: (ops, CPU seconds) of the smallest and the largest job of each kind."""
+    words = []
+    for what, sizes in grown.items():
+        (few, short_s), (many, long_s) = min(sizes), max(sizes)
+        if what and many > few:
+            words.append(f"with {what} {math.log(long_s / short_s) / math.log(many / few):.2f}")
+    return f"CPU time, start-up included, grows with this power of the ops: {', '.join(words)}."
 
 
 def _ops(path: Path) -> int:

@@ -33,7 +33,8 @@ class Spent(NamedTuple):
 def spent(evidence: OpEvidence, behind: Behind) -> Spent:
     """Return what the rank that stands out and its peers spent on a part of their time."""
     assert evidence.culprit is not None
-    total = evidence.ops.filter(behind.ops).group_by("rank").agg(seconds=pl.col("duration").sum(), ops=pl.len())
+    ops = evidence.ops.select("rank", "duration").filter(behind.ops)
+    total = ops.group_by("rank").agg(seconds=pl.col("duration").sum(), ops=pl.len())
     mine, theirs = (total.filter(pl.col("rank").eq(evidence.culprit.rank) == here) for here in (True, False))
     usual_s, usual = (
         float(np.median(theirs[name].to_numpy())) if theirs.height else 0.0 for name in ("seconds", "ops")

@@ -105,9 +105,11 @@ def slow_host_code(evidence: Evidence) -> Bools:
 
 def _most_of_it(evidence: OpEvidence, behind: Behind) -> str:
     """Return the phase and the operator in which the rank's host takes longest beyond its peers, in words."""
-    host, culprit = evidence.ops.filter(behind.ops), evidence.culprit
-    if culprit is None or not {"operator", "phase"} <= set(host.columns):
+    culprit = evidence.culprit
+    if culprit is None or not {"operator", "phase"} <= set(evidence.ops.columns):
         return ""
+    named = [name for name in ("outer", "operator", "phase") if name in evidence.ops.columns]
+    host = evidence.ops.select("rank", "duration", *named).filter(behind.ops)
     operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
     key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
     here, others = pl.col("rank") == culprit.rank, max(host["rank"].n_unique() - 1, 1)

@@ -192,7 +192,8 @@ class OpEvidence(Subject, frozen=True, eq=False):
         """Whether most marked steps launch the same kernels in the same order; of one step, nothing else is known."""
         if "profiler_step" not in self.ops.columns:
             return True
-        gpu = self.ops.filter(pl.col("role") == "gpu", pl.col("profiler_step").is_not_null())
+        ops = self.ops.select("role", "profiler_step", "name")
+        gpu = ops.filter(pl.col("role") == "gpu", pl.col("profiler_step").is_not_null())
         steps = gpu.group_by("profiler_step", maintain_order=True).agg("name")["name"].to_list()
         return len(steps) < 2 or 2 * max(Counter(map(tuple, steps)).values()) >= len(steps)
 
@@ -233,15 +234,16 @@ class OpEvidence(Subject, frozen=True, eq=False):
     def ops(self) -> pl.DataFrame:
         """The ops in the order of the graph."""
         ops = self.trace.ops
-        return ops.sort("step", maintain_order=True) if "step" in ops.columns else ops
+        in_order = "step" not in ops.columns or ops["step"].is_sorted()
+        return ops if in_order else ops.sort("step", maintain_order=True)
 
     @cached_property
     def hosts(self) -> Mapping[int, str]:
         """The host of each rank, as far as known."""
         if not {"rank", "host"} <= set(self.ops.columns):
             return {}
-        named = self.ops.select("rank", pl.col("host").cast(pl.String)).drop_nulls().unique("rank")
-        return dict(named.sort("rank").iter_rows())
+        named = self.ops.select("rank", "host").drop_nulls().unique("rank").sort("rank")
+        return dict(named.with_columns(pl.col("host").cast(pl.String)).iter_rows())
 
     @property
     def names(self) -> Names:

@@ -102,7 +102,7 @@ class _Rules:
 
     def linked(self, column: str, why: str) -> pl.DataFrame:
         """Ops that name the op they wait for."""
-        named = self.ops.with_row_index("after").filter(pl.col(column).is_not_null())
+        named = self.ops.select(column).with_row_index("after").drop_nulls()
         return named.select(
             pl.col(column).cast(pl.Int64).alias("before"), pl.col("after").cast(pl.Int64), why=pl.lit(why)
         )
