@@ -1,40 +1,6 @@
 /* Passes over the rows of a trace. _rows.pyi describes them and their arguments. */
 #include "arguments.h"
 
-static KERNEL(mark) {
-    ENTER("mark", "in*b", 3);
-    const int32_t *values = INT32S(a[0]);
-    const int64_t rows = AXIS(a[0], 0), least = a[1].integer;
-    uint8_t *seen = BYTES(a[2]);
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < rows; i++) seen[values[i] - least] = 1;
-    Py_END_ALLOW_THREADS
-    LEAVE(Py_NewRef(Py_None));
-}
-
-static KERNEL(look_up) {
-    ENTER("look_up", "ini*i", 4);
-    const int32_t *values = INT32S(a[0]), *table = INT32S(a[2]);
-    const int64_t rows = AXIS(a[0], 0), least = a[1].integer;
-    int32_t *out = INT32S(a[3]);
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < rows; i++) out[i] = table[values[i] - least];
-    Py_END_ALLOW_THREADS
-    LEAVE(Py_NewRef(Py_None));
-}
-
-static KERNEL(first_rows) {
-    ENTER("first_rows", "i*l", 2);
-    const int32_t *cell = INT32S(a[0]);
-    const int64_t rows = AXIS(a[0], 0);
-    int64_t *first = INT64S(a[1]);
-    Py_BEGIN_ALLOW_THREADS
-    for (int64_t i = 0; i < rows; i++)
-        if (first[cell[i]] < 0) first[cell[i]] = i;
-    Py_END_ALLOW_THREADS
-    LEAVE(Py_NewRef(Py_None));
-}
-
 /* Whether each stream has every seq below its count once. `next`: how many ops each stream has. */
 static int complete(const int32_t *cell, const uint8_t *kind, const int32_t *seq, int64_t rows, int64_t kinds,
                     int32_t *next, int64_t streams, uint8_t *taken) {
@@ -81,9 +47,7 @@ static KERNEL(are_identified) {
 
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
-static PyMethodDef methods[] = {
-    METHOD(mark), METHOD(look_up), METHOD(first_rows), METHOD(are_identified), {NULL, NULL, 0, NULL},
-};
+static PyMethodDef methods[] = {METHOD(are_identified), {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, .m_name = "_rows", .m_doc = NULL, .m_size = -1, .m_methods = methods,

@@ -60,7 +60,7 @@ def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:
     if last - first > 4 * len(step) + 1_000_000:
         return np.unique(step).astype(np.int32)
     seen = np.zeros(last - first + 1, np.bool_)
-    _rows.mark(np.ascontiguousarray(step, np.int32), first, seen)
+    seen[step - first] = True
     return (np.flatnonzero(seen) + first).astype(np.int32)
 
 
@@ -73,9 +73,7 @@ def step_positions(step: npt.NDArray[np.integer[Any]], steps: npt.NDArray[np.int
         return np.searchsorted(steps, step).astype(np.int32)
     table = np.zeros(last - first + 1, np.int32)
     table[steps - first] = np.arange(len(steps), dtype=np.int32)
-    positions = np.empty(len(step), np.int32)
-    _rows.look_up(np.ascontiguousarray(step, np.int32), first, table, positions)
-    return positions
+    return np.asarray(table[step - first])
 
 
 def _cells(*columns: npt.NDArray[np.integer[Any]]) -> tuple[npt.NDArray[np.int32], tuple[int, ...]] | None:
@@ -98,9 +96,9 @@ def first_rows(*columns: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
     if (cells := _cells(*columns)) is None:
         return np.sort(np.unique(np.stack(columns), axis=1, return_index=True)[1])
     cell, sizes = cells
-    first = np.full(math.prod(sizes), -1, np.int64)
-    _rows.first_rows(cell, first)
-    return np.sort(first[first >= 0])
+    first = np.full(math.prod(sizes), len(cell))
+    np.minimum.at(first, cell, np.arange(len(cell)))
+    return np.sort(first[first < len(cell)])
 
 
 class Source(Struct, frozen=True):
