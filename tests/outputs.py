@@ -24,6 +24,7 @@ from tracekit.commands.experts import ExpertsOutput
 from tracekit.commands.hang import HangOutput
 from tracekit.fleet.comparison import FleetComparison
 from tracekit.fleet.figures import FleetFigures
+from tracekit.job.history import History
 from tracekit.report.applied import ComparedOutput
 
 SHIPPED = Path(str(files("tracekit.commands").joinpath("outputs.schema.json")))
@@ -49,6 +50,7 @@ OUTPUTS: dict[str, Any] = {
     "bill": BillOutput,
     "compare": ComparedOutput,
     "culprits": CulpritsOutput,
+    "culprits --history": History,
     "doctor": DoctorOutput,
     "experts": ExpertsOutput,
     "fleet compare": FleetComparison,

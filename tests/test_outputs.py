@@ -15,9 +15,11 @@ from benchmarks.hangsim import Fault, Job, dumps
 from benchmarks.hangsim import run as simulated
 from benchmarks.hangsim import write as write_dumps
 from tests.analysis.rl.logs import lines, write
+from tests.bill.test_run import restarted
 from tests.fleet.few_jobs import study_of, write_jobs
 from tests.handmade import run
 from tests.outputs import OUTPUTS, SHIPPED, json_schema
+from tests.test_history import stored, window
 from tracekit.base.exit_codes import ExitCode
 from tracekit.cli import commands
 
@@ -25,6 +27,16 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 SLOW, HEALTHY = SAMPLES / "slow_worker.parquet", SAMPLES / "healthy.parquet"
 #: Commands that print a report, whose schema is another one: tests/test_report.py.
 REPORTS = {"whatif", "attach"}
+
+
+def _bill(folder: Path) -> list[object]:
+    restarted(folder / "run")
+    return ["bill", folder / "run", "--gpu-hour", "2"]
+
+
+def _history(folder: Path) -> list[object]:
+    stored(folder, lambda number: window(number, 1.2 if number >= 7 else 1.0))
+    return ["culprits", "--history", "--store", folder / "jobs.store", "--format", "json"]
 
 
 def _experts(folder: Path) -> list[object]:
@@ -51,9 +63,11 @@ def _sql(folder: Path) -> list[object]:
 
 #: Command -> the words of one that prints something of each part, and how it ends.
 CASES: dict[str, tuple[Callable[[Path], list[object]], ExitCode]] = {
+    "bill": (_bill, ExitCode.DONE),
     "collect": (lambda folder: ["collect", "--no-store", "--out", folder / "job.parquet"], ExitCode.DONE),
     "compare": (lambda _: ["compare", HEALTHY, SLOW], ExitCode.DONE),
     "culprits": (lambda _: ["culprits", SLOW, "--format", "json", "--suspects"], ExitCode.DONE),
+    "culprits --history": (_history, ExitCode.DONE),
     "doctor": (lambda folder: ["doctor", "--python", folder / "no-python"], ExitCode.CONDITION),
     "experts": (_experts, ExitCode.DONE),
     "fleet compare": (lambda folder: ["fleet", "compare", _study(folder), _study(folder)], ExitCode.DONE),
@@ -86,7 +100,7 @@ def _with_json(group: click.Group, before: str = "") -> Iterator[str]:
 
 
 def test_every_command_that_prints_json_is_here() -> None:
-    assert {*_with_json(commands)} == CASES.keys() | REPORTS
+    assert {*_with_json(commands)} == {name.partition(" --")[0] for name in CASES} | REPORTS
     assert CASES.keys() == OUTPUTS.keys()
 
 
@@ -99,7 +113,7 @@ def test_the_shipped_schema_is_that_of_the_code() -> None:
 def test_what_a_command_prints_fits_its_schema(name: str, tmp_path: Path) -> None:
     words, code = CASES[name]
     ending = ["--", "true"] if name == "collect" else []
-    ran = run(*words(tmp_path), *([] if name == "culprits" else ["--json"]), *ending)
+    ran = run(*words(tmp_path), *([] if "culprits" in name else ["--json"]), *ending)
     assert ran.code == code, ran.err
     content = json.loads(ran.out)
     assert content
