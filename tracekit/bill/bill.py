@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
+from tracekit.analysis.numeric.arrays import Floats
+
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
 _FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
@@ -112,7 +114,8 @@ class Ledger:
     def __init__(self, job: str, team: str | None, origin_s: float | None) -> None:
         self._job = {"job": job, "team": team}
         self._origin_s = origin_s
-        self._entries: list[pl.DataFrame] = []
+        self._to: list[tuple[str, str, int, int]] = []
+        self._spent: list[Floats] = []
         self.notes: list[str] = []
 
     def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
@@ -124,15 +127,16 @@ class Ledger:
         for part, cause, seconds in claims:
             spent = np.minimum(left, seconds)
             left, some = left - spent, spent > 0
-            found = {"start_s": start[some], "until_s": until[some], "seconds": spent[some]}
-            self._entries.append(
-                pl.DataFrame(found).with_columns(part=pl.lit(str(part)), cause=pl.lit(cause), gpus=pl.lit(gpus))
-            )
+            self._to.append((str(part), cause, gpus, int(some.sum())))
+            self._spent.append(np.stack([start[some], until[some], spent[some]]))
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
+        spent = pl.DataFrame(np.concatenate(self._spent, axis=1), ["start_s", "until_s", "seconds"], orient="col")
+        to = pl.DataFrame(self._to, ["part", "cause", "gpus", "rows"], orient="row")
+        entries = pl.concat([to[np.repeat(np.arange(len(to)), to["rows"])], spent], how="horizontal")
         rows = (
-            self._with_weeks(pl.concat(self._entries))
+            self._with_weeks(entries)
             .group_by("week", "part", "cause", maintain_order=True)
             .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())

@@ -5,7 +5,8 @@ In: the JSON of a report. Out: seconds of the mean step by part and cause.
 
 from __future__ import annotations
 
-import msgspec
+import json
+
 from msgspec import Struct
 
 from tracekit.analysis.detectors.registry import detector_of
@@ -24,37 +25,6 @@ _LEAST_S = 1e-9
 _UNEXPLAINED = "unexplained"
 
 
-class _Where(Struct):
-    workers: list[msgspec.Raw] = []
-
-
-class _Cause(Struct):
-    kind: str
-    where: _Where
-    saved_s: float
-    alone_s: float
-
-
-class _Loss(Struct):
-    kind: str
-    lost_s: float
-
-
-class _Verdict(Struct):
-    losses: list[_Loss]
-
-
-class _OnPath(Struct):
-    recorded_s: float
-    kind: str | None = None
-
-
-class _Report(Struct):
-    verdict: _Verdict
-    causes: list[_Cause]
-    critical_path: list[_OnPath]
-
-
 class Costs(Struct, frozen=True):
     """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path. `lost`: to
     stragglers, by kind of finding, to data that no op shows, and to pauses and stalls.
@@ -67,17 +37,17 @@ class Costs(Struct, frozen=True):
 def costs_of(report: str) -> Costs | None:
     """The costs that a report shows; None for a report of a version with other keys."""
     try:
-        found = msgspec.json.decode(report, type=_Report)
-    except msgspec.DecodeError:
+        found = json.loads(report)
+        on_path = [(op.get("kind"), op["recorded_s"]) for op in found["critical_path"]]
+        of = {loss["kind"]: loss["lost_s"] for loss in found["verdict"]["losses"]}
+        causes = [(cause["kind"], max(cause["saved_s"], cause["alone_s"], 0.0)) for cause in found["causes"]
+                  if _is_straggler(cause["kind"], bool(cause["where"]["workers"]))]  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    planned = dict.fromkeys(PLANNED.values(), 0.0)
-    for op in found.critical_path:
-        if op.kind in PLANNED:
-            planned[PLANNED[OpKind(op.kind)]] += max(op.recorded_s, 0.0)
-    of = {loss.kind: loss.lost_s for loss in found.verdict.losses}
+    planned = {part: sum(max(s, 0.0) for kind, s in on_path if kind == of_part) for of_part, part in PLANNED.items()}
     stragglers: dict[str, float] = {}
-    for cause in filter(_is_straggler, found.causes):
-        stragglers[cause.kind] = stragglers.get(cause.kind, 0.0) + max(cause.saved_s, cause.alone_s, 0.0)
+    for kind, cost_s in causes:
+        stragglers[kind] = stragglers.get(kind, 0.0) + cost_s
     lost_s, named_s = of.get(LossKind.STRAGGLER, 0.0), sum(stragglers.values())
     scale = min(1.0, lost_s / named_s) if named_s else 0.0
     lost = {(Part.STRAGGLERS, kind): cost_s * scale for kind, cost_s in stragglers.items()}
@@ -89,10 +59,9 @@ def costs_of(report: str) -> Costs | None:
     return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > _LEAST_S})
 
 
-def _is_straggler(cause: _Cause) -> bool:
+def _is_straggler(kind: str, on_workers: bool) -> bool:
     try:
-        detector = detector_of(cause.kind)
+        detector = detector_of(kind)
     except KeyError:  # of a plug-in that is not installed here
         return False
-    few = detector.stragglers_where_few and bool(cause.where.workers)
-    return few or detector.loss is LossKind.STRAGGLER
+    return detector.loss is LossKind.STRAGGLER or (detector.stragglers_where_few and on_workers)

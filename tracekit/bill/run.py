@@ -205,6 +205,7 @@ def _read(
             notes.append(f"the clock went back before attempt {recording.attempt}: the time between is unknown")
             clock_ns = before.last_ns - begins_ns
     records = records.with_columns(pl.col("start_ns", "end_ns") + clock_ns)
+    request = recording.directory / HANG_REQUEST
     is_step = pl.col("category") == Category.STEP.name.lower()
     recorded = (pl.col("flags") & int(Flag.RECORDING) > 0).all()
     steps = (
@@ -222,16 +223,8 @@ def _read(
         steps=steps.sort("end_ns"),
         work=_work(records.filter(~is_step)),
         costs=_costs(recording, first_step, clocks),
-        hung=_asked_ns(recording.directory / HANG_REQUEST) > clock_ns + ends_ns,
+        hung=request.exists() and request.stat().st_mtime_ns > clock_ns + ends_ns,
     )
-
-
-def _asked_ns(request: Path) -> int:
-    """When the launcher asked the ranks of an attempt why they make no progress; 0 if it never did."""
-    try:
-        return request.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _work(records: pl.DataFrame) -> pl.DataFrame:
