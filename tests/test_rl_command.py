@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
 from tracekit.report.plain_data import json_schema
@@ -87,3 +89,52 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         assert (ran.code, ran.out) == (2, ""), arguments
         assert words in ran.err.lower() or words in ran.err
         assert len(ran.err.strip().splitlines()) == 1
+
+
+def test_a_contradiction_is_the_verdict_of_every_command(tmp_path: Path) -> None:
+    """The training ends 5 s after the sync has begun."""
+    longer = [line | ({"end": line["end"] + 5} if line.get("phase") == "train" else {}) for line in lines()]
+    flagged = write(tmp_path / "flagged.jsonl", longer)
+    for command in ("rl", "whatif"):
+        assert "\nCONTRADICTION: the phases of a step take 15.50 s" in run(command, flagged).out
+    report = json.loads(run("whatif", flagged, "--json", "--fix", "staleness=1").out)
+    assert (report["causes"], report["fixes"], report["questions"]) == ([], [], [])
+    assert report["rl"]["what_if"][0]["step_s"] is None
+    assert run("import", flagged, "--store", tmp_path / "jobs.store").code == 0
+    assert run("culprits", flagged).code == 5
+
+
+def test_two_logs_compare_by_their_phases(tmp_path: Path) -> None:
+    """By hand: the generation takes 20 s less, and the rest as long. A log may have no phases at all."""
+    (tmp_path / "before").write_text(VERL)
+    (tmp_path / "after").write_text(VERL.replace("gen:60.0", "gen:40.0").replace("step:100.0", "step:80.0"))
+    (tmp_path / "bare").write_text("step:1 - timing_s/step:80.0\nstep:2 - timing_s/step:80.0\n")
+    found = json.loads(run("compare", tmp_path / "before", tmp_path / "after", "--json").out)
+    assert (found["outcome"], found["kinds"]) == ("better", "what phases take: generate 20.00 s less")
+    assert found["by_kind"][0] == {"kind": "generate", "before_s": 60.0, "after_s": 40.0}
+    assert run("compare", tmp_path / "bare", tmp_path / "before").code == 0
+    more = [line | {"engine": "b"} if line.get("tokens") == 8 else line for line in lines(6)]
+    runs = write(tmp_path / "one", lines(6)), write(tmp_path / "two", more)
+    assert "Layouts: 1 engine before, 2 engines after." in json.loads(run("compare", *runs, "--json").out)["notes"]
+
+
+def test_a_gate_judges_the_step_and_its_phases(tmp_path: Path) -> None:
+    before, after = write(tmp_path / "a.jsonl", lines(9)), write(tmp_path / "b.jsonl", lines(9, sync_s=2.0))
+    assert run("gate", before, "--baseline", before).code == 0
+    ran = run("gate", after, "--baseline", before, "--json")
+    rows = {row["name"]: (row["outcome"], row["before_s"], row["after_s"]) for row in json.loads(ran.out)["rows"]}
+    assert (ran.code, rows["step"]) == (3, ("regression", 11.0, 12.0))
+    assert rows["sync"] == ("regression", 1.0, 2.0)
+    assert rows["train"] == ("pass", 4.0, 4.0)
+    (tmp_path / "verl").write_text(VERL)
+    assert "is of another job" in run("gate", tmp_path / "verl", "--baseline", before).message
+
+
+def test_damaged_ops_are_one_error(tmp_path: Path) -> None:
+    trace = tracekit.load(write(tmp_path / "run.jsonl", lines())).trace
+    known = trace.metadata["post_training"]
+    for damaged in ({}, 7, {"format": "verl"}, known | {"engines": []}, known | {"begun": [0.0, 1.0]}):
+        dataclasses.replace(trace, metadata={"post_training": damaged}).write_parquet(tmp_path / "bad.parquet")
+        ran = run("whatif", tmp_path / "bad.parquet")
+        assert (ran.code, "damaged ops of post-training" in ran.message) == (2, True)
+        assert run("info", tmp_path / "bad.parquet").code == 0

@@ -38,7 +38,7 @@ class RlEvidence(Subject, frozen=True, eq=False):
     @cached_property
     def account(self) -> RlAccount:
         """Where its step went, and the prices of the usual alternatives: without trajectories, of the first of them;
-        where requests queue, of more engines, too.
+        if queueing leads, of more engines, too.
         """
         usual = USUAL if self.run.made is not None else USUAL[:1]
         found = self.run.account([Scenario.parse(text) for text in usual])

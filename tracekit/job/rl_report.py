@@ -118,8 +118,9 @@ class RlReport(Report):
 
     def details(self) -> dict[str, Any]:
         account, job = self.account, self.account.job
+        ops = job.trajectories + (len(account.phases) + 1) * job.steps
         return {
-            "job": {"source": "rl", "steps": job.steps, "ranks": job.engines, "ops": job.trajectories},
+            "job": {"source": "rl", "steps": job.steps, "ranks": job.engines, "ops": ops},
             "trust": {},
             "wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours,
             "by_kind": [],

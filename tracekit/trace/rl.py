@@ -110,17 +110,19 @@ def run_of(trace: OpTrace) -> PhaseLog | Timeline:
         ops = trace.ops.with_columns(start=pl.col("start") + begun)
         ops = ops.with_columns(end=pl.col("start") + pl.col("duration"))
         requests, phases = ops.filter(pl.col("rank") > 0), ops.filter(pl.col("rank") == 0)
+        engine, engines = requests["rank"].to_numpy() - 1, tuple(map(str, known["engines"]))
+        np.take(engines, engine)  # or the error that one has no name
         times = (phases[each].to_numpy() for each in ("step", "start", "end"))
         return Timeline(
             Phases(np.array(phases["kind"].to_list(), dtype=np.str_), *times),
             None if requests.is_empty() else Trajectories(
-                engines=tuple(map(str, known["engines"])),
-                engine=requests["rank"].to_numpy() - 1,
+                engines=engines,
+                engine=engine,
                 submit=requests.select(pl.col("submit") + begun).to_series().to_numpy(),
                 **{each: requests[each].to_numpy() for each in ("step", "start", "end", *_OF_REQUESTS)},
             ),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
         raise FormatError(
             f"{trace.name}: damaged ops of post-training ({quoted(error, 80)}); import the log again"
         ) from None

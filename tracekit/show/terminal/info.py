@@ -42,8 +42,8 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
     grid.add_row("Job", Text(short(trace.name)))
     kept = Kept.read(trace.metadata)
     overview = trace.overview() if kept is None else _recording(kept, trace.overview()["Ranks"])
-    if known := trace.metadata.get(POST_TRAINING):
-        overview = {"Kind": "run of post-training (docs/rl.md)", "Format": known["format"], "Steps": overview["Steps"]}
+    if POST_TRAINING in trace.metadata:
+        overview = {"Kind": "run of post-training (docs/rl.md)", "Steps": overview["Steps"]}
     for name, text in {**overview, "Ops": f"{trace.ops.height:,}"}.items():
         grid.add_row(name, Text(printable(text)))
     for name, value in trace.metadata.items():
