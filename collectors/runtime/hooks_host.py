@@ -196,7 +196,7 @@ class HostHooks:
         @functools.wraps(original)
         def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(timer, *args, **kwargs)
-            if start_ns := self.session.begin_span():  # a timer can be the first record of a step
+            if start_ns := self.session.begin_span(timer.name):  # a timer can be the first record of a step
                 self._megatron_timers[id(timer)] = start_ns
             return result
 

@@ -35,6 +35,8 @@ MORE_NAMES = "(more names)"
 #: The largest value of the field.
 MOST_US = 2**31 - 1
 
+#: Ops inside spans of these kinds are part of them.
+_WHOLE = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
 #: Spans of these kinds are work of the GPU, if there is one; all others are work of the host.
 _DEVICE_KINDS = frozenset(OpKind) - {OpKind.GC, OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY}
 
@@ -401,16 +403,22 @@ class Session(Guard):
 
     # ---- spans -------------------------------------------------------------------------------------------------
 
-    def begin_span(self) -> Instant:
-        """Start of a user's span; 0 if it is not recorded."""
+    def begin_span(self, name: str) -> Instant:
+        """Start of a user's span; 0 if it is not recorded. What an evaluation or a checkpoint consists of is not."""
         if not self.recording:
             return 0
         if not self.in_main_thread():
             return now_ns()
-        return self.attempt_hook("span", self.begin_op) or 0
+        if name in _WHOLE:
+            self.attempt_hook("span", self.evaluation.ends)
+        start = self.attempt_hook("span", self.begin_op) or 0
+        self.busy += bool(start) and name in _WHOLE
+        return start
 
     def end_span(self, name: str, start: Instant) -> None:
         """End of a user's span: on the device only for a kind of op that runs there."""
+        if name in _WHOLE and self.busy and self.in_main_thread():
+            self.busy -= 1
         if self.recording:
             end = self.instant_like(start) if name in _DEVICE_KINDS else now_ns()
             self.attempt_hook("span", self.record, Category.SPAN, name, start, end)

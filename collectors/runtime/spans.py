@@ -25,8 +25,8 @@ class _Nobody:
 
     __slots__ = ()
 
-    def begin_span(self) -> Any:
-        """The start of a span, to be passed to `end_span`; 0 if nothing is recorded."""
+    def begin_span(self, name: str) -> Any:  # noqa: ARG002 - it is a protocol
+        """The start of a span of that name, to be passed to `end_span`; 0 if nothing is recorded."""
         return 0
 
     def end_span(self, name: str, start: Any) -> None:
@@ -59,7 +59,7 @@ class _Span:
         self._start: Any = 0
 
     def __enter__(self) -> None:
-        self._start = _sink.begin_span()
+        self._start = _sink.begin_span(self._name)
 
     def __exit__(self, *exception: object) -> None:
         if self._start:

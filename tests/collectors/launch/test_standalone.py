@@ -58,7 +58,7 @@ def test_the_wheel_is_small_needs_nothing_and_is_a_part_of_tracekit(wheel):
         assert (ROOT / folder / name[len(FOLDERS[folder]) + 1 :]).read_bytes() == content
         ast.parse(content, feature_version=(3, 9))
     assert {Path(name).parent.name for name in modules} == {
-        *("tracekit", "base", "trace", "collectors", "inject", "runtime", "launch", "run_directory")
+        *("tracekit", "base", "callbacks", "trace", "collectors", "inject", "runtime", "launch", "run_directory")
     }
 
 

@@ -254,7 +254,7 @@ def test_transfers_of_a_batch_share_one_work_and_end_where_the_stream_goes_on(ri
 
 def test_a_span_named_after_work_of_the_gpu_is_timed_there(rig):
     for name in ("optimizer", "tokenize"):
-        start = rig.session.begin_span()
+        start = rig.session.begin_span(name)
         rig.cuda.launch(8 * MS)
         rig.host.now_ns += 1 * MS
         rig.session.end_span(name, start)

@@ -139,3 +139,27 @@ def test_iterators_of_torch_can_be_told_apart():
     batches = iter(DataLoader([1, 2]))
     assert isinstance(batches, dataloader._BaseDataLoaderIter)
     assert "__weakref__" in dir(batches)
+
+
+def test_a_span_named_after_an_evaluation_or_a_checkpoint_is_all_of_it(loop):
+    """An evaluation of 8 ms and a checkpoint of 2 + 7 ms: the batches, the model and the file inside are no ops."""
+    loop.train_10()
+    for name, runs in (("evaluation", [loop.evaluate_8]), ("checkpoint", [lambda: loop.takes(2), loop.save_7])):
+        start = loop.session.begin_span(name)
+        for run in runs:
+            run()
+        loop.session.end_span(name, start)
+    loop.model.train()
+    loop.train_10()
+    assert loop.ops_ms(Category.SPAN) == [(10, 18), (18, 27)]
+    assert loop.ops_ms(Category.EVALUATION) == loop.ops_ms(Category.CHECKPOINT) == []
+    assert loop.ops_ms(Category.DATA_LOAD) == [(0, 3), (27, 30)]
+
+
+def test_a_span_named_checkpoint_ends_an_evaluation(loop):
+    loop.train_10()
+    loop.evaluate_8()
+    loop.session.end_span("checkpoint", loop.session.begin_span("checkpoint"))
+    loop.save_7()
+    assert loop.ops_ms(Category.EVALUATION) == [(10, 18)]
+    assert loop.ops_ms(Category.CHECKPOINT) == [(18, 25)]

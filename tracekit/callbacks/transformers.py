@@ -1,0 +1,44 @@
+"""For the Trainer of Hugging Face transformers: `Trainer(..., callbacks=[StepTrace()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from tracekit.collectors import set_step, span
+
+
+class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not be installed
+    """Records steps under the trainer's numbers, also after a resume, and each evaluation and checkpoint as one op."""
+
+    def __init__(self) -> None:
+        self._phase: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its signature
+        """Start with the number of the first step."""
+        set_step(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the next step, and what the trainer does first in it."""
+        set_step(state.global_step)
+        self.on_epoch_end(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Start the evaluation or checkpoint that follows."""
+        self._enter("evaluation" if control.should_evaluate else "checkpoint" if control.should_save else None)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End an evaluation. A checkpoint comes after it."""
+        self._enter("checkpoint" if control.should_save else None)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End a checkpoint."""
+        self._enter(None)
+
+    def _enter(self, name: str | None) -> None:
+        if self._phase is not None:
+            self._phase.__exit__(None, None, None)
+        self._phase = None if name is None else span(name)
+        if self._phase is not None:
+            self._phase.__enter__()
