@@ -14,7 +14,8 @@ import numpy as np
 import polars as pl
 
 from benchmarks.measure import table
-from tracekit.analysis.attribution.gate import Outcome
+from tracekit.analysis.attribution.gate import Gate, Outcome, Runs, judge
+from tracekit.analysis.attribution.spent import Spent
 from tracekit.job.gate import gate
 from tracekit.job.graph import GraphJob
 from tracekit.trace.model import ProcessGroup
@@ -34,7 +35,10 @@ NOISES = (
     (100, 0.05, 0.6),
     (300, 0.05, 0.6),
 )
-QUICK = {"PAIRS": 2, "NOISES": NOISES[:1]}
+#: Of runs beside several baselines: their number, steps and noise of an op, how far runs are apart.
+RUNS = 60
+SEVERAL = ((5, 100, 0.02, 0.0025), (10, 100, 0.02, 0.0025), (10, 100, 0.02, 0.01))
+QUICK = {"PAIRS": 2, "RUNS": 6, "NOISES": NOISES[:1], "SEVERAL": SEVERAL[:1]}
 
 
 def simulated(
@@ -81,7 +85,36 @@ def section() -> str:
         rows.append([str(steps), f"{noise:.0%}", str(memory), f"{factor - 1:+.0%}", *map(str, counts)])
     words = f"`tracekit gate --max-regression 3%` on {PAIRS} pairs of runs of {RANKS} ranks for each row."
     heads = ["steps", "noise of an op", "correlation of neighbouring steps", "backward", *Outcome]
-    return f"## Gate\n\n{words}\n\n{table(heads, rows)}"
+    return f"## Gate\n\n{words}\n\n{table(heads, rows)}\n\n{_of_several()}"
+
+
+def _of_several() -> str:
+    rows = [
+        [str(count), str(steps), f"{noise:.0%}", f"{apart:.2%}", f"{factor - 1:+.0%}",
+         *several(count, factor, steps=steps, noise=noise, apart=apart)]
+        for (count, steps, noise, apart), factor in itertools.product(SEVERAL, (1.0, 1.05))
+    ]  # fmt: skip
+    words = f"The same beside several baselines, {PAIRS} draws from {RUNS} runs for each row; whole runs differ, too."
+    return f"{words}\n\n{table(['baselines', 'steps', 'noise of an op', 'of a run', 'backward', *Outcome], rows)}"
+
+
+def several(baselines: int, factor: float, *, steps: int, noise: float, apart: float) -> list[str]:
+    """How `PAIRS` runs beside so many baselines are judged. `apart`: standard deviation of the speed of a whole run;
+    runs and baselines are drawn from RUNS equal ones, and from RUNS with a slower backward.
+    """
+
+    def run(seed: int, backward: float) -> Spent:
+        speed = 1 + apart * float(np.random.default_rng([seed, 1]).normal())
+        slower = {kind: speed * (backward if kind == "backward" else 1.0) for kind in KINDS}
+        return Spent(GraphJob(simulated(seed, steps=steps, noise=noise, memory=0.0, slower=slower)).replay)
+
+    equal, runs = ([run(first + seed, times) for seed in range(RUNS)] for first, times in ((0, 1.0), (RUNS, factor)))
+    drawn, found, side = np.random.default_rng(0), Counter[str](), Runs("", steps, 1)
+    for _ in range(PAIRS):
+        before = [equal[at] for at in drawn.permutation(RUNS)[:baselines]]
+        rows = judge(before, runs[int(drawn.integers(RUNS))], 0.03)
+        found[Gate.of(side, side, rows, limit=0.03, noise=None, notes=()).outcome] += 1
+    return [str(found[outcome]) for outcome in Outcome]
 
 
 def _judged(seed: int, *, steps: int, noise: float, memory: float, factor: float) -> Outcome:

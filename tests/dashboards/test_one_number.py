@@ -72,7 +72,7 @@ def test_the_slowdown(pages: Pages, sample_store: Path, report: dict[str, Any], 
     assert fleet_row(pages, JOB)["slowdown"] == pytest.approx(slowdown, rel=1e-12)
     for path in PAGES[1:]:
         assert f"straggler, {lost:.0%} lost trustworthy" in shown[path], path
-    assert re.search(rf"^S +{slowdown:.3f}: ", terminal, re.MULTILINE)
+    assert re.search(rf"^S +{slowdown:.3f} ± ", terminal, re.MULTILINE)
     compared = next(at for at, line in enumerate(shown["/compare"]) if line == "slowdown")
     assert f"{slowdown:.3f}" in shown["/compare"][compared + 1 : compared + 3]
 
