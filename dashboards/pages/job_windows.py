@@ -23,7 +23,8 @@ from tracekit.dashboards.ui.incidents import incident_table
 MOST_BARS, MOST_LISTED = 60, 20
 #: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
 STALE_WINDOWS, STALE_S = 5, 60.0
-#: The lowest bar has this share of the height of the tallest.
+#: The smallest slowdown beyond 1 that fills the height; the lowest bar has a share of that height.
+_TALLEST = 0.1
 _LOWEST = 0.08
 
 
@@ -85,11 +86,12 @@ def _age(live: dict[str, Any]) -> Component:
 
 def _bars(rows: list[dict[str, Any]], stored: Stored) -> Component:
     """S of each window, every bar a link to the window."""
-    tallest = max((row["slowdown"] - 1 for row in rows if row["slowdown"] is not None), default=0.0)
+    largest = max((row["slowdown"] - 1 for row in rows if row["slowdown"] is not None), default=0.0)
+    tallest = max(largest, _TALLEST)
     bars = []
     for row in rows:
         slowdown, here = row["slowdown"], row["number"] == stored.window
-        share = 0.0 if slowdown is None or tallest <= 0 else max(0.0, slowdown - 1) / tallest
+        share = 0.0 if slowdown is None else max(0.0, slowdown - 1) / tallest
         said = "not analysed" if slowdown is None else f"slowdown {slowdown:.3f}"
         words = f"Window {row['number']}, steps {row['first_step']} to {row['last_step']}: {said}"
         bars.append(
@@ -100,7 +102,7 @@ def _bars(rows: list[dict[str, Any]], stored: Stored) -> Component:
                 className=f"{'here' if here else ''}{' doubtful' if not row['trustworthy'] else ''}",
             )
         )
-    ends = [f"slowdown {1 + tallest:.3f} at most", f"{len(rows)} windows"]
+    ends = [f"slowdown {1 + largest:.3f} at most", f"{len(rows)} windows"]
     return html.Figure([html.Div(bars, className="window-bars"), html.Figcaption(", ".join(ends))], className="picture")
 
 
