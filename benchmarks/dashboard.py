@@ -33,7 +33,7 @@ QUICK = {"JOBS": 30, "MANY_JOBS": 150, "RUNS": 1, "LARGE": {"32x4": (32, 4, 4, 3
 CAUSES = ("slow-worker:factor=1.4", "python-gc", "slow-last-stage", "sequence-length-imbalance", None, None)
 #: Large jobs: DP ranks, stages, microbatches, steps.
 LARGE: dict[str, tuple[int, int, int, int]] = {"512x16": (512, 16, 16, 6), "1024x64": (1024, 64, 2, 3)}
-PAGES = ("/job", "/workers", "/whatif", "/timeline", "/compare")
+PAGES = ("/job", "/time", "/workers", "/whatif", "/timeline", "/compare")
 #: Pages about all jobs.
 OF_ALL = ("/", "/incidents", "/hosts")
 #: A page can be used once its content is there, every figure is drawn.

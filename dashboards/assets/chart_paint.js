@@ -3,7 +3,7 @@
   "use strict";
 
   const { axis, ticks, lines, words, format, marks, colourOf, LEAST_SPAN } = window.tracekitChart;
-  const TEXT_PX = 13, LINE_PX = 17, TICK_PX = 6, GAP_PX = 8, TITLE_PX = 24, BAR_PX = 14, SCALE_PX = 70, MOST_LABEL = 0.4, MOST_TICKS = 12;
+  const TEXT_PX = 13, LINE_PX = 17, TICK_PX = 6, GAP_PX = 8, TITLE_PX = 24, BAR_PX = 14, EVENT_PX = 3, SCALE_PX = 70, MOST_LABEL = 0.4, MOST_TICKS = 12;
   const DASHES = { dot: "2 4", dash: "7 5" };
   const ANCHORS = { left: "start", center: "middle", right: "end" };
   const pen = document.createElement("canvas").getContext("2d");
@@ -129,7 +129,7 @@
   }
 
   function bar(shown, one) {
-    const place = box(shown, one.box), width = Math.max(place.width, 1);
+    const place = box(shown, one.box), width = place.width || EVENT_PX;
     const drawn = [make("rect", { ...place, width, fill: one.colour, class: "bar" })];
     const middle = place.y + place.height / 2, end = place.x + place.width;
     if (one.error && one.error.size) {

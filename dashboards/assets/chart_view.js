@@ -19,7 +19,9 @@
     }
     const within = (value, [low, high]) => value >= Math.min(low, high) && value <= Math.max(low, high);
     const bars = made.bars.filter((one) => within(at[one.lies ? "y" : "x"], one.box[one.lies ? "y" : "x"]));
-    if (bars.length) return [bars.find((one) => within(at.x, one.box.x) && within(at.y, one.box.y)) || bars[0]];
+    const away = (value, [low, high]) => Math.max(Math.min(low, high) - value, value - Math.max(low, high), 0);
+    const off = ({ box }) => away(at.x, box.x) + away(at.y, box.y); // one of them is 0
+    if (bars.length) return [bars.reduce((best, one) => (off(one) < off(best) ? one : best))];
     return nearest(made.paths.filter((one) => one.trace.hoverinfo !== "skip"), axes, layout.hovermode === "x", [x, y]);
   }
 

@@ -13,8 +13,8 @@ def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:
     """The share of jobs, and of GPU-hours, with at most a given S."""
     drawn = figure(theme, height=280, x="slowdown", y="share with at most that", legend=True)
     for column, name, colour in (
-        ("slowdown_jobs", "of jobs", theme.recorded),
-        ("slowdown_hours", "of GPU-hours", theme.accent),
+        ("slowdown_jobs", "of jobs", theme.text),
+        ("slowdown_hours", "of GPU-hours", theme.dimmed),
     ):
         drawn.add_scatter(
             x=curves[column].to_list(),

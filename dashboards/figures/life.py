@@ -69,16 +69,14 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
     """What a mean step loses to each kind of cause, seconds, on top of each other: `Life.losses`."""
     drawn = figure(theme, height=220, legend=True)
     kinds = lost.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", descending=True)["kind"].to_list()
-    for kind, colour in zip(
-        sorted(kinds, key=lambda kind: kind == "others"), (*theme.slow[3:7], theme.dimmed), strict=False
-    ):
+    for kind, shade in zip(sorted(kinds, key=lambda kind: kind == "others"), theme.slow[3:] * 2, strict=False):
         rows = lost.filter(pl.col("kind") == kind)
         drawn.add_bar(
             x=((rows["start_s"] + rows["end_s"]) * 500).to_list(),
             width=((rows["end_s"] - rows["start_s"]) * 1e3).to_list(),
             y=rows["lost_s"].to_list(),
             name=kind,
-            marker={"color": colour},
+            marker={"color": theme.dimmed if kind == "others" else shade},
             hovertemplate=f"{kind}: %{{y:.3g}} s a step<extra></extra>",
         )
     drawn.update_layout(barmode="stack")
@@ -87,36 +85,21 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
 
 
 def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
-    """A row for each kind of event: a bar for as long as it lasts, a mark if it takes no time."""
+    """A row for each kind of event, with a bar for as long as it lasts."""
     kinds = list(dict.fromkeys(one.kind for one in events))
     drawn = figure(theme, height=60 + _ROW_PX * len(kinds))
     colours = {"incident": theme.slow[3], "hang": theme.slow[5]}
-    for kind in kinds:
-        here = [one for one in events if one.kind == kind]
-        colour = colours.get(kind, theme.dimmed)
-        said = {
-            "customdata": [[where(one.window, one.step)] for one in here],
-            "text": [one.words for one in here],
-            "hovertemplate": f"{kind}: %{{text}}<extra></extra>",
-        }
-        if any(one.end_s > one.start_s for one in here):
-            drawn.add_bar(
-                orientation="h",
-                base=[one.start_s * 1e3 for one in here],
-                x=[(one.end_s - one.start_s) * 1e3 for one in here],
-                y=[kind] * len(here),
-                marker={"color": colour},
-                textposition="none",
-                **said,
-            )
-        else:
-            drawn.add_scatter(
-                x=[one.start_s * 1e3 for one in here],
-                y=[kind] * len(here),
-                mode="markers",
-                marker={"size": 9, "color": colour},
-                **said,
-            )
+    drawn.add_bar(
+        orientation="h",
+        base=[one.start_s * 1e3 for one in events],
+        x=[(one.end_s - one.start_s) * 1e3 for one in events],
+        y=[one.kind for one in events],
+        marker={"color": [colours.get(one.kind, theme.dimmed) for one in events]},
+        customdata=[[where(one.window, one.step)] for one in events],
+        text=[one.words for one in events],
+        textposition="none",
+        hovertemplate="%{y}: %{text}<extra></extra>",
+    )
     drawn.update_layout(barmode="overlay", bargap=0.4)
     drawn.update_yaxes(type="category", showgrid=False, autorange="reversed")
     return drawn

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from tracekit.base.text import seconds
 from tracekit.show.figures.base import figure
-from tracekit.show.figures.theme import Theme
+from tracekit.show.figures.theme import Theme, ink_on
 
 #: Characters of a name beside its bar.
 LONGEST_LABEL = 46
@@ -27,23 +27,24 @@ class Bar:
 def scenario_times(recorded_s: float, bars: Sequence[Bar], theme: Theme, whole: str) -> go.Figure:
     """Times of a `whole`, a step or a recording, in scenarios and as the job ran."""
     rows = [Bar("as it ran", recorded_s, 0.0), *bars]
+    colours = [theme.recorded, *[theme.changed] * len(bars)]
     drawn = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
     drawn.add_bar(
         y=[_cut(bar.label) for bar in rows],
         x=[bar.step_time_s for bar in rows],
         error_x={"type": "data", "array": [bar.error_s for bar in rows], "color": theme.text, "thickness": 1.2},
         orientation="h",
-        marker={"color": [theme.original, *[theme.changed] * len(bars)]},
+        marker={"color": colours},
         text=[
             seconds(bar.step_time_s) + (f" ({bar.step_time_s / recorded_s - 1:+.1%})" if position else "")
             for position, bar in enumerate(rows)
         ],
         textposition="inside",
         insidetextanchor="start",
-        textfont={"color": [theme.on_original, *[theme.on_changed] * len(bars)]},
+        textfont={"color": [ink_on(colour) for colour in colours]},
         hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
     )
-    drawn.add_vline(recorded_s, line={"color": theme.original, "width": 1.5, "dash": "dot"})
+    drawn.add_vline(recorded_s, line={"color": theme.recorded, "width": 1.5, "dash": "dot"})
     drawn.update_xaxes(rangemode="tozero")
     drawn.update_yaxes(autorange="reversed", showgrid=False)
     return drawn

@@ -19,20 +19,18 @@ from tracekit.dashboards.ui.components import attributes, href, panel, row_table
 from tracekit.dashboards.ui.context import chosen_window, results, viewer
 from tracekit.dashboards.ui.incidents import incident_table
 
-#: Windows that are drawn, and those of them that are listed with their headline.
-MOST_BARS, MOST_LISTED = 60, 20
+#: Windows that are counted around the one shown, and those that are listed with their headline.
+MOST_AROUND, MOST_LISTED = 60, 20
 #: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
 STALE_WINDOWS, STALE_S = 5, 60.0
-#: The lowest bar has this share of the height of the tallest.
-_LOWEST = 0.08
 
 
 def window_bar(stored: Stored) -> list[Component]:
-    """Which window this is, when the newest came, and a bar for the S of each of the windows around it."""
+    """Which window this is, when the newest came, and the way to the others."""
     live = _live(stored.name)
     if live is None or (stored.windows < 2 and not live["watched"] and live["ending"] is None):
         return []
-    rows = results().history(stored.name, MOST_BARS, stored.window).to_dicts()
+    rows = results().history(stored.name, MOST_AROUND, stored.window).to_dicts()
     numbers = [row["number"] for row in rows]
     shown = next((row for row in rows if row["number"] == stored.window), None)
     steps = "" if shown is None else f", steps {shown['first_step']} to {shown['last_step']}"
@@ -49,7 +47,7 @@ def window_bar(stored: Stored) -> list[Component]:
         parts.append(dcc.Link("Newest window", href=href("/job", job=stored.name, window=None)))
     return [
         html.Section(
-            [html.Div(parts, className="window-way"), _bars(rows, stored)],
+            html.Div(parts, className="window-way"),
             className="panel windows",
             **attributes(aria_label="Windows of this job", data_window=str(stored.window)),
         )
@@ -81,27 +79,6 @@ def _age(live: dict[str, Any]) -> Component:
         className=f"badge {'slow loud' if stale else 'fine'}",
         **attributes(data_added_at=f"{live['added_at']:.3f}", data_stale_after=f"{stale_after:.3f}"),
     )
-
-
-def _bars(rows: list[dict[str, Any]], stored: Stored) -> Component:
-    """S of each window, every bar a link to the window."""
-    tallest = max((row["slowdown"] - 1 for row in rows if row["slowdown"] is not None), default=0.0)
-    bars = []
-    for row in rows:
-        slowdown, here = row["slowdown"], row["number"] == stored.window
-        share = 0.0 if slowdown is None or tallest <= 0 else max(0.0, slowdown - 1) / tallest
-        said = "not analysed" if slowdown is None else f"slowdown {slowdown:.3f}"
-        words = f"Window {row['number']}, steps {row['first_step']} to {row['last_step']}: {said}"
-        bars.append(
-            dcc.Link(
-                html.Span(style={"height": f"{max(share, _LOWEST):.0%}"}),
-                href=href("/job", job=stored.name, window=row["number"]),
-                title=words,
-                className=f"{'here' if here else ''}{' doubtful' if not row['trustworthy'] else ''}",
-            )
-        )
-    ends = [f"slowdown {1 + tallest:.3f} at most", f"{len(rows)} windows"]
-    return html.Figure([html.Div(bars, className="window-bars"), html.Figcaption(", ".join(ends))], className="picture")
 
 
 def history(stored: Stored) -> list[Component]:

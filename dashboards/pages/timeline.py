@@ -31,7 +31,7 @@ from tracekit.dashboards.ui.components import attributes, href, panel, term
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
-from tracekit.show.figures.theme import CLASSES, legend
+from tracekit.show.figures.theme import CLASSES, ink_on, legend
 from tracekit.show.lanes import LEVEL_STEP, LEVELS
 
 _KEYS = (
@@ -198,28 +198,8 @@ def _legend(of: Any, colours: list[tuple[str, str]]) -> Component:
 def _lane_colours() -> list[tuple[str, str, str]]:
     """Colour, ink on it and name of each of `LEVELS`: lost time in the colours of slowdown, as on the page Job."""
     theme = viewer().theme
-    ink, on_classes = theme.on_original, theme.on_classes
-    kernels = (
-        theme.recorded,
-        theme.changed,
-        theme.original,
-        theme.ideal,
-        theme.slow[2],
-        theme.dimmed,
-        theme.classes[0],
-    )
-    inks = (
-        theme.paper,
-        theme.on_changed,
-        ink,
-        ink,
-        on_classes[1],
-        theme.paper,
-        on_classes[0],
-        theme.text,
-        on_classes[3],
-    )
-    return list(zip((*kernels, theme.wait, theme.slow[4]), inks, map(str, LEVELS), strict=True))
+    colours = (*theme.kinds[:4], theme.slow[2], *theme.kinds[4:], theme.wait, theme.slow[4])
+    return [(colour, ink_on(colour), str(level)) for colour, level in zip(colours, LEVELS, strict=True)]
 
 
 def _canvas(stored: Stored, state: TimelineState) -> Component:

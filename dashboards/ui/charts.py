@@ -17,6 +17,7 @@ from tracekit.base.text import seconds
 from tracekit.dashboards.data.worker_view import comma
 from tracekit.dashboards.ui.components import attributes, href
 from tracekit.dashboards.ui.context import viewer
+from tracekit.show.figures.theme import ink_on
 from tracekit.show.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
 
 #: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.
@@ -27,7 +28,6 @@ FEW_COLUMNS = 8
 MOST_BARS = 60
 #: Windows of a trend.
 MOST_TREND = 24
-_INKS = ("#1f2328", "#ffffff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def step_bars(by_step: Sequence[dict[str, Any]], job: str, *, links: bool = True
         lost_s = min(row["lost_s"], row["recorded_s"])
         words = f"step {row['step']}: {seconds(row['recorded_s'])}, {seconds(lost_s)} lost"
         kept = 1.0 - lost_s / row["recorded_s"] if row["recorded_s"] else 1.0
-        colours = f"linear-gradient(to top, {theme.ideal} {kept:.1%}, {theme.recorded} {kept:.1%})"
+        colours = f"linear-gradient(to top, {theme.ideal} {kept:.1%}, {theme.slow[3]} {kept:.1%})"
         style = {"height": f"{row['recorded_s'] / top:.1%}", "background": colours}
         if links:
             where = href("/timeline", job=job, step=row["step"])
@@ -124,7 +124,7 @@ def steps_picture(by_step: Sequence[dict[str, Any]], job: str) -> Component:
     theme, pooled = viewer().theme, -(-len(by_step) // MOST_BARS)
     extent = f"{len(by_step):,} steps of {seconds(min(times))} to {seconds(max(times))}"
     extent += f"; a bar is the slowest of {pooled}" if pooled > 1 else ""
-    keys = [key("needed", theme.ideal), key("lost", theme.recorded)]
+    keys = [key("needed", theme.ideal), key("lost", theme.slow[3])]
     ends = [html.Span(f"step {by_step[0]['step']}"), html.Span(f"{by_step[-1]['step']}")]
     caption = html.Figcaption([f"{extent}: ", *keys])
     return html.Figure([step_bars(by_step, job), html.Div(ends, className="ends"), caption], className="picture")
@@ -166,20 +166,3 @@ def waterfall(levels: Sequence[Level]) -> Component:
             )
         )
     return html.Ol(rows, className="waterfall")
-
-
-def ink_on(colour: str) -> str:
-    """Return black or white, whichever contrasts more with a colour (`#rrggbb`) by WCAG."""
-    own = _luminance(colour)
-
-    def contrast(ink: str) -> float:
-        dark, light = sorted((own, _luminance(ink)))
-        return (light + 0.05) / (dark + 0.05)
-
-    return max(_INKS, key=contrast)
-
-
-def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -6,7 +6,6 @@ several windows show the newest one in the range; charts of time show the range 
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 
 import plotly.graph_objects as go
@@ -37,20 +36,14 @@ def range_control(job: str, path: str) -> list[Component]:
     ]
     if chosen is not None:
         ways.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
+    texts = ("", "") if chosen is None else (chosen.begin, chosen.end)
     fields = [
-        dcc.Input(type="hidden", name="job", value=job),
-        *(
-            text_field(
-                f"range-{name}", label, "" if chosen is None else _iso(at), placeholder=_iso(default), sent_as=name
-            )
-            for name, label, at, default in (
-                ("since", "Since", chosen.since if chosen else 0.0, begin),
-                ("until", "Until", chosen.until if chosen else 0.0, end),
-            )
-        ),
-        html.Button("Show"),
+        text_field(f"range-{name}", name.title(), text, placeholder=_iso(end), sent_as=name, style="wide")
+        for name, text, end in zip(("since", "until"), texts, (begin, end), strict=True)
     ]
-    form = html.Form(fields, action=href(path), method="GET", className="question")
+    form = html.Form(
+        [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"
+    )
     summary = html.Summary([html.B(f"{shown}: "), f"{moments[0]} to {moments[1]}"])
     return [html.Details([summary, html.Div(ways, className="ways-on"), form], className="time-range")]
 
@@ -61,14 +54,10 @@ def in_range(drawn: go.Figure, job: str) -> go.Figure:
         starts = results().step_starts(job)
         steps = [step for step, at in starts.items() if at is not None and chosen.since <= at <= chosen.until]
         if steps:
-            drawn.update_layout(meta={"range": [min(steps) - 0.5, max(steps) + 0.5]})
+            drawn.update_layout(meta=drawn.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
     return drawn
 
 
 def _iso(at: float) -> str:
-    """As addresses write a moment; empty for an open end."""
-    return (
-        datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        if 0 < at < math.inf
-        else ""
-    )
+    """As addresses write a moment."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -56,12 +56,12 @@ def _colours(theme: Theme) -> str:
         "dim": theme.dimmed,
         "line": theme.grid,
         "good": theme.ideal,
-        "bad": theme.accent,
+        "bad": theme.bad,
         "unsure": theme.dimmed,
         "bar": theme.recorded,
         "pick": theme.outline,
-        "second": theme.original,
-        "third": theme.changed,
+        **dict(zip(("forward", "backward", "weight", "other"), theme.kinds[:4], strict=True)),
+        "communication": theme.wait,
         **{f"l{level}": colour for level, colour in enumerate(theme.slow)},
     }
     return " ".join(f"--{name}: {colour};" for name, colour in colours.items())

@@ -59,7 +59,7 @@ def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, mon
             drawn = catalogue.live.history("live", 6, shown)["number"].to_list()
             assert (drawn[0], drawn[-1], len(drawn)) == (first, last, 6)
     pages = Pages(store.path)
-    monkeypatch.setattr("tracekit.dashboards.pages.job_windows.MOST_BARS", 6)
+    monkeypatch.setattr("tracekit.dashboards.pages.job_windows.MOST_AROUND", 6)
     page = pages.text("/job", job="live", window="1")
     assert "Window 1 of 0 to 5; the newest is 11, steps 2 to 3" in page
 
@@ -86,8 +86,9 @@ def test_files_are_those_of_the_window_shown(pages: Pages) -> None:
 
 
 def test_the_page_of_a_job_has_its_history(pages: Pages) -> None:
-    (table,) = [one for one in found(pages.page("/job", job="live"), "Figure", "picture") if "window-bars" in str(one)]
-    assert [link.href for link in found(table, "Link")] == [f"/job?job=live&window={number}" for number in range(3)]
+    tables = found(pages.page("/job", job="live"), "Div", "table-wide")
+    (table,) = [one for one in tables if getattr(one, "aria-label") == "Windows of this job"]
+    assert [link.href for link in found(table, "Link")] == [f"/job?job=live&window={number}" for number in (2, 1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,14 @@ def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages)
     assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 01:00:30 UTC" in alone
 
 
+def test_charts_of_steps_show_the_steps_of_the_range(
+    store: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
+) -> None:
+    page = visit("/workers?job=live&since=2023-11-15T00:00:05Z&until=2023-11-15T00:00:25Z", base=show(store).url)
+    for figure in ("workers-times", "workers-history"):
+        expect(page.locator(f"#{figure} text.across")).to_have_text(["9", "10"])  # of steps 8 to 11
+
+
 @pytest.mark.parametrize(
     ("since", "until", "said"),
     [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
 from tests.dashboards.conftest import Serving
-from tracekit.show.figures.theme import DARK, LIGHT
+from tracekit.show.figures.theme import DARK, LIGHT, Theme
 
 System = Literal["light", "dark"]
+ASSETS = Path(__file__).parents[3] / "dashboards" / "assets"
 Open = Callable[[System], Page]
 PAPER = "getComputedStyle(document.querySelector('.top')).backgroundColor"
 BODY = "getComputedStyle(document.body).backgroundColor"
@@ -86,3 +89,30 @@ def test_no_other_theme_flashes_before_the_page_is_there(on_a_system: Open, serv
     page.wait_for_selector("#page > *")
     assert page.evaluate(BODY) == colour("#111315")
     assert page.evaluate(PAPER) == colour(DARK.paper)
+
+
+def test_style_sheets_have_the_colours_of_the_theme() -> None:
+    """What the style sheets call by a name is the colour of that name in the table; they have no other."""
+    sheet = (ASSETS / "tracekit.css").read_text()
+    for theme, selector in ((LIGHT, ":root"), (DARK, ".dark")):
+        (rule,) = re.findall(rf"^{re.escape(selector)} {{(.*)}}$", sheet, re.MULTILINE)
+        own = dict(re.findall(r"--(\w+): (#\w+);", rule))
+        assert (own["paper"], own["ink"], own["dimmed"], own["line"]) == (
+            theme.paper,
+            theme.text,
+            theme.dimmed,
+            theme.grid,
+        )
+        assert own["bad"] == theme.bad
+    assert f"--chosen: {LIGHT.outline};" in sheet
+    assert LIGHT.outline == DARK.outline
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_no_colour_has_two_meanings(theme: Theme) -> None:
+    apart = [theme.recorded, theme.ideal, theme.changed, theme.outline, *theme.slow[1:], *theme.kinds]
+    assert len({*apart}) == len(apart)
+    assert theme.bad in theme.slow
+    for kind in theme.kinds:  # muted: no channel is far from the others
+        channels = [int(kind[at : at + 2], 16) for at in (1, 3, 5)]
+        assert max(channels) - min(channels) < 64

@@ -46,4 +46,4 @@ def pipeline_step(pictures: Sequence[Picture], theme: Theme) -> go.Figure:
 
 def colours(theme: Theme) -> tuple[str, ...]:
     """A colour for each of `WHATS`: lost time in those of slowdown."""
-    return (theme.recorded, theme.original, theme.changed, theme.slow[1], theme.slow[2], theme.slow[4], theme.slow[3])
+    return (*theme.kinds[:3], theme.slow[1], theme.slow[2], theme.slow[4], theme.slow[3])

@@ -60,7 +60,7 @@ def worker_heatmap(
     if dotted:
         aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
         places = [(column - aside, row) for column, row in (_place(found, pooled, cell) for cell in dotted)]
-        _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.recorded})
+        _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.outline})
     stages = np.arange(found.stages)[:: pooled.column_block]
     drawn.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
     drawn.update_yaxes(axis(found.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
@@ -97,7 +97,7 @@ def worker_over_steps(
         x=across,
         y=own,
         mode=markers(len(own)),
-        line={"color": theme.accent, "width": 2},
+        line={"color": theme.bad, "width": 2},
         marker={"size": 5},
         customdata=list(zip(found.steps.tolist(), moments, strict=True)),
         hovertemplate="step %{customdata[0]}: slowdown alone %{y:.3f}<br>%{customdata[1]}<extra></extra>",
