@@ -1,7 +1,7 @@
 """Execute docs/notebook.ipynb and keep its outputs in it, for readers who do not run it.
 
-`python docs/site/notebook.py`, with the extras `dev` and `docs`, and Chromium. Figures are kept as images, because GitHub draws no
-others.
+`python docs/site/notebook.py`, with the extras `dev` and `docs`, and Chromium. Figures are kept as images, because
+GitHub draws no others.
 """
 
 from __future__ import annotations
