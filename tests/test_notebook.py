@@ -6,10 +6,13 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from msgspec import Struct
+from plotly.callbacks import InputDeviceState, Points
 
 import tracekit
 from tests.cases import case
@@ -138,6 +141,28 @@ def test_a_figure_is_titled_with_its_job(slow: PipelineJob, sample: PipelineRepo
     assert sample.plot.critical_path().layout.title.text == "slow-worker: critical path of step 105"
     assert sample.plot.pipeline().layout.title.text == "slow-worker: stages of step 105"
     assert "<img" not in load(write_evil(tmp_path)).report.plot.steps().layout.title.text
+
+
+def test_a_click_on_the_map_shows_the_timeline_of_the_worker_and_its_pipeline(
+    sample: PipelineReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_plot, "find_spec", lambda _: True)
+    monkeypatch.setattr(report_plot, "import_module", lambda _: SimpleNamespace(VBox=list))  # of ipywidgets
+    monkeypatch.setattr(go, "FigureWidget", go.Figure)  # whose clicks come from a browser
+    cells, below = sample.plot.explore(103)
+    row, column = next(
+        (row, column)
+        for row, found in enumerate(cells.data[0].customdata)
+        for column, (dp_rank, pp_rank, _) in enumerate(found)
+        if (dp_rank, pp_rank) == (1, 2)
+    )
+    points = Points(point_inds=[(row, column)], xs=[column], ys=[row], trace_name="", trace_index=0)
+    cells.data[0]._dispatch_on_click(points, InputDeviceState())
+    assert sorted(below.layout.yaxis.ticktext) == [f"rank {rank} on host-000{rank // 8}" for rank in (1, 13, 5, 9)]
+    assert below.layout.title.text == "slow-worker: step 103, recorded above ideal"
+    monkeypatch.setattr(report_plot, "find_spec", lambda name: None if name == "anywidget" else name)
+    with pytest.raises(OutputError, match="clicks need anywidget"):
+        sample.plot.explore()
 
 
 def test_without_a_number_the_slowest_step_is_drawn(sample: PipelineReport) -> None:

@@ -6,10 +6,12 @@ shows (`figures/`). Plotly is imported when a figure is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +43,7 @@ class Plots:
         report.plot.steps()                 # when it is slow
         report.plot.timeline(105)           # what happened in step 105; without a number, in the slowest step
         report.plot.critical_path(105)      # which ops made it as long as it was
+        report.plot.explore()               # the map, and the timeline of the worker that is clicked, in Jupyter
         report.plot.pipeline(105, "zb-h1")  # what each stage waits for, and the same step under another schedule
 
     Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
@@ -79,15 +82,43 @@ class Plots:
 
         At most 24 workers, fewer if a step has very many ops: first those that causes name, then the slowest.
         """
+        return self._timeline(step, workers_that_matter(self.report, MOST_WORKERS), _theme(theme))
+
+    def explore(self, step: int | None = None, *, theme: str = "light") -> Any:
+        """The worker map above a timeline, in Jupyter: a click on a worker shows its timeline and that of its pipeline.
+
+        `step`: as of `worker_map` and `timeline`. Returns a widget. Raises OutputError without anywidget.
+        """
         colours = _theme(theme)
+        if find_spec("anywidget") is None:
+            raise OutputError("clicks need anywidget, which is missing; pip install 'tracekit-analysis[notebook]'")
+        import plotly.graph_objects as go
+
+        cells = go.FigureWidget(self.worker_map(step, theme=theme))
+        below = go.FigureWidget(self.timeline(step, theme=theme))
+
+        def show(_trace: object, points: Any, _state: object) -> None:
+            row, column = points.point_inds[0]
+            dp_rank, pp_rank = (int(rank) for rank in cells.data[0].customdata[row][column][:2])
+            pipeline = [Worker(dp_rank, stage) for stage in range(self.report.layout.pp) if stage != pp_rank]
+            drawn = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
+            with below.batch_update():
+                below.data = []
+                below.add_traces(drawn.data)
+                below.layout = drawn.layout
+
+        cells.data[0].on_click(show)
+        return import_module("ipywidgets").VBox([cells, below])
+
+    def _timeline(self, step: int | None, workers: Sequence[Worker], colours: Theme) -> go.Figure:
+        """The timeline of as many of these workers as fit."""
         from tracekit.show.figures.step import timeline, workers_that_fit
 
         ops = step_ops(self.report.replay.only_steps([self._step(step)]))
         at = {
             Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
         }
-        wanted = [worker for worker in workers_that_matter(self.report, MOST_WORKERS) if worker in at]
-        shown = workers_that_fit(ops, np.array([at[worker] for worker in wanted], np.int64))
+        shown = workers_that_fit(ops, np.array([at[worker] for worker in workers if worker in at], np.int64))
         names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
         return self._titled(timeline(ops, shown, names, colours), f"step {ops.step}, recorded above ideal")
 
