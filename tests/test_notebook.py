@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from msgspec import Struct
+from plotly.callbacks import InputDeviceState, Points
 
 import tracekit
 from tests.cases import case
@@ -128,6 +132,39 @@ def test_the_critical_path_takes_all_of_the_step(slow: PipelineJob) -> None:
     assert sum(x for _, x, y in bars if y == slow_row) >= 10_000.0
 
 
+def test_a_figure_is_titled_with_its_job(slow: PipelineJob, sample: PipelineReport, tmp_path: Path) -> None:
+    plot = slow.report.plot
+    assert [drawn.layout.title.text for drawn in (plot.worker_map(), plot.worker_map(8), plot.steps())] == [
+        "slow job: S of each worker alone", "slow job: S of each worker alone, step 8", "slow job: time of each step",
+    ]  # fmt: skip
+    assert sample.plot.timeline().layout.title.text == "slow-worker: step 105, recorded above ideal"
+    assert sample.plot.critical_path().layout.title.text == "slow-worker: critical path of step 105"
+    assert sample.plot.pipeline().layout.title.text == "slow-worker: stages of step 105"
+    assert "<img" not in load(write_evil(tmp_path)).report.plot.steps().layout.title.text
+
+
+def test_a_click_on_the_map_shows_the_timeline_of_the_worker_and_its_pipeline(
+    sample: PipelineReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_plot, "find_spec", lambda _: True)
+    monkeypatch.setattr(report_plot, "import_module", lambda _: SimpleNamespace(VBox=list))  # of ipywidgets
+    monkeypatch.setattr(go, "FigureWidget", go.Figure)  # whose clicks come from a browser
+    cells, below = sample.plot.explore(103)
+    row, column = next(
+        (row, column)
+        for row, found in enumerate(cells.data[0].customdata)
+        for column, (dp_rank, pp_rank, _) in enumerate(found)
+        if (dp_rank, pp_rank) == (1, 2)
+    )
+    points = Points(point_inds=[(row, column)], xs=[column], ys=[row], trace_name="", trace_index=0)
+    cells.data[0]._dispatch_on_click(points, InputDeviceState())
+    assert sorted(below.layout.yaxis.ticktext) == [f"rank {rank} on host-000{rank // 8}" for rank in (1, 13, 5, 9)]
+    assert below.layout.title.text == "slow-worker: step 103, recorded above ideal"
+    monkeypatch.setattr(report_plot, "find_spec", lambda name: None if name == "anywidget" else name)
+    with pytest.raises(OutputError, match="clicks need anywidget"):
+        sample.plot.explore()
+
+
 def test_without_a_number_the_slowest_step_is_drawn(sample: PipelineReport) -> None:
     assert "step 105" in sample.plot.timeline().layout.xaxis.title.text
     assert "step 105" in sample.plot.critical_path(theme="dark").layout.xaxis.title.text
@@ -186,3 +223,17 @@ def check_help(thing: object) -> None:
     described = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__[:-1])
     fields = thing.__struct_fields__ if issubclass(thing, Struct) else getattr(thing, "__dataclass_fields__", ())
     assert [name for name in fields if f"`{name}`" not in described] == []
+
+
+def test_the_notebook_is_kept_with_what_it_shows() -> None:
+    """Of `python docs/site/notebook.py`: the card as it is drawn now, and an image of each figure, under its title."""
+    notebook = json.loads((SAMPLES.parent / "docs" / "notebook.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in cells)
+    shown = [output.get("data", {}) for cell in cells for output in cell["outputs"]]
+    assert "".join(shown[0]["text/html"]) == load(SAMPLES / "slow_worker.parquet")._repr_html_()
+    titles = ["".join(data["text/plain"]) for data in shown if "image/png" in data]
+    assert titles == [f"slow-worker: {of}" for of in (
+        "S of each worker alone", "time of each step", "step 105, recorded above ideal", "critical path of step 105",
+    )]  # fmt: skip
+    assert "error" not in {output["output_type"] for cell in cells for output in cell["outputs"]}

@@ -330,6 +330,7 @@
     letGo() {
       if (this.pinned || !this.state.range) this.unpin();
       else range().select(this, 0, 0, true);
+      this.settleSoon(); // the sums, where an op stood in their place
     }
 
     async tell(name, kept) {

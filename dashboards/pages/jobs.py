@@ -22,7 +22,7 @@ from tracekit.base.text import printable, short
 from tracekit.dashboards.pages.job_card import job_card
 from tracekit.dashboards.ui.charts import trend
 from tracekit.dashboards.ui.components import attributes, badge, href, note, panel, row_table
-from tracekit.dashboards.ui.context import results, viewer
+from tracekit.dashboards.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
@@ -46,6 +46,7 @@ COLUMNS = {
     "Verdict": None,
     "Lost": "share",
     "GPU-hours a day": "lost",
+    "Cost a day": None,
     "First fix saves": "saves",
     "Slowdown": "slowdown",
     "Culprit": None,
@@ -149,9 +150,11 @@ def _sums(jobs: pl.DataFrame) -> Component:
     sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if sure.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
-    lost, of = sure["lost_gpu_hours_per_day"].sum(), 24 * int(sure["world_size"].sum())
+    lost, of = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
     need = "job needs" if sure.height == 1 else "jobs need"
-    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost"
+    price = gpu_hour()
+    money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
+    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost{money}"
     return html.H2(words, className="count")
 
 
@@ -257,7 +260,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
         for name, order in COLUMNS.items()
         if name in kept
     ]
-    numbers = [at for at, name in enumerate(kept) if name in FIGURES]
+    numbers = [at for at, name in enumerate(kept) if name in (*FIGURES, "Cost a day")]
     return row_table(heads, body, "Jobs", numbers, names=kept, id="jobs")
 
 
@@ -274,9 +277,12 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
         title: html.Td("-" if row[column] is None else format(row[column], form), className="number")
         for title, (column, form) in FIGURES.items()
     }
+    price, lost = gpu_hour(), row["lost_gpu_hours_per_day"]
+    money = "-" if price is None or lost is None else f"{lost * price:,.0f}"
     button = html.Button("Compare", className="chip-button", **attributes(data_compare=name, aria_pressed="false"))
     return {
         **numbers,
+        "Cost a day": html.Td(money, className="number"),
         "Job": html.Td(dcc.Link(html.Bdi(short(name)), href=href("/job", job=name), className="job")),
         "Verdict": html.Td(badge(verdict, tone, loud=tone is Tone.BAD), title=printable(why)),
         "Culprit": html.Td(short(row["culprit"] or "-"), title=printable(causes)),

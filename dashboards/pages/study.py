@@ -33,8 +33,8 @@ from tracekit.dashboards.ui.shell import page
 from tracekit.fleet.words import APPLIED, BY_CAUSE, BY_TEAM, Table, answer_rows, culprits_table, headline, hours, tables
 from tracekit.report.applied import AppliedFix
 
-#: Jobs that are listed.
-MOST_JOBS = 8
+#: Jobs that are listed, and rows of a table on the first screen.
+MOST_JOBS, MOST_ROWS = 5, 4
 
 
 def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
@@ -53,15 +53,15 @@ def build(team: str = "", cause: str = "", **_: str) -> list[Component]:
         BY_TEAM: ("team", found.groups["team"]["group"].to_list()),
     }
     every = list(tables(found))
-    first = [_panel(table, *drilled[table.title]) for table in every if table.title in drilled]
-    rest = [_panel(table) for table in every if table.title not in (*drilled, APPLIED)]
-    first += [_panel(table) for table in every if table.title == APPLIED]
+    titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if found.groups["team"].height > 1 else [])]
+    first = [_first(table, *drilled.get(table.title, ())) for table in every if table.title in titles]
+    rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
     (first if report.culprits.height else rest).append(_culprits(report))
     return [
         html.H1(f"Fleet: {report.name}"),
-        html.Section([verdict, html.Dl(answer, className="answer")], className=f"panel hero {tone}"),
-        halves(_jobs(report, team, cause), *first, *([_distribution(report)] if found.jobs else [])),
-        folded("All tables", halves(*rest)),
+        html.Section([verdict, html.Dl(answer, className="answer paired")], className=f"panel hero {tone}"),
+        halves(_jobs(report, team, cause), *first),
+        folded("All tables", halves(*([_distribution(report)] if found.jobs else []), *rest)),
     ]
 
 
@@ -97,10 +97,9 @@ def _jobs(report: FleetReport, team: str, cause: str) -> Component:
     ]
     of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
     table = row_table(("Job", "Team", "Slowdown", "GPU-hours lost"), rows, "Jobs that lose most", (2, 3))
+    count = html.Span(f"{jobs.height:,} jobs ", className="note")
     everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
-    return panel(
-        f"Jobs that lose most{f': {of}' if of else ''}", table, note(f"{jobs.height:,} jobs"), extra=everything
-    )
+    return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])
 
 
 def _applied() -> tuple[AppliedFix, ...]:
@@ -121,6 +120,11 @@ def _culprits(report: FleetReport) -> Component:
         return panel(table.title, note("None beyond chance."))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
     return panel(table.title, _shown(table, table.rows), note(table.note), extra=csv)
+
+
+def _first(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
+    """The first rows of a table, without its note."""
+    return _panel(replace(table, rows=table.rows[:MOST_ROWS], note=""), by, values)
 
 
 def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:

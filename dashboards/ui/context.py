@@ -32,13 +32,14 @@ LONGEST_NUMBER = 10
 class Service:
     """Settings and data of the server. `prefix`: the path under which browsers see it, with slashes around it.
 
-    `study`: a study of many jobs, if there is one next to the store.
+    `study`: a study of many jobs, if there is one next to the store. `gpu_hour`: what a GPU-hour costs, if known.
     """
 
     results: Results
     replays: Replays
     prefix: str
     study: FleetStudy | None
+    gpu_hour: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,11 @@ def replays() -> Replays:
 def study() -> FleetStudy | None:
     """The study of the server, if it has one."""
     return _service().study
+
+
+def gpu_hour() -> float | None:
+    """The price of a GPU-hour, in any currency; None if unknown."""
+    return _service().gpu_hour
 
 
 def prefixed(path: str) -> str:

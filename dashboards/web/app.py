@@ -33,10 +33,12 @@ _DOCUMENT = """<!DOCTYPE html>
 """
 
 
-def make_app(store: Path, access: Access | None = None, study: Path | None = None) -> Dash:
+def make_app(
+    store: Path, access: Access | None = None, study: Path | None = None, gpu_hour: float | None = None
+) -> Dash:
     """Build the dashboard of the store at `store` with that access; each page reads the store anew.
 
-    `study`: a study of many jobs for the page Fleet.
+    `study`: a study of many jobs for the page Fleet. `gpu_hour`: the price of a GPU-hour.
     """
     access = access or Access()
     app = Dash(
@@ -56,7 +58,7 @@ def make_app(store: Path, access: Access | None = None, study: Path | None = Non
     )
     results = Results(store)
     fleet = None if study is None else FleetStudy(study)
-    app.server.extensions[EXTENSION] = Service(results, Replays(results), access.prefix, fleet)
+    app.server.extensions[EXTENSION] = Service(results, Replays(results), access.prefix, fleet, gpu_hour)
     if fleet is not None:
         fleet.read_ahead()
     harden(app, access)

@@ -37,6 +37,7 @@ _EXTRAS = ("dash", "flask_compress", "gunicorn", "plotly", "waitress")
 @click.option(
     "--public-url", metavar="URL", help="Where browsers find it behind a reverse proxy: https://HOST/PREFIX/."
 )
+@click.option("--gpu-hour", type=click.FloatRange(0, 1e6), metavar="PRICE", help="State what is lost in money, too.")
 @click.option("--threads", default=8, show_default=True, type=click.IntRange(1, 256), help="Requests at once.")
 @click.option("--hash-password", is_flag=True, help="Ask for a user and password, print a line for --auth and leave.")
 def dashboard_command(
@@ -47,6 +48,7 @@ def dashboard_command(
     auth: str | None,
     hosts: tuple[str, ...],
     public_url: str | None,
+    gpu_hour: float | None,
     threads: int,
     hash_password: bool,
 ) -> None:
@@ -88,7 +90,7 @@ def dashboard_command(
     seen = f"{public_url}, through a proxy to {local}" if public_url else local
     click.echo(f"tracekit dashboard of {printable(shown(store))}: {seen}  (Ctrl-C ends it)")
     # From here on the process is gunicorn's: it forks, and both halves leave through here.
-    serve(store, study and study.absolute(), listening.detach(), threads, access, clean_up)
+    serve(store, study and study.absolute(), listening.detach(), threads, access, clean_up, gpu_hour)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -27,22 +27,34 @@ TIMEOUT_S = 300
 AUTH_VARIABLE = "TRACEKIT_DASHBOARD_AUTH"
 HOSTS_VARIABLE = "TRACEKIT_DASHBOARD_ALLOWED_HOSTS"
 URL_VARIABLE = "TRACEKIT_DASHBOARD_PUBLIC_URL"
-STUDY_VARIABLE = "TRACEKIT_STUDY"
+STUDY_VARIABLE, PRICE_VARIABLE = "TRACEKIT_STUDY", "TRACEKIT_GPU_HOUR"
 
 
 def create(store: str | None = None) -> flask.Flask:
     """The WSGI application, for `gunicorn 'tracekit.dashboards.web.server:create("jobs.store")'`.
 
     Without `store`: $TRACEKIT_STORE, else ./tracekit.store. $TRACEKIT_DASHBOARD_AUTH, $TRACEKIT_DASHBOARD_ALLOWED_HOSTS
-    and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options, $TRACEKIT_STUDY that of `--study`. Raises
-    AppImportError, which gunicorn prints as one line, if one of them is invalid.
+    and $TRACEKIT_DASHBOARD_PUBLIC_URL take the place of options, $TRACEKIT_STUDY that of `--study`, $TRACEKIT_GPU_HOUR
+    that of `--gpu-hour`. Raises AppImportError, which gunicorn prints as one line, if one of them is invalid.
     """
     from tracekit.dashboards.web.app import make_app
     from tracekit.store import default_store
 
     path = default_store() if store is None else Path(store)
     study = os.environ.get(STUDY_VARIABLE)
-    return make_app(absolute(path), _access_of_environment(), Path(study).absolute() if study else None).server
+    where = Path(study).absolute() if study else None
+    return make_app(absolute(path), _access_of_environment(), where, _price_of_environment()).server
+
+
+def _price_of_environment() -> float | None:
+    text = os.environ.get(PRICE_VARIABLE)
+    try:
+        price = None if not text else float(text)
+    except ValueError:
+        price = -1.0
+    if price is not None and not 0 <= price < float("inf"):
+        raise AppImportError(f"${PRICE_VARIABLE}: {text!r:.40}; expected the price of a GPU-hour, such as 2.5")
+    return price
 
 
 def _access_of_environment() -> Access:
@@ -60,17 +72,24 @@ def _access_of_environment() -> Access:
 
 
 def serve(
-    store: Path, study: Path | None, listening: int, threads: int, access: Access, at_end: Callable[[], None]
+    store: Path,
+    study: Path | None,
+    listening: int,
+    threads: int,
+    access: Access,
+    at_end: Callable[[], None],
+    gpu_hour: float | None = None,
 ) -> None:
     """Serve requests until SIGINT or SIGTERM.
 
-    `listening`: the descriptor of a socket. `at_end`: called once, after the server's end.
+    `listening`: the descriptor of a socket. `at_end`: called once, after the server's end. `gpu_hour`: as of
+    `make_app`.
     """
 
     def make() -> flask.Flask:
         from tracekit.dashboards.web.app import make_app
 
-        return make_app(store, access, study).server
+        return make_app(store, access, study, gpu_hour).server
 
     settings = {
         "bind": f"fd://{listening}",

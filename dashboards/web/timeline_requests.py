@@ -136,8 +136,9 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     leaders, at = rows_shown.leaders(), np.full(ops.workers, -1)
     at[workers] = np.arange(len(workers))
     facts = shown.facts[at[leaders]]
-    hosts = facts["host"].unique(maintain_order=True).to_list()
-    groups = list(dict.fromkeys(rows_shown.group))
+    hosts, groups = (
+        {name: at for at, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
+    )
     started = _started_at(shown)
     spans_shown = count(ops, rows_shown.worker, shown.lines)
     rows = max(1, min(OVERVIEW_ROWS, len(workers)))
@@ -154,8 +155,8 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
         **({"kinds": [LANE_OP], "names": ops.names} if isinstance(ops, LaneOps) else {"kinds": list(map(str, KINDS))}),
         "spans": spans_shown,
         "whole": spans_shown <= WHOLE_SPANS,
-        "hosts": hosts,
-        "groups": groups,
+        "hosts": list(hosts),
+        "groups": list(groups),
         "pinned": rows_shown.pinned,
         "workers": len(workers),
         "overview": [rows, OVERVIEW_COLUMNS, shown.lines[0].replay],
@@ -166,8 +167,8 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
             "dp_rank": ops.dp_rank[leaders].astype(np.int32),
             "pp_rank": ops.pp_rank[leaders].astype(np.int32),
             "rank": facts["rank"].fill_null(-1).to_numpy().astype(np.int32),
-            "host": np.array([hosts.index(host) for host in facts["host"]], np.int32),
-            "group": np.array([groups.index(group) for group in rows_shown.group], np.int32),
+            "host": np.array([hosts[host] for host in facts["host"]], np.int32),
+            "group": np.array([groups[group] for group in rows_shown.group], np.int32),
             "members": np.bincount(rows_shown.row).astype(np.int32),
             "slowdown": facts["slowdown"].to_numpy().astype(np.float32),
             "picture": picture.ravel(),

@@ -23,8 +23,8 @@ BLOCKS = {"P", "Div", "Li", "Tr", "Td", "Th", "H1", "H2", "H3", "Button", "Summa
 class Pages:
     """The pages of one store, and of a study beside it."""
 
-    def __init__(self, store: Path, study: Path | None = None) -> None:
-        self._server = make_app(store, study=study).server
+    def __init__(self, store: Path, study: Path | None = None, gpu_hour: float | None = None) -> None:
+        self._server = make_app(store, study=study, gpu_hour=gpu_hour).server
         self.service: Service = self._server.extensions[EXTENSION]
 
     def page(self, path: str, **state: str) -> Component:

@@ -67,6 +67,7 @@ def test_a_filter_that_matches_nothing_says_so(tmp_path: Path, show: Show, visit
     page.press("#jobs-q", "Enter")
     expect(page.locator("#page")).to_contain_text("No job fits.")
     page.click("text=All jobs")
+    expect(page.locator("#jobs a.job")).to_have_text(["live", "over"])
     page.fill("#jobs-q", "OVER")
     page.press("#jobs-q", "Enter")
     expect(page.locator("#jobs a.job")).to_have_text(["over"])

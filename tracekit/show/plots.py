@@ -6,14 +6,18 @@ shows (`figures/`). Plotly is imported when a figure is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
+from tracekit.base.text import short
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.show.path_spans import path_spans
 from tracekit.show.spans import SHORTEST_PEER_S, Replay, step_ops
@@ -27,8 +31,8 @@ if TYPE_CHECKING:
     from tracekit.job.pipeline_report import PipelineReport
     from tracekit.show.figures.theme import Theme
 
-#: Rows of the timeline.
-MOST_WORKERS = 24
+#: Rows of the timeline, and the room above a figure for its title.
+MOST_WORKERS, _TITLE_PX = 24, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Plots:
         report.plot.steps()                 # when it is slow
         report.plot.timeline(105)           # what happened in step 105; without a number, in the slowest step
         report.plot.critical_path(105)      # which ops made it as long as it was
+        report.plot.explore()               # the map, and the timeline of the worker that is clicked, in Jupyter
         report.plot.pipeline(105, "zb-h1")  # what each stage waits for, and the same step under another schedule
 
     Every method takes `theme`, "light" or "dark", and returns a `plotly.graph_objects.Figure`; a notebook shows it,
@@ -60,7 +65,8 @@ class Plots:
         position = None if step is None else self._position(step)
         named = {one.worker for one in self.report.diagnosis.answer.culprits if one.worker is not None}
         cells = [cell for worker in sorted(named) if (cell := found.cell(worker)) is not None]
-        return worker_heatmap(found, position, colours, marked=cells)
+        when = "" if step is None else f", step {step}"
+        return self._titled(worker_heatmap(found, position, colours, marked=cells), f"S of each worker alone{when}")
 
     def steps(self, *, theme: str = "light") -> go.Figure:
         """Recorded and ideal time of each step, seconds."""
@@ -68,24 +74,53 @@ class Plots:
         from tracekit.show.figures.time import step_times
 
         by_step = self.report.by_step
-        return step_times(by_step, [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]], colours)
+        moments = [f"slowdown {slowdown:.3f}" for slowdown in by_step["slowdown"]]
+        return self._titled(step_times(by_step, moments, colours), "time of each step")
 
     def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
 
         At most 24 workers, fewer if a step has very many ops: first those that causes name, then the slowest.
         """
+        return self._timeline(step, workers_that_matter(self.report, MOST_WORKERS), _theme(theme))
+
+    def explore(self, step: int | None = None, *, theme: str = "light") -> Any:
+        """The worker map above a timeline, in Jupyter: a click on a worker shows its timeline and that of its pipeline.
+
+        `step`: as of `worker_map` and `timeline`. Returns a widget. Raises OutputError without anywidget.
+        """
         colours = _theme(theme)
+        if find_spec("anywidget") is None:
+            raise OutputError("clicks need anywidget, which is missing; pip install 'tracekit-analysis[notebook]'")
+        import plotly.graph_objects as go
+
+        cells = go.FigureWidget(self.worker_map(step, theme=theme))
+        below = go.FigureWidget(self.timeline(step, theme=theme))
+
+        def show(_trace: object, points: Any, _state: object) -> None:
+            row, column = points.point_inds[0]
+            dp_rank, pp_rank = (int(rank) for rank in cells.data[0].customdata[row][column][:2])
+            pipeline = [Worker(dp_rank, stage) for stage in range(self.report.layout.pp) if stage != pp_rank]
+            drawn = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
+            with below.batch_update():
+                below.data = []
+                below.add_traces(drawn.data)
+                below.layout = drawn.layout
+
+        cells.data[0].on_click(show)
+        return import_module("ipywidgets").VBox([cells, below])
+
+    def _timeline(self, step: int | None, workers: Sequence[Worker], colours: Theme) -> go.Figure:
+        """The timeline of as many of these workers as fit."""
         from tracekit.show.figures.step import timeline, workers_that_fit
 
         ops = step_ops(self.report.replay.only_steps([self._step(step)]))
         at = {
             Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
         }
-        wanted = [worker for worker in workers_that_matter(self.report, MOST_WORKERS) if worker in at]
-        shown = workers_that_fit(ops, np.array([at[worker] for worker in wanted], np.int64))
+        shown = workers_that_fit(ops, np.array([at[worker] for worker in workers if worker in at], np.int64))
         names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
-        return timeline(ops, shown, names, colours)
+        return self._titled(timeline(ops, shown, names, colours), f"step {ops.step}, recorded above ideal")
 
     def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
@@ -108,7 +143,7 @@ class Plots:
             ratio=path.duration / np.maximum(ops.median[ops.kind[path.op]], SHORTEST_PEER_S),
         )
         names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
-        return critical_path(number, ops_of_path, names, colours)
+        return self._titled(critical_path(number, ops_of_path, names, colours), f"critical path of step {number}")
 
     def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
         """The stages of one step, what each computes and waits for; below, the same work under other schedules.
@@ -120,7 +155,16 @@ class Plots:
         from tracekit.analysis.bubbles.picture import draw_step
         from tracekit.show.figures.pipeline import pipeline_step
 
-        return pipeline_step(draw_step(self.report.replay, self._step(step), schedules=schedules), colours)
+        number = self._step(step)
+        drawn = pipeline_step(draw_step(self.report.replay, number, schedules=schedules), colours)
+        return self._titled(drawn, f"stages of step {number}")
+
+    def _titled(self, drawn: go.Figure, title: str) -> go.Figure:
+        """The figure under the name of the job and this title, with room for both above its legend."""
+        text = escape(f"{short(self.report.name)}: {title}")
+        top = {"text": text, "font_size": 15, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 6}}
+        room = {"margin_t": drawn.layout.margin.t + _TITLE_PX, "height": drawn.layout.height + _TITLE_PX}
+        return drawn.update_layout(title=top, **room)
 
     def _map(self) -> WorkerMap:
         report = self.report

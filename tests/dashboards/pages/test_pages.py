@@ -44,6 +44,15 @@ def test_every_job_is_in_the_table_the_one_that_loses_most_first(visit: Visit, s
     assert listed(pages.page("/", sort="job")) == sorted(names)
 
 
+def test_what_is_lost_is_money_where_the_price_is_known(serving: Serving) -> None:
+    lost = whatif(serving.store, "slow-worker")["verdict"]["lost_gpu_hours_per_day"]
+    page = Pages(serving.store, gpu_hour=2.5).page("/")
+    cells = next(lines(row) for row in found(page, "Tr") if "slow-worker" in lines(row))
+    assert cells[3:5] == [f"{lost:,.1f}", f"{lost * 2.5:,.0f}"]
+    assert " at 2.5 a GPU-hour" in "\n".join(lines(page))
+    assert "Cost a day" not in "\n".join(Pages(serving.store).lines("/"))
+
+
 def listed(page: Component) -> list[str]:
     """The jobs of the table, in its order."""
     return [lines(link)[0] for link in found(page, "Link", "job")]

@@ -108,8 +108,11 @@ def test_the_page_opens_from_any_other_for_everybody(
 ) -> None:
     serving = serve(tmp_path / "no.store", study=study.path)
     page = visit("/fleet", base=serving.url, theme=theme, width=390)
-    page.wait_for_selector("text=Slowdown: cumulative distribution")
+    page.wait_for_selector("text=GPU-hours lost by cause")
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     page.evaluate(AXE)
     assert page.evaluate(RUN, RULES) == []
     assert page.locator("header a", has_text="Fleet").get_attribute("href") == "/fleet"
+    page.set_viewport_size({"width": 1440, "height": 900})  # one screen: all other tables are folded below it
+    below = page.get_by_text("All tables").evaluate("(summary) => summary.getBoundingClientRect().bottom")
+    assert below <= 900
