@@ -94,7 +94,8 @@ class Recompute(Detector):
 
 def _longest(evidence: OpEvidence, rows: Ints) -> tuple[str, ...]:
     """The operators, or kernels without one, that launched these GPU ops, longest first."""
-    named = evidence.ops[rows].select(pl.coalesce("operator", "name").alias("operator"), "duration")
+    named = evidence.ops.select("operator", "name", "duration")[rows]
+    named = named.select(pl.coalesce("operator", "name").alias("operator"), "duration")
     totals = named.group_by("operator").agg(pl.col("duration").sum())
     return tuple(totals.sort("duration", "operator", descending=[True, False])["operator"].head(_MOST_NAMES).to_list())
 

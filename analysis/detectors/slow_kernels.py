@@ -61,7 +61,7 @@ class SlowKernels(Detector):
         more = {
             name: pl.col(name) if name in ops.columns else pl.lit(None) for name in ("inputs", "shape", "occupancy")
         }
-        table = ops[rows].select("name", "operator", "kind", "stream", "duration", "start", **more)
+        table = ops.select("name", "operator", "kind", "stream", "duration", "start", **more)[rows]
         attention, between = _unfused_attention(table)
         if share_of(evidence, float(table["duration"].to_numpy()[between].sum())) >= _SMALLEST_SHARE:
             yield self._attention(evidence, rows[between], table[between])

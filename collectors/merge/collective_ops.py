@@ -125,11 +125,14 @@ def _with_gathered_chunks(marked: pl.DataFrame, forwards: pl.DataFrame) -> pl.Da
     gathers per chunk. If the records contradict this, each gather belongs to the next forward.
     """
     key = ["rank", "step"]
+    marked = marked.with_columns(is_gather=(pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)).fill_null(value=False))
+    if not marked["is_gather"].any():
+        return marked.with_columns(chunk=pl.when("is_gather").then("next_chunk"))
     order = forwards.with_columns(place=pl.int_range(pl.len()).over(key), chunks=pl.len().over(key))
-    is_gather = pl.col("kind") == str(OpKind.PARAMS_ALL_GATHER)
     placed = (
-        marked.with_columns(is_gather=is_gather.fill_null(value=False))
-        .with_columns(number=pl.int_range(pl.len()).over(*key, "is_gather"), count=pl.len().over(*key, "is_gather"))
+        marked.with_columns(
+            number=pl.int_range(pl.len()).over(*key, "is_gather"), count=pl.len().over(*key, "is_gather")
+        )
         .join(order.group_by(key).agg(pl.col("chunks").first()), on=key, how="left", maintain_order="left")
         .with_columns(place=pl.col("number") * pl.col("chunks") // pl.col("count"))
         .join(

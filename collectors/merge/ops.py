@@ -157,6 +157,8 @@ def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
 def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
     """Drop spans and Megatron timers inside which a hook recorded an op of the same kind, so that it counts once."""
     is_span = pl.col("category") == "span"
+    if not direct.select(is_span.any()).item():
+        return direct
     hooked = direct.filter(~is_span).select("rank", "name", "start_ns", hooked_ns="start_ns").sort("start_ns")
     spans = direct.filter(is_span).sort("start_ns")
     marked = spans.join_asof(hooked, on="start_ns", by=["rank", "name"], strategy="forward", check_sortedness=False)
