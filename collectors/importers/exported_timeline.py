@@ -6,8 +6,6 @@ starts and metadata; times are exact to the picosecond, as in the file. The repl
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_options
+from tracekit.collectors.importers.formats import read_whole, refuse_options
 from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.trace.canonical import Trace
 from tracekit.trace.chrome import MARK, OPS_MARK, RECORDED, VERSION
@@ -79,7 +77,8 @@ class ExportedImporter:
         """The trace of the steps that were exported. Raises FormatError if the file is damaged or another's."""
         refuse_options(path, layout, unit, "a timeline of `tracekit export`")
         try:
-            file = msgspec.json.decode(_unpacked(path), type=_File)
+            content = read_whole(path, LARGEST_BYTES, "export fewer steps with --steps")
+            file = msgspec.json.decode(content, type=_File)
             other = _other(file.other, path)
             return Trace.from_frame(
                 _recorded(file.events, other),
@@ -96,21 +95,6 @@ class ExportedImporter:
             ) from None
         except LayoutError as error:
             raise LayoutError(f"{path}: {error}") from None
-
-
-def _unpacked(path: Path) -> bytes:
-    """The content of the file. Raises FormatError if it is damaged, or unpacks to more than the limit."""
-    try:
-        with path.open("rb") as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
-            content = (gzip.GzipFile(fileobj=file) if packed else file).read(LARGEST_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # before OSError, which BadGzipFile is too
-        raise FormatError(f"{path}: its gzip stream is damaged ({error}); copy or export it again") from None
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
-    if len(content) > LARGEST_BYTES:
-        raise FormatError(f"{path}: unpacks to more than {LARGEST_BYTES >> 20} MiB; export fewer steps with --steps")
-    return content
 
 
 def _other(text: msgspec.Raw, path: Path) -> _Other:

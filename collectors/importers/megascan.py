@@ -8,10 +8,8 @@ compute; if not, the graph infers them. The first iteration warms up and is left
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,7 +21,7 @@ from msgspec import Struct
 from tracekit.base.errors import FormatError
 from tracekit.base.stderr import say
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_options
+from tracekit.collectors.importers.formats import read_whole, refuse_options
 from tracekit.collectors.importers.kineto.sniff import first_bytes
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, Unit
@@ -62,6 +60,7 @@ _TRANSFERS = {
 _COMPUTES = tuple(name for name, kinds in _KINDS.items() if kinds in ((_FORWARD,), (_BACKWARD,)))
 _LABELS, _POSITION = ("microbatch", "model_chunk"), ("dp_rk", "pp_rk", "pp_rank", "tp_rk")
 _LAYER = "transformer-layer"
+_LARGEST_FILE = 1 << 31
 #: Larger numbers and times (in any unit) are damage.
 _LARGEST, _LONGEST = 1_000_000, 1e18
 #: The largest number of stages that a message names.
@@ -165,10 +164,8 @@ class AggregatedImporter:
 def _records(path: Path) -> list[dict[str, Any]]:
     """The JSON list in a file, packed or not."""
     try:
-        packed = first_bytes(path, 1) and path.suffix == ".gz"
-        content = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
-        records = json.loads(content)
-    except (ValueError, EOFError, zlib.error) as error:
+        records = json.loads(read_whole(path, _LARGEST_FILE, "record fewer iterations"))
+    except ValueError as error:
         raise FormatError(f"{path}: not complete JSON ({error!s:.120}); copy it again") from None
     if not isinstance(records, list):
         raise FormatError(f"{path}: not a list of records of MegaScan")

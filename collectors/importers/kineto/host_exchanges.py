@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import polars as pl
-from isal import igzip
 
 from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.formats import read_whole
 from tracekit.collectors.importers.kineto.host_names import STEP
 from tracekit.collectors.importers.kineto.sniff import traces_in
 
@@ -23,7 +23,6 @@ _CALL = "c10d::alltoall_base_"
 #: Places of the rows received from and sent to each rank among the call's inputs.
 _RECEIVED, _SENT = 3, 4
 _ROWS = re.compile(r"\[\d{1,15}(, ?\d{1,15})*\]")
-_GZIP = b"\x1f\x8b"
 _LARGEST_FILE = 1 << 31
 
 
@@ -79,13 +78,8 @@ def host_exchanges(paths: Sequence[Path]) -> pl.DataFrame:
 
 def _read(path: Path) -> _File:
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 30} GiB; record fewer steps")
-        text = path.read_bytes()
-        return msgspec.json.decode(cast("Any", igzip).decompress(text) if text.startswith(_GZIP) else text, type=_File)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, EOFError, igzip.BadGzipFile) as error:
+        return msgspec.json.decode(read_whole(path, _LARGEST_FILE, "record fewer steps"), type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: damaged ({error}); copy or record it again") from None
 
 

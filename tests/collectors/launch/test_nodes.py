@@ -6,20 +6,13 @@ import socket
 import subprocess
 import sys
 
-from tests.collectors.conftest import SCRIPTS, TIMEOUT_S, environment
+from tests.collectors.conftest import TIMEOUT_S, environment, python
 from tracekit.collectors.importers.registry import read_any
 from tracekit.trace.canonical import read_parquet
 
-SCRIPT = str(SCRIPTS / "quick.py")
 
-
-#: `torchrun` of node NODE of two, and a process that Slurm or Kubernetes starts by itself.
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "NODE", SCRIPT]
-ALONE = [sys.executable, SCRIPT]
-
-
-def run_nodes(directory, segments, command):
-    """Two nodes of one rank each, node n with the folder segments[n].
+def run_nodes(directory, segments):
+    """Two nodes of one rank each, as Slurm or Kubernetes start them, node n with the folder segments[n].
 
     What each `collect` said, and its summary.
     """
@@ -30,12 +23,9 @@ def run_nodes(directory, segments, command):
     for node, folder in enumerate(segments):
         collect = [sys.executable, "-m", "tracekit", "collect", "--segments", folder, "--no-store", "--json"]
         place = {"RANK": node, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        words = [str(node) if word == "NODE" else word for word in command]
-        if command is TORCHRUN:
-            words[-1:-1] = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         nodes.append(
             subprocess.Popen(
-                [*collect, "--out", f"node{node}.parquet", "--", *words],
+                [*collect, "--out", f"node{node}.parquet", "--", *python("quick.py")],
                 cwd=directory,
                 env=environment(**place),
                 stdout=subprocess.PIPE,
@@ -50,7 +40,7 @@ def run_nodes(directory, segments, command):
 
 def test_two_nodes_share_the_segments_folder(tmp_path):
     """Both nodes' ranks are in one trace; the node that started first writes it."""
-    ran = run_nodes(tmp_path, ("shared", "shared"), TORCHRUN)
+    ran = run_nodes(tmp_path, ("shared", "shared"))
     assert sorted(summary["merged_elsewhere"] for summary, _ in ran) == [False, True]
     (written,) = tmp_path.glob("node*.parquet")
     trace = read_parquet(written)
@@ -61,7 +51,7 @@ def test_two_nodes_share_the_segments_folder(tmp_path):
 
 def test_folders_of_nodes_that_share_none_are_copied_together(tmp_path):
     """Each node warns that it lacks the other's rank; copied into one folder they are one trace."""
-    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"), ALONE)):
+    for node, (summary, said) in enumerate(run_nodes(tmp_path, ("one", "two"))):
         assert summary["attempts"][0]["missing_ranks"] == [1 - node]
         assert f"rank {1 - node} reported nothing; the trace lacks them" in said
     shutil.copytree(tmp_path / "two", tmp_path / "one", dirs_exist_ok=True)

@@ -64,7 +64,7 @@ def test_a_strangers_package_of_the_same_name_is_named(other, tmp_path):
     stranger.parent.mkdir()
     stranger.write_text('__version__ = "0.3.1"\n')
     try:
-        ran, (first, _) = under_collect(tmp_path, other, TWICE, STEPS=2)
+        ran, (first, _) = under_collect(tmp_path, other, [], STEPS=2)
     finally:
         shutil.rmtree(stranger.parent)
     assert ran.returncode == 0, ran.stderr
