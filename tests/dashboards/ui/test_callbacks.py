@@ -35,6 +35,8 @@ RIGHT: dict[str, Any] = {
     "workers-go.value": "1,2",
     "workers-job.data": "slow-worker",
     "workers-view.data": SHOWN,
+    "time-ask.n_clicks": 1,
+    "time-job.data": "slow-worker",
     "compare-mode.value": "split",
     "compare-with.value": None,
     "compare-split.value": "105",
@@ -91,7 +93,7 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
     client = make_app(sample_store).server.test_client()
     client.get("/")
     found = callbacks(sample_store)
-    assert len(found) == 5  # one shows the pages
+    assert len(found) == 6  # one shows the pages
     for name, one in found.items():
         right = client.post("/_dash-update-component", json=request(name, one, {}))
         assert right.status_code in (200, 204), right.text
