@@ -196,7 +196,7 @@ class HostHooks:
         @functools.wraps(original)
         def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(timer, *args, **kwargs)
-            if start_ns := self.session.begin_span(timer.name):  # a timer can be the first record of a step
+            if start_ns := self.session.begin_span(_timer_name(timer)):  # a timer can be the first record of a step
                 self._megatron_timers[id(timer)] = start_ns
             return result
 
@@ -208,7 +208,12 @@ class HostHooks:
             result = original(timer, *args, **kwargs)
             start = self._megatron_timers.pop(id(timer), None)
             if start is not None:
-                self.session.attempt_hook("megatron-timers", self.session.end_span, timer.name, start)
+                self.session.attempt_hook("megatron-timers", self.session.end_span, _timer_name(timer), start)
             return result
 
         return stop
+
+
+def _timer_name(timer: Any) -> str:
+    """The name of one of Megatron's timers, which a subclass may not have."""
+    return str(getattr(timer, "name", type(timer).__name__))
