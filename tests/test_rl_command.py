@@ -121,7 +121,7 @@ def test_two_logs_compare_by_their_phases(tmp_path: Path) -> None:
 def test_a_gate_judges_the_step_and_its_phases(tmp_path: Path) -> None:
     before, after = write(tmp_path / "a.jsonl", lines(9)), write(tmp_path / "b.jsonl", lines(9, sync_s=2.0))
     assert run("gate", before, "--baseline", before).code == 0
-    ran = run("gate", after, "--baseline", before, "--json")
+    ran = run("gate", after, "--baseline", before, "--noise", "1%", "--json")
     rows = {row["name"]: (row["outcome"], row["before_s"], row["after_s"]) for row in json.loads(ran.out)["rows"]}
     assert (ran.code, rows["step"]) == (3, ("regression", 11.0, 12.0))
     assert rows["sync"] == ("regression", 1.0, 2.0)

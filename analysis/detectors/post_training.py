@@ -71,7 +71,7 @@ class Queueing(_LossOfStep):
     """Requests wait for a free slot of an engine.
 
     Such a wait ends when another request of the engine does; any other wait is no queue. Logs of responses that all
-    reach the longest length allowed look like a tail and are this.
+    reach the longest length allowed look like a tail and are this. Paper: no signature; its jobs are of pre-training.
     """
 
     kind = "queueing"
@@ -90,7 +90,10 @@ class Queueing(_LossOfStep):
 
 
 class Tail(_LossOfStep):
-    """A few long responses keep a generation from ending."""
+    """A few long responses keep a generation from ending.
+
+    Paper: no signature; its jobs are of pre-training.
+    """
 
     kind = "tail"
     title = "A few long responses hold up the step"
@@ -110,7 +113,10 @@ class Tail(_LossOfStep):
 
 
 class UnevenEngines(_LossOfStep):
-    """Engines of one generation end at different times: one is slower, or has more to decode."""
+    """Engines of one generation end at different times: one is slower, or has more to decode.
+
+    Paper: no signature; its jobs are of pre-training.
+    """
 
     kind = "engines"
     title = "Engines have uneven work, or uneven speeds"
@@ -130,7 +136,10 @@ class UnevenEngines(_LossOfStep):
 
 
 class Tools(_LossOfStep):
-    """Requests hold their slots while tools run."""
+    """Requests hold their slots while tools run.
+
+    Paper: no signature; its jobs are of pre-training.
+    """
 
     kind = "tools"
     title = "Requests wait for tools"
@@ -147,7 +156,10 @@ class Tools(_LossOfStep):
 
 
 class Reward(_LossOfStep):
-    """The reward is computed after the generation."""
+    """The reward is computed after the generation.
+
+    Paper: no signature; its jobs are of pre-training.
+    """
 
     kind = "reward"
     title = "The step waits for the reward"
@@ -159,7 +171,10 @@ class Reward(_LossOfStep):
 
 
 class WeightSync(_LossOfStep):
-    """Engines wait for new weights."""
+    """Engines wait for new weights.
+
+    Paper: no signature; its jobs are of pre-training.
+    """
 
     kind = "sync"
     title = "Engines wait for new weights"

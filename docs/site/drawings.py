@@ -16,7 +16,7 @@ from tracekit.show.figures.theme import LIGHT
 
 TABLE = Path(__file__).parent / "paper_figures.csv"
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")
-_COLOURS = (LIGHT.dimmed, LIGHT.accent, LIGHT.recorded, LIGHT.ideal, LIGHT.changed)
+_COLOURS = (LIGHT.dimmed, LIGHT.outline, LIGHT.recorded, LIGHT.ideal, LIGHT.changed)
 
 
 def figures() -> dict[str, go.Figure]:

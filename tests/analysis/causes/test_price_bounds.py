@@ -154,7 +154,8 @@ def test_every_kind_of_cause_has_a_size():
         "host-operator", "slow-copies", "slow-kernels", "recompute", "stream-waits", "idle-unseen", "hot-expert",
         "hot-rank", "rotating", "skew", "unknown-loads", "one-launch-queue",
     }  # fmt: skip
-    assert sorted([*kinds, *of_recordings]) == sorted(detector.kind for detector in detectors())
+    of_post_training = {"queueing", "tail", "engines", "tools", "reward", "sync"}
+    assert sorted([*kinds, *of_recordings, *of_post_training]) == sorted(detector.kind for detector in detectors())
 
 
 def test_no_price_exceeds_what_size_and_frequency_allow():

@@ -118,7 +118,11 @@ def test_every_op_costs_and_runs_as_with_a_structure_per_lane(seed, share, monke
     ours, theirs = (compared_frame(replay).sort(OP) for replay in (one, many))
     assert ours.drop("microbatch", "chunk").select(OP).equals(theirs.select(OP))
     for column in ours.columns[len(OP) :]:
-        exactly(ours[column].fill_null(-1), theirs[column].fill_null(-1))
+        if column == "transfer":  # its numbers may be others, as long as they join the same ops
+            pairs = pl.DataFrame({"ours": ours[column], "theirs": theirs[column]}).unique()
+            assert pairs.height == ours[column].n_unique() == theirs[column].n_unique()
+        else:
+            exactly(ours[column].fill_null(-1), theirs[column].fill_null(-1))
     assert critical_ops(one, ORIGINAL).equals(critical_ops(many, ORIGINAL))
     exactly(critical_path(one, RECORDED).mean_delay_s, critical_path(many, RECORDED).mean_delay_s)
     for step in one.graph.steps.tolist():
