@@ -6,8 +6,8 @@ from tracekit.base.text import cost, seconds, with_error
 
 
 def test_a_duration_is_in_a_unit_that_keeps_three_digits_readable():
-    shown = [seconds(value) for value in (0, 2e-6, -0.0123, 0.9999, 12.345, -1e-9, -0.0)]
-    assert shown == ["0.00 s", "2 us", "-12.3 ms", "999.9 ms", "12.35 s", "0 us", "0.00 s"]
+    shown = [seconds(value) for value in (0, 2e-6, -0.0123, 0.9999, 0.99999, 9.996e-4, 12.345, -1e-9, -0.0)]
+    assert shown == ["0.00 s", "2 us", "-12.3 ms", "999.9 ms", "1.00 s", "1.0 ms", "12.35 s", "0 us", "0.00 s"]
 
 
 def test_a_cause_behind_another_one_costs_what_it_does_without_it():

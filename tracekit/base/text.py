@@ -161,11 +161,11 @@ def error_of(value: float, error: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in a unit that keeps three digits readable."""
+    """A duration in a unit that keeps three digits readable. What rounds to a whole second or millisecond is one."""
     size = abs(value)
-    if size >= 1 or size == 0:
+    if size >= 0.99995 or size == 0:
         return f"{value:z.2f} s"
-    return f"{value * 1e3:.1f} ms" if size >= 1e-3 else f"{value * 1e6:z.0f} us"
+    return f"{value * 1e3:.1f} ms" if size >= 0.9995e-3 else f"{value * 1e6:z.0f} us"
 
 
 def main_clause(effect: str) -> str:
