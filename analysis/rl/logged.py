@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, Price, RlAccount, Run, leading
 from tracekit.analysis.rl.run import SIDE_BY_SIDE, RlRun, contradiction, no_price
 from tracekit.analysis.rl.scenario import Scenario
@@ -18,11 +18,11 @@ from tracekit.trace.rl import PhaseLog, StepTime
 
 
 class LoggedRun(RlRun):
-    """All logged steps. `low_s` of a price leaves out the unaccounted time, `high_s` includes it."""
+    """All logged `steps`. `low_s` of a price leaves out the unaccounted time, `high_s` includes it."""
 
-    def __init__(self, log: PhaseLog) -> None:
+    def __init__(self, log: PhaseLog, steps: Ints) -> None:
         self.log, self.recorded, self.phases = log, log.step_s, log.phases
-        self.steps = np.arange(len(log.step_s))
+        self.steps = steps
         self.step_s = float(log.step_s.mean())
         mean = {phase: float(seconds.mean()) for phase, seconds in log.phases.items()}
         self.mean, self.generate_s = mean, mean.get("generate", 0.0)

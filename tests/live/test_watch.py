@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import urllib.request
 from pathlib import Path
@@ -104,11 +105,12 @@ def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored
 def test_what_cannot_be_watched_is_said(tmp_path: Path) -> None:
     Store(tmp_path / "jobs.store").append(window(0))
     (tmp_path / "file").write_text("no run")
+    os.utime(tmp_path / "file", (0, 0))  # nobody writes to it
     (tmp_path / "run").mkdir()
     for arguments, reason in (
         (("{}/jobs.store", "--window-steps", "5"), "a store already holds windows"),
         (("{}/run", "--window-steps", "5", "--window-seconds", "5"), "cannot be combined"),
-        (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, or a store"),
+        (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, a log of RL"),
         (("{}/run", "--notify", "nobody"), "--notify 'nobody'; expected an address"),
         (("{}/run", "--metrics-port", "1", "--metrics-host", "203.0.113.1"), "cannot listen on 203.0.113.1, port 1"),
     ):

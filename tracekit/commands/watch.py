@@ -1,10 +1,11 @@
 """`tracekit watch`: windows of a running job, analysed as they end, and alerts.
 
-In: the folder that ranks write to, or a store. Out: windows in a store, lines on stderr, metrics, notifications.
+In: what a running job writes, or a store. Out: windows in a store, lines on stderr, metrics, notifications.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ _DEFAULT_SECONDS = 60.0
 
 
 @click.command("watch")
-@click.argument("source", type=PATH, metavar="DIR|STORE")
+@click.argument("source", type=PATH, metavar="DIR|LOG|STORE")
 @click.option(
     "--store", type=PATH, help="Store for the windows of DIR [default: $TRACEKIT_STORE, else ./tracekit.store]."
 )
@@ -48,7 +49,8 @@ def watch_command(
     """Analyse a running job window by window, and report the incidents that open and close.
 
     DIR is the folder that ranks write to (`tracekit collect --segments DIR`), on this machine or on a shared disk; it
-    need not exist yet. The watch ends with the job. With a STORE to which others add windows, it reports until Ctrl-C.
+    need not exist yet. The watch ends with the job. DIR may be the folder that tracekit.rl records into, LOG a growing
+    log of RL post-training (docs/rl.md). With a STORE to which others add windows, it reports until Ctrl-C.
     """
     from contextlib import ExitStack
 
@@ -56,9 +58,10 @@ def watch_command(
     from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.live.delivery_log import DeliveryLog
     from tracekit.live.notify import Notifier
+    from tracekit.live.post_training import LivePostTraining
     from tracekit.live.run import LiveOptions, LiveRun
     from tracekit.live.tracker import TrackerProcess
-    from tracekit.live.watch import Watch, serving_metrics, stopped_by_signals
+    from tracekit.live.watch import POLL_S, Watch, serving_metrics, stopped_by_signals
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
 
@@ -101,7 +104,12 @@ def watch_command(
             port, scrapes = stack.enter_context(serving)
             _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
         if run is not None and not is_run_directory(source):
-            _tell(f"{source}: no recording there yet; waiting")
+            if not _is_post_training(source):
+                _tell(f"{source}: no recording there yet; waiting")
+            while not (_is_post_training(source) or is_run_directory(source) or stop.wait(POLL_S)):
+                pass
+            if _is_post_training(source):
+                watch.run = LivePostTraining(options, _tell)
         watch.until_ended(stop)
         if scrapes is not None:
             scrapes.wait_for_all(stop)  # otherwise Prometheus takes the end of the job for a killed watch
@@ -115,12 +123,21 @@ def _check_of_store(store: Path | None, steps: int | None, seconds: float | None
         )
 
 
+def _is_post_training(source: Path) -> bool:
+    """Whether this is a recording of post-training, or a file to which somebody writes, so that it may become one."""
+    from tracekit.collectors.importers.rl.reader import looks_like_rl
+    from tracekit.live.run import QUIET_S
+
+    return looks_like_rl(source) or (source.is_file() and time.time() < source.stat().st_mtime + QUIET_S)
+
+
 def _check_directory(options: LiveOptions) -> None:
     from tracekit.store import Store
 
-    if options.directory.exists() and not options.directory.is_dir():
+    if options.directory.exists() and not options.directory.is_dir() and not _is_post_training(options.directory):
         raise SelectionError(
-            f"{options.directory}: a file; expected the folder of `tracekit collect --segments`, or a store"
+            f"{options.directory}: a file; expected the folder of `tracekit collect --segments`, a log of RL"
+            " post-training, or a store"
         )
     Store(options.store).check_new(None)
 

@@ -37,6 +37,7 @@ from tracekit.collectors.run_directory.segments import (
     read_run,
 )
 from tracekit.collectors.run_directory.writing import attempts
+from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.live.survived_errors import one_line, where_traceback_is
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
@@ -48,7 +49,7 @@ from tracekit.trace.canonical import Trace
 MOST_UNSTORED = 8
 #: Delay before storing a window is tried again, seconds; it doubles each time, up to a limit.
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-#: A run whose launchers were killed counts as ended once its ranks have written nothing for this long, seconds.
+#: A run that announces no end counts as ended once nothing was written for this long, seconds.
 QUIET_S = 300.0
 #: Delays between attempts to store the remaining windows at the end of a job, seconds.
 END_RETRIES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -95,6 +96,7 @@ class LiveRun:
         self._tell = tell
         self._store = Store(options.store)
         self._run: Run | None = None
+        self._source: str | None = None
         self._follower: AttemptFollower | None = None
         self._cutter = WindowCutter(options.size, options.late_after_s)
         self._next = 0
@@ -114,7 +116,10 @@ class LiveRun:
         If the folder cannot be read, later calls try again; raises FormatError once that has failed for `READ_RETRY_S`.
         """
         try:
+            self._store_again()
             self._poll()
+            while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
+                self._window(window)
         except OSError as error:
             self._put_off_reading(error)
             return
@@ -123,7 +128,6 @@ class LiveRun:
             self._tell(f"{self.options.directory} can be read again")
 
     def _poll(self) -> None:
-        self._store_again()
         if not self._begin():
             return
         begun = self._resume[0] if self._resume is not None else 0
@@ -133,11 +137,8 @@ class LiveRun:
                 self._finish_attempt()
             if self._follower is None and number > self._finished and number >= begun:
                 self._follow(number)
-        if self._follower is None:
-            return
-        self._update()
-        while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
-            self._window(window)
+        if self._follower is not None:
+            self._update()
 
     def _put_off_reading(self, error: OSError) -> None:
         what = f"{self.options.directory}: cannot be read: {error.strerror or error}"
@@ -181,7 +182,7 @@ class LiveRun:
                 self._update(at_end=True)
             except OSError as error:
                 self._tell(f"{self.options.directory}: cannot be read at the end: {error.strerror or error}")
-            self._finish_attempt()
+        self._finish_attempt()
         if (ending := self._ending()) is not None and ending.failed:
             self._tell(f"the job {ending.words}")
         for delay_s in END_RETRIES_S:
@@ -204,7 +205,7 @@ class LiveRun:
         """Store the waiting windows and the end of the job. Returns why that failed, None if all are stored."""
         self._retry_at = 0.0
         self._store_again()
-        if self._unstored or self._run is None:
+        if self._unstored or self._source is None:
             return self._why_unstored
         try:
             ending = self._ending()
@@ -222,12 +223,12 @@ class LiveRun:
         if not is_run_directory(self.options.directory):
             return False
         self._run = read_run(self.options.directory)
-        self._next = self._store.begin_watch(self.options.name, " ".join(self._run.command))
-        self._resume = self._stored_so_far()
+        self._resume = self._begin_watch(" ".join(self._run.command))
         return True
 
-    def _stored_so_far(self) -> tuple[int, int] | None:
-        """Attempt and last step of the newest window in the store; None if there is none."""
+    def _begin_watch(self, source: str) -> tuple[int, int] | None:
+        """Note the job in the store. Returns attempt and last step of its newest window there; None if it has none."""
+        self._source, self._next = source, self._store.begin_watch(self.options.name, source)
         if not self._next:
             return None
         with self._store.reading() as catalogue:  # not from the window's ops, which may have been pruned
@@ -263,7 +264,8 @@ class LiveRun:
             self._tell("every rank is left out; there will be no windows until the job is restarted")
 
     def _state(self) -> RanksState:
-        assert self._follower is not None
+        if self._follower is None:
+            return RanksState({}, {}, ())
         good = self._follower.good
         return RanksState(
             steps={number: rank.steps for number, rank in good.items()},
@@ -304,9 +306,11 @@ class LiveRun:
                 )
                 return
             self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {one_line(error)}"))
-        assert self._run is not None
-        findings = self._findings(trace, title)
-        self._unstored.append(Incoming(trace, self.options.name, " ".join(self._run.command), findings))
+        self._add(PipelineJob(trace), title)
+
+    def _add(self, job: Job, title: str) -> None:
+        assert self._source is not None
+        self._unstored.append(Incoming(job.trace, self.options.name, self._source, self._findings(job, title)))
         self._store_again()
 
     def _faulty(self, recording: AttemptRecording, window: ReadyWindow) -> int | None:
@@ -330,10 +334,10 @@ class LiveRun:
             (suspects,) = cured
         return suspects[0]
 
-    def _findings(self, trace: Trace, title: str) -> Findings | Unanalysed:
+    def _findings(self, job: Job, title: str) -> Findings | Unanalysed:
         """Return the findings of the analysis. A bug in it costs the findings of this window only."""
         try:
-            findings = PipelineJob(trace).stored()
+            findings = job.stored()
             if isinstance(findings, Findings):
                 findings.verdict()
         except Exception as error:  # any bug

@@ -170,7 +170,7 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
     from tracekit.live.watch_metrics import WatchMetrics
 
     registry, scrapes = CollectorRegistry(), Scrapes()
-    for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch.run, watch.notifier)):
+    for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch)):
         registry.register(collector)
 
     def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:

@@ -1,29 +1,30 @@
 """Metrics of the watch itself: its failures.
 
-In: the watched run and the notifier. Out: metric families, counted since the process began.
+In: the watch. Out: metric families, counted since the process began.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tracekit.live.notify import Notifier
-from tracekit.live.run import LiveRun
+if TYPE_CHECKING:
+    from tracekit.live.watch import Watch
 
 
 class WatchMetrics(Collector):
     """Counts of windows, ranks, records and notifications that were lost or left out."""
 
-    def __init__(self, run: LiveRun | None, notifier: Notifier | None) -> None:
-        self._run, self._notifier = run, notifier
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
         """One family per figure."""
-        if self._run is not None:
-            counts = self._run.counts
+        if self._watch.run is not None:
+            counts = self._watch.run.counts
             windows = CounterMetricFamily(
                 "tracekit_watch_windows_failed", "Windows that are not in the store", labels=["reason"]
             )
@@ -41,8 +42,8 @@ class WatchMetrics(Collector):
             late = CounterMetricFamily("tracekit_watch_late_records", "Records of steps that were stored before")
             late.add_metric([], counts.late_records)
             yield late
-        if self._notifier is not None:
-            sent = self._notifier.counts
+        if self._watch.notifier is not None:
+            sent = self._watch.notifier.counts
             delivered = CounterMetricFamily(
                 "tracekit_watch_notifications", "Messages to --notify, by what became of them", labels=["outcome"]
             )

@@ -7,6 +7,7 @@ their times; and either as the op trace that a store keeps.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -97,6 +98,14 @@ def trace_of(log: PhaseLog | Timeline, name: str) -> OpTrace:
     return OpTrace(ops, name, rules=("streams",), metadata={POST_TRAINING: known})
 
 
+def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
+    """The steps from `first` to `last` of an op trace of `trace_of`."""
+    known, steps = trace.metadata[POST_TRAINING], trace.ops["step"].unique().sort()
+    if "begun" in known:
+        known = known | {"begun": pl.Series(known["begun"]).filter(steps.is_between(first, last)).to_list()}
+    return replace(trace, ops=trace.ops.filter(pl.col("step").is_between(first, last)), metadata={POST_TRAINING: known})
+
+
 def run_of(trace: OpTrace) -> PhaseLog | Timeline:
     """The run that an op trace of `trace_of` is. Raises FormatError if it is none."""
     try:
@@ -153,7 +162,7 @@ def _timed(log: Timeline) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Phases and requests, from the beginning of their step, which the metadata has."""
     phases, requests = log.phases, log.trajectories
     times = {"step": phases.step, "kind": phases.name.tolist(), "start": phases.start, "end": phases.end}
-    ops = pl.DataFrame(times).with_columns(
+    ops = pl.DataFrame(times, schema_overrides={"kind": pl.String}).with_columns(
         rank=pl.lit(0, pl.Int64), submit="start", stream=pl.col("kind").rank("dense").cast(pl.Int64)
     )
     if requests is not None:

@@ -18,7 +18,7 @@ from tracekit.base.text import listed, quoted, short
 from tracekit.collectors.importers.rl.frameworks import TOLERANCE
 from tracekit.trace.rl import Phases, Timeline, Trajectories
 
-_Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 _Clock = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 _EXPECTED = 'expected {"trajectory": ..., "step": 0, "engine": ..., "start": 0.0, ...} or {"phase": "train", ...}'
 

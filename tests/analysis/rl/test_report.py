@@ -191,7 +191,9 @@ def logged(step_time: StepTime, **phases: float) -> PhaseLog:
 
 
 def test_logged_phases_price_staleness_between_its_bounds() -> None:
-    report = LoggedRun(logged(StepTime.SERIAL, generate=50, train=30, sync=8)).account([Scenario.parse("staleness=1")])
+    report = LoggedRun(logged(StepTime.SERIAL, generate=50, train=30, sync=8), np.arange(2)).account(
+        [Scenario.parse("staleness=1")]
+    )
     (price,) = report.what_if
     assert (price.step_s, price.low_s, price.high_s, price.saved_s) == (62.0, 50.0, 62.0, 38.0)
     assert headline(report) == (
@@ -208,7 +210,7 @@ def test_how_the_step_is_logged_decides_what_is_known() -> None:
         (StepTime.SERIAL, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
         (StepTime.SERIAL, {"generate": 70, "train": 32}, -2.0, [None, None, None]),
     ):
-        report = LoggedRun(logged(step_time, **phases)).account(scenarios)
+        report = LoggedRun(logged(step_time, **phases), np.arange(2)).account(scenarios)
         assert report.unaccounted_s == unaccounted, phases
         assert [one.step_s for one in report.what_if] == expected, phases
 
