@@ -74,12 +74,15 @@ def test_the_page_needs_no_network_and_escapes_names(tmp_path: Path) -> None:
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "prose").write_text("hello\n")
+    for name in ("one.log", "two.log"):
+        (tmp_path / name).write_text(VERL)
     write(tmp_path / "requests.jsonl", [line for line in lines() if "trajectory" in line])
     write(tmp_path / "huge.jsonl", [line | {"step": 1 << 31} for line in lines()])
     good = write(tmp_path / "run.jsonl", lines())
     for arguments, words in (
         (["huge.jsonl"], "`int` <= 2147483647 - at `$.step`"),
         (["prose"], "no line is as verl"),
+        (["one.log", "two.log"], "one.log and two.log have the same steps: two runs"),
         (["requests.jsonl"], "0 whole steps; needs 3"),
         (["nowhere"], "cannot be read"),
         ([good, "--what-if", "magic"], "none of staleness=K"),

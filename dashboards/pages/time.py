@@ -34,6 +34,8 @@ def build(stored: Stored, **_: str) -> list[Component]:
     life = read_life(results(), stored.name, since, until)
     if life is None or life.spans.is_empty():
         way = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
+        if chosen is not None:
+            return [panel("No steps", note(["No step ran in this range."]))]
         return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", way, "."]))]
     ends = life.ends if chosen is None else chosen.within(*life.ends)
     shown = _panels(stored, life, ends, chosen is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -221,6 +222,9 @@ def test_an_attempt_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert seconds(tmp_path)["unknown", "an attempt that cannot be read"] == 6.0
     (note,) = bill_of_run(tmp_path).notes
     assert note.startswith("attempt 1 cannot be read: ")
+    rmtree(tmp_path / "attempt-001")
+    assert seconds(tmp_path)["unknown", "an attempt that cannot be read"] == 6.0
+    assert bill_of_run(tmp_path).notes == ("attempt 1 cannot be read: its folder is missing",)
 
 
 def test_a_hang_is_idle_time(tmp_path: Path) -> None:

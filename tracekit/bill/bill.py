@@ -18,6 +18,8 @@ from tracekit.analysis.numeric.arrays import Floats
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
 _FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
+#: Seconds that no clock resolves: what is left of a difference.
+LEAST_S = 1e-9
 #: What a bill can be totalled by.
 GROUPS = ("part", "cause", "week", "team", "job")
 _ROWS = pl.Schema(
@@ -126,7 +128,7 @@ class Ledger:
         left = until - start
         for part, cause, seconds in claims:
             spent = np.minimum(left, seconds)
-            left, some = left - spent, spent > 0
+            left, some = left - spent, spent > LEAST_S
             self._to.append((str(part), cause, gpus, int(some.sum())))
             self._spent.append(np.stack([start[some], until[some], spent[some]]))
 

@@ -10,7 +10,7 @@ import json
 from msgspec import Struct
 
 from tracekit.analysis.detectors.registry import detector_of
-from tracekit.bill.bill import Part
+from tracekit.bill.bill import LEAST_S, Part
 from tracekit.report.verdict import LossKind
 from tracekit.trace.model import OpKind
 
@@ -20,8 +20,6 @@ PLANNED = {
     OpKind.EVALUATION: Part.EVALUATION,
     OpKind.DATA_LOAD: Part.INPUT,
 }
-#: Seconds that no clock resolves.
-_LEAST_S = 1e-9
 _UNEXPLAINED = "unexplained"
 
 
@@ -56,7 +54,7 @@ def costs_of(report: str) -> Costs | None:
     lost[Part.INPUT, "late data"] = max(of.get(LossKind.INPUT, 0.0) - planned[Part.INPUT], 0.0)
     still_s = of.get(LossKind.STALLS, 0.0) + of.get(LossKind.IDLE, 0.0) - planned[Part.CHECKPOINTS]
     lost[Part.IDLE, "pauses and stalls"] = max(still_s, 0.0)
-    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > _LEAST_S})
+    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S})
 
 
 def _is_straggler(kind: str, on_workers: bool) -> bool:

@@ -64,8 +64,11 @@ def bill_of_run(directory: Path) -> Bill:
     run, clocks = read_run(directory), read_clocks(directory)
     found, unread, notes = list[_Attempt](), dict[int, FormatError](), list[str]()
     team = None
-    for number in attempts(directory):
+    begun = attempts(directory)
+    for number in range(max(begun, default=-1) + 1):
         try:
+            if number not in begun:
+                raise FormatError("its folder is missing")  # noqa: TRY301 - as one that is damaged
             recording = read_attempt(directory, number)
             one = _read(recording, run.first_step, clocks, found[-1] if found else None, notes)
         except FormatError as error:

@@ -47,7 +47,8 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
         elif is_store(source):
             bill = bill_of_store(Store(source))
         else:
-            words = what_it_is(source, Wanted.STORE) or "no such store or folder"
+            unknown = "no run or store" if source.exists() else "no such store or folder"
+            words = what_it_is(source, Wanted.STORE) or unknown
             raise FormatError(f"{source}: {words}; name a store, or a folder of `tracekit collect --segments`")
     if as_json:
         click.echo(msgspec.json.encode(bill.output(gpu_hour)))

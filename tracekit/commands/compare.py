@@ -39,6 +39,8 @@ def compare_command(
     from tracekit.analysis.attribution.comparison import compare_runs
     from tracekit.report.applied import ComparedOutput, fix_applied
 
+    if fix is not None and before == after:
+        raise SelectionError("--fix: A and B are the same job; B is the one that has the fix")
     if fix is not None and store is None:
         raise SelectionError("--fix: a store keeps the result; give --store, and A and B as names of its jobs")
     sources = [

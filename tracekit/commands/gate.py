@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from tracekit.base.errors import SelectionError
 from tracekit.base.exit_codes import ExitCode
 from tracekit.base.stderr import progress
 from tracekit.base.text import short
@@ -63,6 +64,8 @@ def gate_command(
 
     limit = parse_share(max_regression, "--max-regression")
     apart = None if noise is None else parse_share(noise, "--noise")
+    if apart is not None and apart >= 1:
+        raise SelectionError(f"--noise {noise!r:.200}; expected less than 100%, such as 2% or 0.02")
     ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
     if len({os.path.realpath(each) for each in baselines}) < len(baselines):
         raise click.BadParameter("the same one twice does not show how far runs differ", param_hint="--baseline")

@@ -238,6 +238,8 @@ def _foreign(path: Path, wanted: Wanted) -> str | None:
             return f"one flight-recorder dump; name the folder with those of all ranks: `{hang}`"
         return f"a flight-recorder dump, not {wanted}; type `{hang}`"
     if looks_like_rl(path):
+        if wanted is Wanted.TRACE:
+            return None  # a damaged one; the reader has reported more
         return f"a log of RL post-training, not {wanted}; type `{command('rl', path)}`"
     match path.suffix:
         case ".py" | ".sh":
