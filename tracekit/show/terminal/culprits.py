@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tracekit.base.text import percent_sure, seconds, short, three_digits
+from tracekit.base.text import counted, percent_sure, seconds, short, three_digits
 from tracekit.job.history import FEWEST_WINDOWS, History
 from tracekit.show.terminal.tables import new_table
 
@@ -38,9 +38,9 @@ def print_culprits(culprits: Sequence[Mapping[str, Any]], console: Console) -> N
 def print_history(found: History, console: Console) -> None:
     """Print each host that computes slower than it used to, since when, and what that costs together."""
     if not found.slower:
-        console.print(
-            f"Of {found.hosts} nodes with the same work in {FEWEST_WINDOWS} windows, none is slower than it was."
-        )
+        work = f"with the same work in {FEWEST_WINDOWS} windows"
+        none = f"Of {counted(found.hosts, 'node')} {work}, none is slower than it was."
+        console.print(none if found.hosts else f"There is no node {work}, so none could be compared.")
         return
     table = new_table("Host", "computes", "before", "change", "since")
     for one in found.slower:
