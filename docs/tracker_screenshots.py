@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from mlflow import MlflowClient
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Error, Page, sync_playwright
 
 from tracekit.job.load import load
 from tracekit.show.trackers import opened, series
@@ -82,7 +82,7 @@ def _open(page: Page, address: str) -> None:
         try:
             page.goto(address, wait_until="domcontentloaded")
             break
-        except Exception:  # the server is not there yet
+        except Error:  # the server is not there yet
             page.wait_for_timeout(3000)
 
 

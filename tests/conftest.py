@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -46,6 +47,14 @@ LONGEST = (
 )
 #: Folders whose tests only compute: behind all others.
 COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/synth/")
+
+
+@pytest.fixture
+def clock() -> Iterator[list[float]]:
+    """The clock of a watch, in its only item."""
+    now = [1000.0]
+    with mock.patch("tracekit.live.run.time.monotonic", side_effect=lambda: now[0]):
+        yield now
 
 
 @pytest.fixture

@@ -148,7 +148,8 @@ def test_s_is_as_certain_as_its_steps_are_alike() -> None:
         return 2.5706 * float(sum(block**2 for block in blocks) / 12 / 5) ** 0.5
 
     assert content["slowdown_error"] == pytest.approx(error_of(times.original), rel=1e-3)
-    worker = found.attribution.by_worker[:, 1, 2]  # type: ignore[attr-defined]
+    assert found.pipeline is not None
+    worker = found.pipeline.attribution.by_worker[:, 1, 2]
     (worst, *_) = content["by_worker"]
     assert (worst["rank"], worst["slowdown_error"]) == (9, pytest.approx(error_of(worker), rel=1e-3))
     (stage, *_) = content["by_label"]

@@ -29,8 +29,8 @@ class Share(Struct, frozen=True):
     """Cost of the ops of one value (or combination of values).
 
     `ops`: their number. `slowdown`: S_x, nan if the ideal job takes no time, +- `error`, half the width of its 95 %
-    interval over the steps, nan if they are too few. Seconds per step: `added_s` = T(ideal, x
-    as recorded) - T(ideal); `removed_s` = T(original) - T(original, x ideal), what idealising the ops saves.
+    interval over the steps, nan if they are too few. Seconds per step: `added_s` = T(ideal, x as recorded) - T(ideal);
+    `removed_s` = T(original) - T(original, x ideal), what idealising the ops saves.
     """
 
     values: tuple[Value, ...]

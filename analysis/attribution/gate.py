@@ -136,7 +136,7 @@ def _what_would_tell(baseline: Runs, run: Runs, rows: Sequence[Judged], noise: f
     several = baseline.runs > 1
     if min(baseline.steps, run.steps) < FEWEST_STEPS:
         where = "baselines" if several else "baseline"
-        return f"{run.steps} steps, {baseline.steps} in the {where}: record at least {FEWEST_STEPS} of both"
+        return f"{counted(run.steps, 'step')}, {baseline.steps} in the {where}: record at least {FEWEST_STEPS} of both"
 
     def need(row: Judged) -> tuple[bool, int, int]:
         unknown = row.more_steps is None and row.more_baselines is None

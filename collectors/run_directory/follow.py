@@ -94,9 +94,8 @@ class AttemptFollower:
                 why = f"{entry.path}: cannot be read: {error.strerror or error}"
                 if self.over:
                     notices.append(self._left_out(rank, f"{why}; copy it again"))
-                elif not isinstance(
-                    error, FileNotFoundError
-                ):  # sealed under another name since: the next look finds it
+                # One that is missing was sealed under another name since: the next look finds it.
+                elif not isinstance(error, FileNotFoundError):
                     notices += self._put_off(rank, why, now_s)
             except FormatError as error:
                 notices.append(self._left_out(rank, error))

@@ -25,7 +25,7 @@ class _Nobody:
 
     __slots__ = ()
 
-    def begin_span(self, name: str) -> Any:  # noqa: ARG002 - it is a protocol
+    def begin_span(self, _name: str) -> Any:
         """The start of a span of that name, to be passed to `end_span`; 0 if nothing is recorded."""
         return 0
 

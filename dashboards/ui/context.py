@@ -121,11 +121,12 @@ def choose_range(job: str | None, since: str, until: str) -> None:
         return
     name = job or results().newest()
     chosen = TimeRange(_moment(since, "since", 0.0), _moment(until, "until", math.inf), since, until)
+    words = f"since={since:.40}, until={until:.40}"
     if not chosen.since < chosen.until:
-        raise SelectionError(f"since={since:.40}: the range ends before it begins")
+        raise SelectionError(f"{words}: the range ends before it begins")
     spans = results().spans(name, 1, chosen.since, chosen.until)
     if spans.is_empty():
-        raise SelectionError(f"since={since:.40}, until={until:.40}: no step of this job is in that range")
+        raise SelectionError(f"{words}: no step of this job is in that range")
     flask.g.results = results().of_window(name, int(spans["last"][0]))
     flask.g.range = (name, chosen)
 

@@ -1,7 +1,7 @@
 """The range of time that a reader chose for all pages of a job, and the control that chooses it.
 
-In: a job with its range (`ui/context.py`). Out: components. Pages of a job with
-several windows show the newest one in the range; charts of time show the range alone.
+In: a job with its range (`ui/context.py`). Out: components. Pages of a job with several windows show the newest one in
+the range; charts of time show the range alone.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def range_control(job: str, path: str) -> list[Component]:
         ways.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
     texts = ("", "") if chosen is None else (chosen.begin, chosen.end)
     fields = [
-        text_field(f"range-{name}", name.title(), text, placeholder=_iso(end), sent_as=name, style="wide")
-        for name, text, end in zip(("since", "until"), texts, (begin, end), strict=True)
+        text_field(f"range-{name}", name.title(), text, placeholder=_iso(at), sent_as=name, style="wide")
+        for name, text, at in zip(("since", "until"), texts, (begin, end), strict=True)
     ]
     form = html.Form(
         [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"

@@ -22,7 +22,6 @@ from tests.handmade import (
     slow_frame,
 )
 from tests.live.beside import Beside
-from tests.live.conftest import clock  # noqa: F401
 from tracekit.bill.stored import bill_of_store
 from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
@@ -140,7 +139,7 @@ def test_windows_whose_clock_goes_back_are_billed_once_and_named(tmp_path: Path)
     assert note.startswith("job: window 1 begins before window 0 ends")
 
 
-def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: list[float]) -> None:  # noqa: F811
+def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: list[float]) -> None:
     """Whatever its first window shows: the command had started before."""
     beside = Beside(tmp_path, clock)
     one = Attempt(tmp_path / "run", begins_s=0.0)

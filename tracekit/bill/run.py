@@ -62,13 +62,11 @@ class _Attempt(Struct, frozen=True):
 def bill_of_run(directory: Path) -> Bill:
     """The bill of a run directory. Raises FormatError if none of its attempts can be read."""
     run, clocks = read_run(directory), read_clocks(directory)
-    found, unread, notes = list[_Attempt](), dict[int, FormatError](), list[str]()
-    team = None
-    begun = attempts(directory)
-    for number in range(max(begun, default=-1) + 1):
+    found, notes, numbers, team = list[_Attempt](), list[str](), attempts(directory), None
+    missing = {*range(max(numbers, default=0))}.difference(numbers)
+    unread = {number: FormatError("its folder is missing") for number in missing}
+    for number in numbers:
         try:
-            if number not in begun:
-                raise FormatError("its folder is missing")  # noqa: TRY301 - as one that is damaged
             recording = read_attempt(directory, number)
             one = _read(recording, run.first_step, clocks, found[-1] if found else None, notes)
         except FormatError as error:
@@ -77,7 +75,7 @@ def bill_of_run(directory: Path) -> Bill:
         found.append(one)
         notes += recording.left_out
         team = team or team_of(recording.scheduler)
-    notes += [f"attempt {number} cannot be read: {error}" for number, error in unread.items()]
+    notes += [f"attempt {number} cannot be read: {error}" for number, error in sorted(unread.items())]
     if not found:
         raise next(iter(unread.values()), FormatError(f"{directory}: no attempt has begun; bill it once one has"))
     first, last = found[0], found[-1]

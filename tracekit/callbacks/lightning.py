@@ -18,7 +18,7 @@ class StepTrace(Callback):  # type: ignore[misc]  # Lightning may not be install
         """Start with the number of the first step."""
         self.on_train_batch_end(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:  # noqa: ARG002 - its signature
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Start the next step, unless the optimizer waits for more batches."""
         if trainer.global_step != self._step:
             self._step = trainer.global_step

@@ -15,24 +15,24 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not 
     def __init__(self) -> None:
         self._phase: Any = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its signature
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Start with the number of the first step."""
         set_step(state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the next step, and what the trainer does first in it."""
         set_step(state.global_step)
-        self.on_epoch_end(args, state, control)
+        self.on_epoch_end(_args, state, control)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """Start the evaluation or checkpoint that follows."""
         self._enter("evaluation" if control.should_evaluate else "checkpoint" if control.should_save else None)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+    def on_evaluate(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """End an evaluation. A checkpoint comes after it."""
         self._enter("checkpoint" if control.should_save else None)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+    def on_save(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """End a checkpoint."""
         self._enter(None)
 

@@ -5,8 +5,10 @@ In: a `Report`. Out: names, sentences and `Table`s, without markup. Nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import counted, main_clause, percent_sure, seconds, short, with_error
@@ -45,10 +47,7 @@ def answer_rows(
     lost = answer.cost
     if lost is not None and gpu_hour is not None and report.daily:
         lost += f", {report.diagnosis.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
-    why = None if answer.why is None or main_clause(answer.why) in answer.headline else answer.why
-    saves = answer.saves and answer.saves.removeprefix("saves ")
-    rows = {"Cost": lost, "Who": answer.who, "Why": why, "Do": answer.action or answer.check, "Saves": saves}
-    yield from ((name, words) for name, words in rows.items() if words)
+    yield from core_rows({**asdict(answer), "cost": lost})
     others = list(answer.others[:most_causes])
     if left := len(answer.others) - len(others):
         others.append(f"{counted(left, 'more cause' if others else 'cause')}: {all_causes}")
@@ -56,8 +55,26 @@ def answer_rows(
     if answer.stalls:
         more = len(answer.stalls) - _MOST_STALLS
         yield "Stalls", "; ".join(answer.stalls[:_MOST_STALLS]) + (f"; and {more} more" if more > 0 else "")
-    yield "Trust", f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
+    yield trust_row(answer.trust, trustworthy=report.trust.trustworthy)
     yield from report.remarks()
+
+
+def core_rows(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Cost, who, why, what to do first, and what that saves, of an answer as plain data."""
+    why, saves = answer["why"], answer["saves"]
+    rows = {
+        "Cost": answer["cost"],
+        "Who": answer["who"],
+        "Why": None if why is None or main_clause(why) in answer["headline"] else why,
+        "Do": answer["action"] or answer["check"],
+        "Saves": saves and saves.removeprefix("saves "),
+    }
+    yield from ((name, words) for name, words in rows.items() if words)
+
+
+def trust_row(trust: str, *, trustworthy: bool) -> tuple[str, str]:
+    """Whether to believe the report, and why."""
+    return "Trust", f"{'yes' if trustworthy else 'NO'}: {trust}"
 
 
 def tables(report: Report) -> Iterator[Table]:

@@ -9,27 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tracekit.base.text import main_clause, printable, short
+from tracekit.base.text import printable, short
 from tracekit.show.documents.markdown import answer_table, escaped
+from tracekit.show.words import core_rows, trust_row
 
 Row = tuple[str, str]
 #: Escaped by a backslash in Jira, where these characters are markup, the last ones only at the edge of a word.
 _JIRA_MARKUP = re.compile(r"[\\{}\[\]|*]|(?<![A-Za-z0-9])[-_^~+!]|[-_^~+!](?![A-Za-z0-9])")
-
-
-def answer_lines(report: Mapping[str, Any]) -> list[Row]:
-    """Cost, who, why, what to do first, what that saves, and whether to believe it: those that the report has."""
-    answer = report["answer"]
-    why = answer["why"] if answer["why"] and main_clause(answer["why"]) not in answer["headline"] else None
-    rows = {
-        "Cost": answer["cost"],
-        "Who": answer["who"],
-        "Why": why,
-        "Do": answer["action"] or answer["check"],
-        "Saves": (answer["saves"] or "").removeprefix("saves "),
-        "Trust": f"{'yes' if report['trust']['trustworthy'] else 'NO'}: {answer['trust']}",
-    }
-    return [(name, words) for name, words in rows.items() if words]
 
 
 def _markdown(name: str, headline: str, rows: list[Row], address: str) -> str:
@@ -58,5 +44,6 @@ _FORMS: Final[dict[str, Callable[[str, str, list[Row], str], str]]] = {
 
 def messages(report: Mapping[str, Any], address: str) -> dict[str, str]:
     """The message in each form, by its name. `address`: of the page that shows the report."""
-    name, headline, rows = short(report["job"]["name"]), report["answer"]["headline"], answer_lines(report)
-    return {form: write(name, headline, rows, address) for form, write in _FORMS.items()}
+    name, answer = short(report["job"]["name"]), report["answer"]
+    rows = [*core_rows(answer), trust_row(answer["trust"], trustworthy=report["trust"]["trustworthy"])]
+    return {form: write(name, answer["headline"], rows, address) for form, write in _FORMS.items()}
