@@ -10,16 +10,16 @@ from msgspec import structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.rl.account import Loss
-from tracekit.analysis.rl.generation import Generations
-from tracekit.analysis.rl.run import RlRun
 from tracekit.analysis.rl.scenario import Scenario, Without, more_engines
 from tracekit.base.text import percent, seconds, three_digits
 from tracekit.report.finding import Figure, Finding, Place, Unit, confidence_from
 from tracekit.report.verdict import LossKind
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the replay of requests is imported for runs of post-training only
     from tracekit.analysis.evidence.rl import RlEvidence
+    from tracekit.analysis.rl.account import Loss
+    from tracekit.analysis.rl.generation import Generations
+    from tracekit.analysis.rl.run import RlRun
 
 #: A loss is certain if it exceeds what the replay misses, and at least this share of the step.
 _SMALLEST_ERROR = 0.01
