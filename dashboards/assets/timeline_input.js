@@ -48,9 +48,9 @@
     timeline.held = { x: event.clientX, y: event.clientY, moved: false, from: from, to: to, top: top, selects: selects };
   }
 
-  function select(timeline, event, done) {
+  function select(timeline, event, held, done) {
     const left = timeline.canvas.getBoundingClientRect().left;
-    range().select(timeline, timeline.time(timeline.held.x - left), timeline.time(event.clientX - left), done);
+    range().select(timeline, timeline.time(held.x - left), timeline.time(event.clientX - left), done);
   }
 
   function drag(timeline, event) {
@@ -58,16 +58,16 @@
     timeline.held.moved = timeline.held.moved || Math.abs(right) + Math.abs(down) > 4;
     if (!timeline.held.moved) return;
     timeline.tip.hidden = true;
-    if (timeline.held.selects) return select(timeline, event, false);
+    if (timeline.held.selects) return select(timeline, event, timeline.held, false);
     const by = (right / timeline.width) * (timeline.held.to - timeline.held.from);
     timeline.show(timeline.held.from - by, timeline.held.to - by);
     timeline.scroll.scrollTop = timeline.held.top - down;
   }
 
   function release(timeline, event) {
-    const moved = timeline.held && timeline.held.moved, box = timeline.canvas.getBoundingClientRect();
-    if (moved && timeline.held.selects) select(timeline, event, true);
+    const { held } = timeline, moved = held && held.moved, box = timeline.canvas.getBoundingClientRect();
     timeline.held = null;
+    if (moved && held.selects) select(timeline, event, held, true);
     if (moved || !timeline.scene) return;
     const x = event.clientX - box.left, y = event.clientY - box.top, { scene } = timeline;
     const mark = timeline.under(x, y), place = rows().at(timeline, y);

@@ -20,8 +20,10 @@
     timeline.guarded(() => sum(timeline));
   }
 
-  // The sums of the range, or of what the search finds in view, where the panel does not show them.
+  // The sums of the range, or of what the search finds in view, where the panel does not show them; not of a range
+  // that is still being drawn.
   async function sum(timeline) {
+    if (timeline.held && timeline.held.selects) return;
     const { state } = timeline, aside = document.getElementById("timeline-details");
     const asked = timeline.query({ op: "", at: "", ...(state.range ? { from: "", to: "" } : {}) });
     if ((!state.range && !state.find) || asked === aside.dataset.sums) return;
