@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.base.errors import TracekitError
-    from tracekit.collectors import span, step
+    from tracekit.collectors import log, span, step
     from tracekit.job.job import Job
     from tracekit.job.load import job_of, load, load_from_store, load_gpu, load_ops, load_ops_from_store
     from tracekit.trace.canonical import Trace
@@ -36,6 +36,7 @@ _HOMES = {
     "load_ops": "tracekit.job.load",
     "load_ops_from_store": "tracekit.job.load",
     "Trace": "tracekit.trace.canonical",
+    "log": "tracekit.collectors",
     "span": "tracekit.collectors",
     "step": "tracekit.collectors",
 }
@@ -55,6 +56,7 @@ __all__ = [
     "load_gpu",
     "load_ops",
     "load_ops_from_store",
+    "log",
     "span",
     "step",
 ]

@@ -27,6 +27,7 @@ from tracekit.collectors.merge.ops import OpReport, build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Place, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.stepcut import cut_steps
 from tracekit.collectors.merge.unrecorded import find_unrecorded
+from tracekit.collectors.merge.values import logged_values
 from tracekit.collectors.nccl.join import join_nccl
 from tracekit.collectors.nccl.recording import read_nccl
 from tracekit.collectors.run_directory.host_clocks import ClockFit
@@ -128,6 +129,7 @@ def merge_attempt(
             "dropped_records": sum(one.dropped for one in ranks),
             "collect": asdict(report),
             **_run_queues(records, steps),
+            **logged_values(records, placement, step_starts_ns),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
             **_device_metadata(recording, device_clocks, left_out, hidden, sampled=not running),

@@ -6,6 +6,7 @@ those of the previous one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ import polars as pl
 from tracekit.base.errors import TracekitError
 from tracekit.collectors.merge.merge import MergedAttempt
 from tracekit.trace.canonical import Trace
+from tracekit.trace.step_values import STEP_VALUES, step_values
 
 #: Key of the trace's metadata that maps steps to attempts.
 SEGMENTS = "segments"
@@ -53,6 +55,7 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
     if len(segments) == 1:
         return last
     frames, starts, told = [], dict[int, float](), []
+    values: defaultdict[str, dict[str, float]] = defaultdict(dict)
     free = None
     for one in segments:
         trace = one.trace
@@ -60,6 +63,8 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
         shift = 0 if free is None or first >= free else free - first
         frames.append(trace.ops.with_columns(step=(pl.col("step") + shift).cast(trace.ops.schema["step"])))
         starts |= {step + shift: start for step, start in trace.step_starts.items()}
+        for name, logged in step_values(trace.metadata).items():
+            values[name] |= {str(step + shift): value for step, value in logged.items()}
         end = int(trace.steps[-1]) + shift
         told.append(
             {
@@ -77,7 +82,7 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
         last.layout,
         name=last.name,
         step_starts=starts,
-        metadata={**last.metadata, "dropped_records": dropped, SEGMENTS: told},
+        metadata={**last.metadata, "dropped_records": dropped, SEGMENTS: told, STEP_VALUES: values},
         source=last.name,
     )
 

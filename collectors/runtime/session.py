@@ -5,13 +5,16 @@ In: begins and ends from the hooks. Out: records and facts for the recorder.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from tracekit.collectors.inject.tracekit_collect_hook import warn
@@ -34,6 +37,7 @@ MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
 #: The largest value of the field.
 MOST_US = 2**31 - 1
+_NUMBER, _BITS = struct.Struct("<d"), struct.Struct("<q")
 
 #: Ops inside spans of these kinds are part of them.
 _WHOLE = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
@@ -74,6 +78,7 @@ class Session(Guard):
         self.step_entered: list[Callable[[], None]] = []
         self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
+        self._refused_value = False
         self._step_start: Instant = now_ns()
         self._compute_ns = 0
         self.step_over = False
@@ -422,3 +427,44 @@ class Session(Guard):
         if self.recording:
             end = self.instant_like(start) if name in _DEVICE_KINDS else now_ns()
             self.attempt_hook("span", self.record, Category.SPAN, name, start, end)
+
+    # ---- values ------------------------------------------------------------------------------------------------
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Keep values of the current step; what is no number of the host is left out, and reported once."""
+        if self.recording:
+            self.attempt_hook("log", self._log, values)
+
+    def _log(self, values: dict[str, Any]) -> None:
+        now = now_ns()
+        for name, value in values.items():
+            if value is None:
+                continue
+            try:
+                bits = _bits(value, at_least=0.0 if name == "tokens" else -math.inf)
+            except Exception as error:  # whatever the user's object raises
+                self._refuse(name, error)
+            else:
+                head = (Category.VALUE, 0, self.name(name), self.step, NONE, NONE, NONE)
+                self.recorder.add((*head, now, now, bits))
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
+            warn(
+                f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
+                f" {error!s:.200}; such values are left out; training continues"
+            )
+        self._refused_value = True
+
+
+def _bits(value: Any, at_least: float) -> int:
+    """The bits of a number as a float. Raises if it is no finite number of the host, or too small."""
+    if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
+        value = value.item()
+    if not isinstance(value, Real):
+        raise TypeError(f"a {type(value).__name__}; expected a number in the memory of the host")
+    number = float(value)
+    if not (math.isfinite(number) and number >= at_least):
+        raise ValueError(f"{number}; expected a finite number{', not below 0' if at_least == 0 else ''}")
+    bits: int = _BITS.unpack(_NUMBER.pack(number))[0]
+    return bits

@@ -1,4 +1,4 @@
-"""The functions that a training script can call: `span("tokenize")`, `step()` and `set_step(number)`.
+"""The functions that a training script can call: `span("tokenize")`, `step()`, `set_step(number)`, `log(loss=2.3)`.
 
 In: calls of the user's code. Out: records, if `tracekit collect` started the process; otherwise these calls do nothing,
 in about 100 ns. Imports only the standard library.
@@ -37,6 +37,9 @@ class _Nobody:
 
     def begin_step(self) -> None:
         """Start the next step now."""
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Keep the values of the current step that are not None."""
 
 
 NOBODY = _Nobody()
@@ -115,3 +118,14 @@ def step() -> _NoSpan:
 def set_step(step: int) -> None:
     """Mark the start of step number `step`, if the collector cannot infer steps (no optimizer, or several)."""
     _sink.set_step(step)
+
+
+def log(*, tokens: float | None = None, loss: float | None = None) -> None:
+    """Record what the current step trained on and came to. Call it when the step has computed, before the next begins.
+
+    `tokens`: of this data-parallel replica; its ranks may all call it, and count once. `loss`: of this rank; that of
+    the job is the mean over the ranks that call it. Both are numbers, or tensors in the memory of the host: a tensor on
+    a GPU is left out, since the host would have to wait for it, and so is what is no finite number, with one warning.
+    The last value in a step counts.
+    """
+    _sink.log({"tokens": tokens, "loss": loss})

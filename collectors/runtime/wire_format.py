@@ -71,6 +71,7 @@ class Category(IntEnum):
     STEP = 9
     WAIT = 10  # name: the collective that a compute waited for; `peer`, `chunk`: as of COLLECTIVE
     EVALUATION = 11
+    VALUE = 12  # name: what `tracekit.log` was given; `extra`: the bits of a float
 
 
 class Flag(IntEnum):

@@ -38,6 +38,7 @@ from tracekit.store.window import (
     StoredWindow,
 )
 from tracekit.trace.model import Layout, TraceKind
+from tracekit.trace.step_values import summary
 
 if TYPE_CHECKING:
     import duckdb
@@ -324,6 +325,7 @@ def _found(item: Incoming) -> dict[str, Any]:
 def _facts(trace: AnyTrace) -> dict[str, Any]:
     """The columns of `windows` that describe a trace."""
     steps, starts = trace.steps, [float(start) for start in trace.step_starts.values()]
+    metadata = {name: value for name, value in trace.metadata.items() if _is_short(value)} | summary(trace.metadata)
     return {
         "kind": trace.kind,
         **trace.sizes,
@@ -333,7 +335,7 @@ def _facts(trace: AnyTrace) -> dict[str, Any]:
         "started_at": min(starts, default=None),
         "ended_at": max(starts, default=None),
         "ops": trace.ops.height,
-        "metadata": json.dumps({name: value for name, value in trace.metadata.items() if _is_short(value)}),
+        "metadata": json.dumps(metadata),
     }
 
 

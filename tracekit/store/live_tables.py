@@ -34,14 +34,21 @@ _OF_CULPRITS = ("kind", "part", "ranks", "hosts", "gpu_uuids", "cost_s", "share"
 _OF_INCIDENTS = ("opened_at", "opened_window", "seen_window", "clear", "closed_at", "closed_window")
 _OR_REPLACE = "INSERT OR REPLACE"
 
-_HISTORY = """
-SELECT windows.number, windows.first_step, windows.last_step, epoch(windows.added_at) AS added_at, windows.started_at,
-       windows.ended_at, windows.slowdown, windows.recorded_s, windows.trustworthy, windows.problem,
-       findings.verdict, findings.headline, findings.share
-FROM windows JOIN jobs USING (job_id) LEFT JOIN findings USING (job_id, number)
-WHERE jobs.name = $name AND ($last IS NULL OR windows.number <= $last)
-ORDER BY windows.number DESC LIMIT $most
-"""
+#: The free metadata of a window as JSON, and the tokens of its mean step and its last loss there.
+_METADATA = "CASE WHEN json_valid(metadata) THEN metadata::JSON ELSE '{}'::JSON END"
+_TOKENS = "try_cast(coalesce(facts->>'tokens_per_step', facts->>'label_tokens_per_step') AS DOUBLE)"
+_LOSS = "try_cast(facts->>'loss' AS DOUBLE)"
+_HISTORY = f"""
+SELECT * EXCLUDE facts, {_TOKENS} / recorded_s AS tokens_per_s, {_LOSS} AS loss
+FROM (
+    SELECT windows.number, windows.first_step, windows.last_step, epoch(windows.added_at) AS added_at,
+           windows.started_at, windows.ended_at, windows.slowdown, windows.recorded_s, windows.trustworthy,
+           windows.problem, findings.verdict, findings.headline, findings.share, {_METADATA} AS facts
+    FROM windows JOIN jobs USING (job_id) LEFT JOIN findings USING (job_id, number)
+    WHERE jobs.name = $name AND ($last IS NULL OR windows.number <= $last)
+    ORDER BY windows.number DESC LIMIT $most
+) ORDER BY number DESC
+"""  # noqa: S608 - our own expressions
 #: The newest windows around a given one: half of them after it, more if there are few before it.
 _LAST_AROUND = """
 WITH numbers AS (SELECT number FROM windows JOIN jobs USING (job_id) WHERE jobs.name = $name)
@@ -93,10 +100,9 @@ ORDER BY jobs.job_id
 
 #: The windows of a job that overlap a time, in at most `most` parts of about as many windows each: how `_SPANS` and
 #: `_LOSSES` begin.
-_PARTS = """
+_PARTS = f"""
 WITH told AS (
-    SELECT windows.*, ended_at + coalesce(recorded_s, 0) AS end_s,
-           CASE WHEN json_valid(metadata) THEN metadata::JSON ELSE '{}'::JSON END AS facts
+    SELECT windows.*, ended_at + coalesce(recorded_s, 0) AS end_s, {_METADATA} AS facts
     FROM windows JOIN jobs USING (job_id)
     WHERE jobs.name = $name AND started_at >= $earliest
 ), parts AS (
@@ -104,17 +110,19 @@ WITH told AS (
            coalesce(lag(facts->>'attempt') OVER (ORDER BY number) <> facts->>'attempt', false) AS restarted
     FROM told WHERE end_s >= $since AND started_at <= $until
 )
-"""
-_SPANS = """
+"""  # noqa: S608 - our own expressions
+_SPANS = f"""
 SELECT span, min(number) AS number, max(number) AS last, count(*) AS windows, min(started_at) AS start_s,
        max(end_s) AS end_s, min(first_step) AS first_step, max(last_step) AS last_step, bool_or(restarted) AS restarted,
        sum(recorded_s * steps) / sum(steps) FILTER (recorded_s IS NOT NULL) AS recorded_s,
        sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value(world_size) AS gpus, sum(ops)::BIGINT AS ops,
        any_value(coalesce(facts->>'gpu_model', facts->>'label_gpu_model')) AS gpu_model,
-       any_value(try_cast(coalesce(facts->>'tokens_per_step', facts->>'label_tokens_per_step') AS DOUBLE)) AS tokens,
-       any_value(try_cast(coalesce(facts->>'flops_per_step', facts->>'label_flops_per_step') AS DOUBLE)) AS flops
+       sum({_TOKENS} * steps) / sum(steps) FILTER ({_TOKENS} IS NOT NULL) AS tokens, max_by({_LOSS}, number) AS loss,
+       any_value(try_cast(coalesce(facts->>'flops_per_step', facts->>'label_flops_per_step') AS DOUBLE)) AS flops,
+       any_value(try_cast(coalesce(facts->>'flops_per_token', facts->>'label_flops_per_token') AS DOUBLE))
+           AS flops_per_token
 FROM parts GROUP BY span ORDER BY span
-"""
+"""  # noqa: S608 - our own expressions
 _LOSSES = """
 SELECT span, culprits.kind, sum(cost_s * steps) AS lost_s
 FROM (SELECT span, job_id, number, steps FROM parts WHERE trustworthy) JOIN culprits USING (job_id, number)
@@ -177,7 +185,7 @@ class LiveTables:
     # ---- reading
 
     def history(self, name: str, most: int, around: int | None = None) -> pl.DataFrame:
-        """The last `most` windows of a job, oldest first: number, steps, times, S and findings.
+        """The last `most` windows of a job, oldest first: number, steps, times, S, findings, tokens a second and loss.
 
         `around`: instead of the last windows, those before and after this window, as many of each as fit.
         """
@@ -252,7 +260,8 @@ class LiveTables:
     def spans(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
         """The life of a job between two times, seconds since the epoch, in at most `most` parts: rows of `span`, its
         windows `number` to `last`, `start_s`, `end_s`, steps, `recorded_s` (mean step time, null if not analysed),
-        whether it begins with, or has, a `restarted` attempt, and the `tokens` and `flops` of a step, null if unknown.
+        whether it begins with, or has, a `restarted` attempt, and, null if unknown, the `tokens` of the mean step, the
+        last `loss`, the `flops` of a step, and `flops_per_token`.
         """
         return self._of_parts(_SPANS, name, most, since, until)
 

@@ -10,6 +10,7 @@ from tracekit.collectors.merge.merge import MergedAttempt
 from tracekit.collectors.merge.ops import OpReport
 from tracekit.collectors.merge.placement import Placement
 from tracekit.collectors.merge.restarts import SEGMENTS, merge_run, segments_of_jobs, trace_of_segments
+from tracekit.trace.step_values import STEP_VALUES, step_values
 
 
 def attempt(number, *, ranks=2, host="node-1", program=("train.py",), numbered_from=0, steps=4):
@@ -41,6 +42,14 @@ def test_steps_are_counted_on_unless_the_script_numbers_them():
     assert segments == [(0, 0, 3, 0), (1, 5, 8, 0), (2, 100, 103, 100)]
     assert (trace.step_starts[3], trace.step_starts[5]) == (3.0, 1000.0)
     assert trace.metadata["dropped_records"] == 3
+
+
+def test_values_of_steps_keep_to_their_steps():
+    """Four steps from 0, and from 0 again: the second step 1 is 6 now. Nothing was logged in the third attempt."""
+    logged = [attempt(0), attempt(1), attempt(2)]
+    for one, tokens in zip(logged, (10.0, 20.0), strict=False):
+        one.trace.metadata[STEP_VALUES] = {"tokens": {"1": tokens}}
+    assert step_values(trace_of_segments(logged).metadata) == {"tokens": {1: 10.0, 6: 20.0}}
 
 
 def test_a_run_is_read_without_what_cannot_be_merged():

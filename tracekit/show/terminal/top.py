@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tracekit.base.errors import NotStoredError
-from tracekit.base.text import counted, percent, printable, seconds, short
+from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
 from tracekit.live.incident_words import advice, lasted
 from tracekit.show.terminal.maps import sparkline, worker_map
 from tracekit.show.terminal.tables import labelled, new_table
@@ -93,21 +93,37 @@ def _verdict(newest: dict[str, Any]) -> Text:
 
 
 def _figures(windows: pl.DataFrame) -> Table:
-    """Step time, the share of it that is lost, and S: in the newest window, the one before, and all of them."""
+    """Step time, the share of it that is lost, S, tokens a second, loss: in the newest window that has them, the one
+    before, and all of them.
+    """
     table = new_table("", "now", "before", "lowest", "highest", f"{counted(windows.height, 'window')}, oldest first")
     table.columns[-1].justify = "left"
-    for name, column, show in (("Step time", "recorded_s", seconds), ("Lost", "share", percent), ("S", "slowdown", _s)):
+    rows = (
+        ("Step time", "recorded_s", seconds),
+        ("Lost", "share", percent),
+        ("S", "slowdown", _s),
+        ("Tokens/s", "tokens_per_s", _rate),
+        ("Loss", "loss", "{:.4g}".format),
+    )
+    for name, column, show in rows:
         values = windows[column].drop_nulls().to_numpy()
         if not len(values):
             continue
         before = show(values[-2]) if len(values) > 1 else "-"
-        shape = sparkline(values / max(np.median(values), 1e-9) if column == "recorded_s" else values, _SHAPE)
+        usual = 1.0 if column in ("share", "slowdown") else max(abs(np.median(values)), 1e-9)
+        shape = sparkline(values / usual, _SHAPE)
         table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, "#fe9929"))
     return table
 
 
 def _s(value: float) -> str:
     return f"{value:.3f}"
+
+
+def _rate(value: float) -> str:
+    """So many a second: 950, 12.3k, 4.56M."""
+    size, unit = next(((size, unit) for size, unit in ((1e6, "M"), (1e3, "k")) if value >= size), (1.0, ""))
+    return f"{three_digits(value / size)}{unit}"
 
 
 def _incidents(incidents: Sequence[Incident]) -> Iterator[RenderableType]:
