@@ -8,7 +8,7 @@ The parts of one job are ranges of steps; both are measured against the ideal of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import counted, seconds
+from tracekit.base.text import counted, seconds, three_digits
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001
@@ -46,7 +46,7 @@ class Side:
 
     `recorded_s`, `original_s`, `ideal_s`: seconds, [steps]; `workers`: exact S_w over these steps, [dp_ranks, stages].
     `steps_each`: training steps in each of `steps`, several in a recording of GPUs; times are those of one. `whole`:
-    what they are of, "step" or, if no steps are marked, "recording".
+    what they are of, "step" or, if no steps are marked, "recording". `tokens_per_s`: None if the loop logs no tokens.
     """
 
     job: str
@@ -62,6 +62,7 @@ class Side:
     workers: Floats
     steps_each: int = 1
     whole: str = "step"
+    tokens_per_s: float | None = None
 
     @property
     def slowdown(self) -> float:
@@ -197,7 +198,21 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         workers=none if workers is None else _over_steps(workers.slowdown[chosen], ideal),
         steps_each=per_step,
         whole=unit(report),
+        tokens_per_s=tokens_per_s(rows),
     )
+
+
+def tokens_per_s(rows: Sequence[Report]) -> float | None:
+    """Tokens a second over the rows of `by_step` that have any; None if none has."""
+    told = [(row["tokens"], row["recorded_s"]) for row in rows if row.get("tokens")]
+    return sum(tokens for tokens, _ in told) / sum(time_s for _, time_s in told) if told else None
+
+
+def rates(before: float | None, after: float | None) -> str | None:
+    """Tokens a second of both sides, in words; None if one is not known."""
+    if not before or not after:
+        return None
+    return f"{three_digits(before)} tokens a second before, {three_digits(after)} after ({after / before - 1:+.1%})"
 
 
 def _units(report: Report) -> str:

@@ -79,7 +79,7 @@ class Comparison:
 
 
 class ComparedRun(Struct, frozen=True):
-    """One side: seconds of the mean step, and S."""
+    """One side: seconds of the mean step, S, and tokens a second, None if the loop logs none."""
 
     name: str
     layout: dict[str, int]
@@ -88,6 +88,7 @@ class ComparedRun(Struct, frozen=True):
     original_s: float
     ideal_s: float
     slowdown: float
+    tokens_per_s: float | None
 
 
 class Causes(Struct, frozen=True):
@@ -155,6 +156,7 @@ def _side(side: Side) -> ComparedRun:
         float(side.original_s.mean()),
         float(side.ideal_s.mean()),
         side.slowdown,
+        side.tokens_per_s,
     )
 
 

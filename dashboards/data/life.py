@@ -17,6 +17,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
 from tracekit.dashboards.data.queries import Results
 from tracekit.store import HANG
+from tracekit.trace.step_values import NAMES
 
 #: Spans of a chart, and windows whose steps are shown one by one.
 MOST_SPANS, MOST_STEPWISE = 240, 8
@@ -46,8 +47,8 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Life:
     """`spans`: `start_s`, `end_s`, `window`, `step` (null if a span is of windows), `first_step`, `last_step`,
-    `recorded_s`, `tokens_per_s`, `mfu`, and whether the line is `broken` before it because steps in between were not
-    recorded. `losses`: `start_s`, `end_s`, `kind`, `lost_s` of a mean step. Times are seconds since the epoch.
+    `recorded_s`, `tokens_per_s`, `loss`, `mfu`, and whether the line is `broken` before it because steps in between
+    were not recorded. `losses`: `start_s`, `end_s`, `kind`, `lost_s` of a mean step. Times are seconds since the epoch.
     """
 
     spans: pl.DataFrame
@@ -132,17 +133,22 @@ def _steps(found: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
     for number in parts["number"]:
         window = found.of_window(job, number)
         starts = window.step_starts(job)
-        rows = window.stored(job).table("by_step").select("step", "recorded_s")
+        table = window.stored(job).table("by_step")
+        logged = {name: table[name] if name in table.columns else None for name in NAMES}
+        rows = table.select("step", "recorded_s").with_columns(**logged).cast(dict.fromkeys(NAMES, pl.Float64))
         frames.append(
             rows.with_columns(start_s=rows["step"].replace_strict(starts, return_dtype=pl.Float64), number=number)
         )
     steps = pl.concat(frames).drop_nulls("start_s").with_columns(end_s=pl.col("start_s") + pl.col("recorded_s"))
-    same = parts.select("number", "restarted", "gpus", "gpu_model", "tokens", "flops").cast({"number": pl.Int64})
+    same = parts.select(
+        pl.col("number").cast(pl.Int64), "restarted", "gpus", "gpu_model", "flops", "flops_per_token", of_mean="tokens"
+    )
     first = pl.col("number") != pl.col("number").shift()
     return (
         steps.cast({"number": pl.Int64, "step": pl.Int64})
         .join(same, on="number", maintain_order="left")
         .with_columns(restarted=pl.col("restarted") & first, first_step="step", last_step="step", window="number")
+        .with_columns(tokens=pl.coalesce("tokens", "of_mean"))
         .with_columns(broken=_broken())
     )
 
@@ -151,11 +157,12 @@ def _with_rates(spans: pl.DataFrame) -> pl.DataFrame:
     """The spans with tokens a second, and the share of the peak of all GPUs, where these are known."""
     cards = {name: Card.named(name) for name in spans["gpu_model"].unique().drop_nulls()}
     peaks = {name: card.half for name, card in cards.items() if card is not None}
+    flops = pl.coalesce("flops", pl.col("tokens") * pl.col("flops_per_token"))
     peak = pl.col("gpu_model").replace_strict(peaks, default=None, return_dtype=pl.Float64)
     return spans.select(
-        *("start_s", "end_s", "window", "step", "first_step", "last_step", "recorded_s", "broken"),
+        *("start_s", "end_s", "window", "step", "first_step", "last_step", "recorded_s", "broken", "loss"),
         tokens_per_s=pl.col("tokens") / pl.col("recorded_s"),
-        mfu=pl.col("flops") / pl.col("recorded_s") / pl.col("gpus") / peak,
+        mfu=flops / pl.col("recorded_s") / pl.col("gpus") / peak,
     )
 
 

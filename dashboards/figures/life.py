@@ -60,7 +60,7 @@ def rates(
                 line={"width": 0},
                 layer="below",
             )
-    drawn.update_yaxes(rangemode="tozero", tickformat=",.4g")
+    drawn.update_yaxes(rangemode="normal" if column == "loss" else "tozero", tickformat=",.4g")
     drawn.update_layout(hovermode="x")
     return drawn
 

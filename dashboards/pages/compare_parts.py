@@ -21,7 +21,7 @@ from tracekit.analysis.attribution.compare import (
     verdict,
 )
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
-from tracekit.base.text import cost, seconds, short, sure
+from tracekit.base.text import cost, seconds, short, sure, three_digits
 from tracekit.dashboards.figures.compare import costs, distributions, step_series, worker_map
 from tracekit.dashboards.ui.components import (
     badge,
@@ -100,6 +100,9 @@ def _figures(before: Side, after: Side) -> Component:
             share=False,
         ),
     ]
+    if before.tokens_per_s and after.tokens_per_s:
+        rates = MeanDifference(before.tokens_per_s, after.tokens_per_s, None, None)
+        rows.append(_row(["Tokens a second"], rates, three_digits))
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
     return html_table(heads, rows, numbers=range(1, 5))
 

@@ -36,6 +36,7 @@ ORDERS = {
     "saves": ("gives_back", True),
     "share": ("share", True),
     "slowdown": ("slowdown", True),
+    "tokens": ("tokens_per_s", True),
     "gpus": ("world_size", True),
     "added": ("imported_at", True),
     "job": ("name", False),
@@ -53,6 +54,7 @@ COLUMNS = {
     "Trend": None,
     "Status": None,
     "Team": None,
+    "Tokens/s": "tokens",
     "GPUs": "gpus",
     "Compare": None,
 }
@@ -62,6 +64,7 @@ FIGURES = {
     "GPU-hours a day": ("lost_gpu_hours_per_day", ",.1f"),
     "First fix saves": ("gives_back", ",.1f"),
     "Slowdown": ("slowdown", ".3f"),
+    "Tokens/s": ("tokens_per_s", ",.0f"),
     "GPUs": ("world_size", ","),
 }
 #: Columns that a facet narrows.
@@ -98,7 +101,7 @@ def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **stat
 
 def job_table() -> pl.DataFrame:
     """One row per job, as of `Results.jobs`, with what the table shows: `verdict`, `share` (lost), `team`, `culprit`,
-    `host`, `status`, and `text`, all that a filter looks at, in lower case.
+    `host`, `status`, `tokens_per_s`, and `text`, all that a filter looks at, in lower case.
     """
     live = results().live_jobs().select("name", "watched", "ending")
     jobs = results().jobs().join(live, on="name", how="left", maintain_order="left")
@@ -112,6 +115,7 @@ def job_table() -> pl.DataFrame:
         .then(cause)
     )
     metadata = pl.col("metadata").str
+    tokens = pl.coalesce(metadata.json_path_match(f"$.{of}tokens_per_step") for of in ("", "label_"))
     return jobs.with_columns(
         lost,
         saves,
@@ -122,6 +126,7 @@ def job_table() -> pl.DataFrame:
         .otherwise(pl.coalesce(found, "verdict", pl.lit("unknown")).str.replace_all("-", " ")),
         share=pl.coalesce("share", lost / (24 * pl.col("world_size"))).clip(0.0),
         team=pl.coalesce(metadata.json_path_match("$.team"), metadata.json_path_match("$.project")),
+        tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
         host=host,
         culprit=pl.coalesce(host, pl.when(place != "whole job").then(place)),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),

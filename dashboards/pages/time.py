@@ -24,7 +24,7 @@ from tracekit.dashboards.ui.shell import job_page
 MOST_LISTED = 50
 #: Values of labels in the table of what is different.
 MOST_DIFFERENT = 20
-_CHARTS = ("time-steps", "time-tokens", "time-mfu", "time-events")
+_CHARTS = ("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
 
 
 def build(stored: Stored, **_: str) -> list[Component]:
@@ -83,6 +83,7 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         )
     for column, name, words, of in (
         ("tokens_per_s", "Tokens a second", "%{y:,.4g} tokens/s", "time-tokens"),
+        ("loss", "Loss", "%{y:.4g}", "time-loss"),
         ("mfu", "Model FLOPs utilisation", "%{y:.1%} of the peak", "time-mfu"),
     ):
         known = spans.drop_nulls(column)
@@ -152,7 +153,7 @@ clientside_callback(
         const [point] = (one && one.value && one.value.points) || [];
         if (point && point.customdata && point.customdata[0]) window.tracekit.follow(point.customdata[0]);
     }""",
-    *(Input(name, "clickData") for name in _CHARTS),
+    *(Input(name, "clickData", allow_optional=True) for name in _CHARTS),
     prevent_initial_call=True,
 )
 

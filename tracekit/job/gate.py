@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tracekit.analysis.attribution.compare import SAME_WORK
+from tracekit.analysis.attribution.compare import SAME_WORK, rates
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
+from tracekit.analysis.attribution.spent import Spent, SpentPhases
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
@@ -17,6 +18,7 @@ from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
 from tracekit.trace.rl import POST_TRAINING
+from tracekit.trace.step_values import summary
 
 #: What a trace may say of its job that makes runs different ones.
 SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
@@ -52,6 +54,8 @@ def gate(
     most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
     if abs(now / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
+    if found := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
+        notes.append(found)
     names = listed([short(job.trace.name) for job in baselines])
     return Gate.of(
         Runs(names, sum(len(side.step_s) for side in before), len(before)),
@@ -61,6 +65,16 @@ def gate(
         noise=noise,
         notes=tuple(notes),
     )
+
+
+def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent | SpentPhases]) -> float | None:
+    """Tokens a second of the mean job; None if the loop of one logs no tokens."""
+    found = [
+        tokens / float(side.step_s.mean())
+        for job, side in zip(jobs, sides, strict=True)
+        if (tokens := summary(job.trace.metadata).get("tokens_per_step"))
+    ]
+    return sum(found) / len(found) if len(found) == len(jobs) else None
 
 
 def _identity(job: Job) -> dict[str, Any]:

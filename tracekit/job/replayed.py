@@ -26,6 +26,7 @@ from tracekit.job.experts import unasked
 from tracekit.job.pipeline_report import PipelineReport, PublishedView
 from tracekit.report.clocks import ClockOffset, ClockReport
 from tracekit.trace.canonical import Trace
+from tracekit.trace.step_values import step_values
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
@@ -104,6 +105,7 @@ class ReplayedJob(Struct, frozen=True):
             experts=unasked(exchanges),
             questions_asked=tuple(questions),
             labels_asked=tuple(labels),
+            step_values=step_values(self.trace.metadata),
         )
 
 

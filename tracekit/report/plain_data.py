@@ -288,6 +288,8 @@ class OfStep(Struct, frozen=True):
     original_s: float
     ideal_s: float
     lost_s: float
+    tokens: Maybe[Number] = UNSET
+    loss: Maybe[Number] = UNSET
 
 
 class Correlation(Struct, frozen=True):

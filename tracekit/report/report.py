@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,6 +33,7 @@ from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.question import Question, label_table, question_table
 from tracekit.report.section import Table
+from tracekit.trace.step_values import StepValues
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +75,7 @@ class Report(ABC):
 
     `name`: of the job. `diagnosis`: why it is slow, and what to do. `questions_asked`, `labels_asked`: the answers to
     custom questions. `overlap`: None if nobody asked; `experts`: None if nobody asked (`experts_asked`) and no uneven
-    loads are known. `table_names`: the names for `table`.
+    loads are known. `step_values`: what the loop logs of its steps. `table_names`: the names for `table`.
     """
 
     table_names: ClassVar[tuple[str, ...]] = COMMON_TABLES
@@ -85,6 +86,7 @@ class Report(ABC):
     overlap: Overlap | None = None
     experts: Experts | None = None
     experts_asked: bool = False
+    step_values: StepValues = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Report on {short(self.name)}: {self.diagnosis.verdict.kind}, {self.diagnosis.answer.headline}>"
@@ -237,7 +239,9 @@ class Report(ABC):
 
     @cached_property
     def by_step(self) -> pl.DataFrame:
-        """Slowdown and times of each step, and the time that it loses according to the verdict, seconds."""
+        """Slowdown and times of each step, the time that it loses according to the verdict, seconds, and its `tokens`
+        and `loss` if the loop logs them.
+        """
         times = self.step_times()
         return pl.DataFrame(
             {
@@ -248,6 +252,9 @@ class Report(ABC):
                 "ideal_s": times.ideal,
                 "lost_s": self.diagnosis.verdict.step_lost_s,
             }
+        ).with_columns(
+            pl.col("step").replace_strict(values, default=None, return_dtype=pl.Float64).alias(name)
+            for name, values in self.step_values.items()
         )
 
     @cached_property

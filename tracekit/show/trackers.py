@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.compare import steps_in_whole
+from tracekit.analysis.attribution.compare import steps_in_whole, tokens_per_s
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import say
 from tracekit.base.text import short
@@ -56,6 +56,7 @@ def series(report: Mapping[str, Any]) -> dict[str, float]:
         "exposed_communication_ms": 1e3 * lost.get("communication-bound", 0.0),
         "lost_gpu_hours": verdict["lost_gpu_hours"],
         "trustworthy": float(report["trust"]["trustworthy"]),
+        "tokens_per_s": tokens_per_s(report["by_step"]),
     }
     return {f"{PREFIX}/{name}": float(value) for name, value in figures.items() if value is not None}
 

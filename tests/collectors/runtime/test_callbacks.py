@@ -25,6 +25,9 @@ class Sink:
     def set_step(self, step):
         self.told.append(step)
 
+    def log(self, values):
+        self.told.append({name: value for name, value in values.items() if value is not None})
+
 
 @pytest.fixture
 def told(monkeypatch):
@@ -66,10 +69,46 @@ def test_the_trainer_of_transformers_numbers_steps_and_says_when_it_evaluates_an
     assert told == [7, 8, 9, *saved, 10, *evaluated, *saved, 11, *evaluated, *saved]
 
 
+def test_the_trainer_of_transformers_says_the_tokens_of_a_step_and_its_loss_where_it_has_them(monkeypatch, told):
+    """Four ranks, resumed after 1,000 tokens; the trainer counts those of all ranks, and logs a loss every other step.
+    A trainer that counts none stays at 0, one of an old version does not have the number.
+    """
+    control, args = SimpleNamespace(should_evaluate=False, should_save=False), SimpleNamespace(world_size=4)
+    for counts in (True, False, None):
+        callback = step_trace(monkeypatch, "transformers", "transformers", "TrainerCallback")
+        state = SimpleNamespace(global_step=7)
+        if counts is not None:
+            state.num_input_tokens_seen = 1000 * counts
+        callback.on_train_begin(args, state, control)
+        for tokens in (400, 200):
+            state.global_step += 1
+            if counts:
+                state.num_input_tokens_seen += tokens
+            callback.on_step_end(args, state, control)
+        callback.on_log(args, state, control, logs={"loss": 2.5, "learning_rate": 0.1})
+        callback.on_log(args, state, control, logs={"eval_loss": 2.5})
+        callback.on_log(args, state, control)
+    nothing = [7, 8, 9, {"loss": 2.5}, {}, {}]
+    assert told == [7, {"tokens": 100.0}, 8, {"tokens": 50.0}, 9, {"loss": 2.5}, {}, {}, *nothing, *nothing]
+
+
+def test_the_trainer_of_lightning_says_a_loss_that_is_on_the_host(monkeypatch, told):
+    """One on a GPU stays there, without a word."""
+    callback = step_trace(monkeypatch, "lightning", "lightning.pytorch", "Callback")
+    trainer = SimpleNamespace(global_step=0, callback_metrics={})
+    callback.on_train_start(trainer, None)
+    here, there = SimpleNamespace(is_cpu=True), SimpleNamespace(is_cpu=False)
+    for metrics in ({"train_loss": here}, {"train_loss": there}, {"val_loss": here}):
+        trainer.global_step += 1
+        trainer.callback_metrics = metrics
+        callback.on_train_batch_end(trainer, None, {}, None, 0)
+    assert told == [0, {"loss": here}, 1, 2, 3]
+
+
 def test_the_trainer_of_lightning_numbers_steps_where_its_optimizer_has_stepped(monkeypatch, told):
     """Resumed at 7, with an optimizer step every other batch."""
     callback = step_trace(monkeypatch, "lightning", "lightning.pytorch", "Callback")
-    trainer = SimpleNamespace(global_step=7)
+    trainer = SimpleNamespace(global_step=7, callback_metrics={})
     callback.on_train_start(trainer, None)
     for batch in range(4):
         trainer.global_step += batch % 2

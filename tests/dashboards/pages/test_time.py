@@ -17,6 +17,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.data.life import Event, read_differences, read_life
 from tracekit.dashboards.data.queries import Results
 from tracekit.store import Store
+from tracekit.trace.step_values import STEP_VALUES
 
 #: Window n begins at hour n after this moment, 2023-11-14 22:00 UTC; its steps begin 10 s apart.
 BEGIN = 1_699_999_200.0
@@ -69,6 +70,59 @@ def test_of_few_windows_every_step_is_a_span_with_its_rates(store: Path) -> None
     assert rows[4]["end_s"] == pytest.approx(rows[4]["start_s"] + rows[4]["recorded_s"])
     assert rows[4]["tokens_per_s"] == pytest.approx(800 / 0.51)
     assert rows[4]["mfu"] == pytest.approx(5e13 / 0.51 / 4 / 989e12)  # four H100 of 989 teraflops
+
+
+def write_values(path: Path) -> Path:
+    """Two windows of four steps, 0.31 s each, of four H100: the loop logs tokens in the steps of the first that have
+    some, and a loss in step 1; the second has none. A token takes 2e10 operations.
+    """
+    store = Store(path)
+    values = {"tokens": {"0": 800.0, "1": 400.0, "3": 1200.0}, "loss": {"1": 2.5}}
+    for number in range(2):
+        ran = trace(slow=False)
+        ran = replace(
+            ran,
+            ops=ran.ops.with_columns(step=ran.ops["step"] + 4 * number),
+            step_starts={step + 4 * number: BEGIN + HOUR * number + 10 * step for step in range(4)},
+            metadata={"hosts": HOSTS, "gpu_model": "NVIDIA H100", "label_flops_per_token": "2e10"}
+            | ({STEP_VALUES: values} if number == 0 else {}),
+        )
+        store.append(analysed(ran))
+    return store.path
+
+
+def test_steps_have_what_the_loop_logged_of_them_and_windows_their_mean_and_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step without tokens of its own counts with the mean of its window, 800; a step without loss has none."""
+    path = write_values(tmp_path / "s.store")
+    life = read_life(Results(path), "live", *EVER)
+    assert life is not None
+    assert life.stepwise
+    tokens = [800, 400, 800, 1200]
+    assert life.spans["tokens_per_s"].to_list() == pytest.approx([one / 0.31 for one in tokens] + [None] * 4)
+    assert life.spans["loss"].to_list() == [None, 2.5, *[None] * 6]
+    mfu = [one * 2e10 / 0.31 / 4 / 989e12 for one in tokens]
+    assert life.spans["mfu"].to_list() == pytest.approx(mfu + [None] * 4)
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_STEPWISE", 1)
+    life = read_life(Results(path), "live", *EVER)
+    assert life is not None
+    assert life.spans.select("tokens_per_s", "loss").rows() == [(pytest.approx(800 / 0.31), 2.5), (None, None)]
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_SPANS", 1)  # the second window has no say
+    life = read_life(Results(path), "live", *EVER)
+    assert life is not None
+    assert life.spans.select("tokens_per_s", "loss").rows() == [(pytest.approx(800 / 0.31), 2.5)]
+
+
+def test_the_pages_time_and_jobs_show_them(tmp_path: Path) -> None:
+    pages = Pages(write_values(tmp_path / "s.store"))
+    assert {"Tokens a second", "Loss", "Model FLOPs utilisation"} <= set(pages.lines("/time", job="live"))
+    (row,) = pages.job_rows()
+    assert row["tokens_per_s"] is None  # of the newest window
+    assert "Tokens/s" not in pages.lines("/")
+    store = Store(tmp_path / "one.store")
+    store.append(analysed(replace(trace(slow=False), metadata={STEP_VALUES: {"tokens": {"0": 3100.0}}})))
+    assert "10,000" in Pages(store.path).lines("/")
 
 
 def test_losses_and_events_are_those_of_the_windows(store: Path) -> None:
@@ -224,3 +278,14 @@ def test_a_drag_chooses_the_range_of_all_pages_back_takes_it_away_and_a_click_op
     page.wait_for_selector("#time-steps svg")
     page.go_back()
     expect(page.locator(".time-range b")).to_have_text("All of the run: ")
+
+
+def test_a_point_opens_its_step_where_only_times_are_known(
+    tmp_path: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
+) -> None:
+    store = Store(tmp_path / "s.store")
+    store.append(analysed(replace(trace(slow=False), step_starts={step: BEGIN + 10 * step for step in range(4)})))
+    page = visit("/time?job=live", base=show(store.path).url)
+    page.locator("#time-steps .chart-picture").press("ArrowRight")
+    page.locator("#time-steps .chart-picture").press("Enter")
+    page.wait_for_function("() => location.pathname === '/timeline'")

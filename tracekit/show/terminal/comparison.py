@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tracekit.analysis.attribution.compare import Outcome, Side
+from tracekit.analysis.attribution.compare import Outcome, Side, rates
 from tracekit.analysis.attribution.comparison import Comparison
 from tracekit.base.text import counted, short
 from tracekit.report.applied import AppliedFix
@@ -38,6 +38,7 @@ def print_comparison(
     rows += _causes("New", found.new, "no cause is new")
     rows += _causes("Stays", found.staying, None)
     rows += [
+        ("Rate", rates(found.before.tokens_per_s, found.after.tokens_per_s)),
         ("Ops", found.kinds),
         ("Trust", f"{'yes' if found.before.trustworthy and found.after.trustworthy else 'NO'}: {found.trust}"),
     ]
