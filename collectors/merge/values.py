@@ -36,13 +36,9 @@ def logged_values(records: pl.DataFrame, placement: Placement, steps: Collection
     )
     tokens = by_rank.filter(name="tokens").group_by("step", "replica").agg(pl.col("value").max())
     sums = tokens.group_by("step").agg(pl.col("value").sum(), replicas=pl.len())
-    whole = sums.filter(pl.col("replicas") == pl.col("replicas").max()).sort("step")
-    loss = by_rank.filter(name="loss").group_by("step").agg(pl.col("value").mean()).sort("step")
-    named = {"tokens": whole, "loss": loss}
+    whole = sums.filter(pl.col("replicas") == pl.col("replicas").max())
+    loss = by_rank.filter(name="loss").group_by("step").agg(pl.col("value").mean())
+    rows = {"tokens": whole.sort("step"), "loss": loss.sort("step")}
     return {
-        STEP_VALUES: {
-            name: {str(step): value for step, value in rows.select("step", "value").iter_rows()}
-            for name, rows in named.items()
-            if rows.height
-        }
+        STEP_VALUES: {name: dict(zip(one["step"].cast(str), one["value"], strict=True)) for name, one in rows.items()}
     }

@@ -37,7 +37,6 @@ MOST_NAMES = 4096
 MORE_NAMES = "(more names)"
 #: The largest value of the field.
 MOST_US = 2**31 - 1
-_NUMBER, _BITS = struct.Struct("<d"), struct.Struct("<q")
 
 #: Ops inside spans of these kinds are part of them.
 _WHOLE = frozenset({OpKind.CHECKPOINT, OpKind.EVALUATION})
@@ -443,22 +442,18 @@ class Session(Guard):
             try:
                 bits = _bits(value, at_least=0.0 if name == "tokens" else -math.inf)
             except Exception as error:  # whatever the user's object raises
-                self._refuse(name, error)
-            else:
-                head = (Category.VALUE, 0, self.name(name), self.step, NONE, NONE, NONE)
-                self.recorder.add((*head, now, now, bits))
-
-    def _refuse(self, name: str, error: Exception) -> None:
-        if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
-            warn(
-                f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
-                f" {error!s:.200}; such values are left out; training continues"
-            )
-        self._refused_value = True
+                if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
+                    warn(
+                        f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
+                        f" {error!s:.200}; such values are left out; training continues"
+                    )
+                self._refused_value = True
+                continue
+            self.recorder.add((Category.VALUE, 0, self.name(name), self.step, NONE, NONE, NONE, now, now, bits))
 
 
 def _bits(value: Any, at_least: float) -> int:
-    """The bits of a number as a float. Raises if it is no finite number of the host, or too small."""
+    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or too small."""
     if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
         value = value.item()
     if not isinstance(value, Real):
@@ -466,5 +461,4 @@ def _bits(value: Any, at_least: float) -> int:
     number = float(value)
     if not (math.isfinite(number) and number >= at_least):
         raise ValueError(f"{number}; expected a finite number{', not below 0' if at_least == 0 else ''}")
-    bits: int = _BITS.unpack(_NUMBER.pack(number))[0]
-    return bits
+    return int.from_bytes(struct.pack("<d", number), "little", signed=True)

@@ -9,6 +9,7 @@ import pytest
 from tests.collectors.conftest import environment
 from tests.handmade import run
 from tracekit.trace.model import OpKind
+from tracekit.trace.step_values import step_values
 
 MS = 1e-3
 #: What `fake_gpu.py` launches, by its own clock, and how much faster that is than the host's.
@@ -56,6 +57,13 @@ def test_microbatches_and_steps_are_those_of_the_loop(job):
     forwards = trace.ops.filter(trace.ops["kind"] == str(OpKind.FORWARD_COMPUTE))
     assert forwards.height == 2 * 39
     assert set(forwards["microbatch"]) == {0, 1}
+
+
+def test_values_are_those_of_the_step_that_the_host_is_in(job):
+    """Bit by bit: what the GPU's clock makes of times does not touch them."""
+    values = step_values(job.trace.metadata)
+    assert values["tokens"] == {step: 100 + step for step in range(1, 40)}
+    assert values["loss"] == {step: 1 / (1 + step) for step in range(1, 40)}
 
 
 def test_the_metadata_says_which_clock_was_used_and_how_well_it_was_known(job):

@@ -73,7 +73,10 @@ def test_one_rank_may_say_the_tokens_of_the_whole_job() -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [None, 7, [], {"tokens": 7}, {"tokens": {"one": 1}}, {"tokens": {"1": "x"}}, {"tokens": {"1": float("nan")}}],
+    [
+        *(None, 7, [], {"tokens": 7}, {"tokens": [1]}, {"tokens": {"one": 1}}, {"tokens": {"1": "x"}}),
+        *({"tokens": {"1": float("nan")}}, {"tokens": {"9" * 99: 1}}, {"loss": {"1": 10**400}}, {"loss": {"-1": 2}}),
+    ],
 )
 def test_metadata_of_strangers_is_no_value(told: object) -> None:
     assert step_values({STEP_VALUES: told}) == {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,6 +16,7 @@ import msgspec
 STEP_VALUES = "step_values"
 NAMES = ("tokens", "loss")
 StepValues = Mapping[str, Mapping[int, float]]
+_Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
@@ -25,10 +26,10 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     for name in NAMES:
         try:
             by_step = told.get(name) if isinstance(told, dict) else None
-            values = msgspec.convert(by_step or {}, dict[int, float], strict=False, str_keys=True)
+            values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
         except msgspec.ValidationError:
             continue
-        if finite := {step: value for step, value in sorted(values.items()) if math.isfinite(value)}:
+        if finite := {step: value for step, value in values.items() if math.isfinite(value)}:
             found[name] = finite
     return found
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+import tracekit
 from tests.collectors.fake_cuda import CudaError, FakeCuda
 from tracekit.collectors.runtime.device import DeviceClock
 
@@ -92,6 +93,7 @@ def main():
             output.sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+        tracekit.log(tokens=100 + step, loss=1 / (1 + step))
         if step == 3:
             gc.freeze()  # so that collections find little
         if step in (5, 7):
