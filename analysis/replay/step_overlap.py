@@ -210,7 +210,7 @@ def _of_lanes(costs: Costs, lanes: Ints, count: int) -> Costs:
     """The costs of some of `count` lanes."""
     if len(lanes) == count:
         return costs
-    names = ("matrix", "delay", "changed")
+    names = ("matrix", "delay", "changed", "changed_delay")
     return replace(costs, **{name: part[:, lanes] for name in names if len(part := getattr(costs, name))})
 
 

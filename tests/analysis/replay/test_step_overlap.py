@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from tests.handmade import frame
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.graph.op_grid import op_grid
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import ScaleDelays, step_times
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection_text import parse_selection
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Layout
+from tracekit.trace.model import Layout, OpKind
 
 #: Steps played before those that are recorded, until each is like the one before.
 RUN_IN, STEPS = 20, 12
@@ -76,10 +78,13 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Ranks that all-reduce their gradients. `work`: seconds of forward and backward together, by rank."""
+    """Ranks that all-reduce their gradients. `work`: seconds of forward and backward together, by rank; `pause_s`: how
+    long the host of each waits to launch its optimizer.
+    """
 
     work: tuple[float, ...]
     optimizer: tuple[float, ...]
+    pause_s: float = 0.0
 
     def played(self) -> tuple[Trace, float]:
         """A recording, and how long a step takes."""
@@ -90,12 +95,13 @@ class DataParallel:
             zero = max(free)
             done = [free[at] + self.work[at] for at in ranks]
             met = max(done) + TRANSFER_S
-            end = [met + self.optimizer[at] for at in ranks]
+            launched = met + self.pause_s
+            end = [launched + self.optimizer[at] for at in ranks]
             lanes = {
                 at: [
                     (0, "forward-compute", 0, 0, free[at] - zero, done[at] - zero),
                     (0, "grads-reduce-scatter", 0, None, done[at] - zero, met - zero),
-                    (0, "optimizer", 0, None, met - zero, end[at] - zero),
+                    (0, "optimizer", 0, None, launched - zero, end[at] - zero),
                 ]
                 for at in ranks
             }
@@ -167,6 +173,18 @@ def test_a_rank_computes_while_another_still_updates():
     assert replay.mean_step_time(RECORDED) == pytest.approx(5.25)
     assert attribute(replay).discrepancy == pytest.approx(0.0, abs=1e-9)
     assert replay.mean_step_time(with_set("kind=optimizer and dp_rank=1", 0.5)) == pytest.approx(4.25)
+
+
+@pytest.mark.parametrize("looked_at", [4, STEPS])
+def test_shorter_launch_delays_shorten_the_step_however_many_steps_are_looked_at(monkeypatch, looked_at):
+    """Beginnings are found from some of the steps: half of a pause of 0.5 s is gone in all of them."""
+    monkeypatch.setattr("tracekit.analysis.replay.step_overlap.MOST_STEPS", looked_at)
+    slow = DataParallel(work=(4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)
+    assert slow.step_s() == pytest.approx(5.75)
+    replay = slow.replayed()
+    optimizers = op_grid(replay.graph, (OpKind.OPTIMIZER,))
+    assert step_times(replay, ()) == pytest.approx(np.full(STEPS, 5.75))
+    assert step_times(replay, (ScaleDelays(optimizers, np.float64(0.5)),)) == pytest.approx(np.full(STEPS, 5.5))
 
 
 @examples(20)
