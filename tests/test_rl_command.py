@@ -17,6 +17,7 @@ VERL = "".join(
 KEYS = [
     "headline", "job", "step_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases", "unaccounted_s",
     "flagged", "doubt", "losses", "leading", "generation", "what_if",
+    "left_out",
 ]  # fmt: skip
 
 

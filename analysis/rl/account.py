@@ -79,6 +79,7 @@ class RlAccount(Struct, frozen=True):
 
     `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
     `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
+    `left_out`: numbers of steps that lack the time of the step or of a phase that others have.
     """
 
     job: Run
@@ -95,6 +96,7 @@ class RlAccount(Struct, frozen=True):
     leading: Loss | None
     generation: Generation | None
     what_if: list[Price]
+    left_out: list[int]
 
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:

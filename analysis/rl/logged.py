@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, RlAccount, Run, leading
 from tracekit.analysis.rl.run import SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
@@ -19,14 +19,13 @@ from tracekit.trace.rl import PhaseLog, StepTime
 class LoggedRun(RlRun):
     """All logged `steps`. With other durations, or in another order, the unaccounted time may go or double."""
 
-    def __init__(self, log: PhaseLog, steps: Ints) -> None:
-        self.log, self.recorded, self.phases = log, log.step_s, log.phases
-        self.steps = steps
+    def __init__(self, log: PhaseLog) -> None:
+        self.log, self.steps, self.recorded, self.phases = log, log.steps, log.step_s, log.phases
         self.step_s = float(log.step_s.mean())
         self.mean = {phase: float(seconds.mean()) for phase, seconds in log.phases.items()}
         accounted_s = float(self._accounted().mean())
         self.unaccounted_s = None if log.step_time is StepTime.SUMMED else self.step_s - accounted_s
-        self.flagged = contradiction(accounted_s, self.step_s)
+        self.flagged = contradiction(accounted_s, self.step_s) or log.contradiction
 
     def step_times(self, without: Set[Loss] = frozenset(), one: Scenario | None = None) -> Floats:
         return np.asarray(self.recorded - self._accounted() + self._accounted(without, one))
@@ -50,6 +49,7 @@ class LoggedRun(RlRun):
             leading(losses, self.step_s),
             None,
             [self.price(one) for one in scenarios],
+            list(self.log.left_out),
         )
 
     def assumed(self, one: Scenario) -> Assumed:

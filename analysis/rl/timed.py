@@ -103,6 +103,7 @@ class TimedRun(RlRun):
             leading(losses, self.step_s),
             None if made is None else made.fitted(),
             [self.price(one) for one in scenarios],
+            self.whole.left_out,
         )
 
     def assumed(self, one: Scenario) -> Assumed:

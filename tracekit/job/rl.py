@@ -66,9 +66,9 @@ class RlJob(Job):
     @cached_property
     def evidence(self) -> RlEvidence:
         """What diagnosis and prices are made from. Raises FormatError for a run without enough whole steps."""
-        trace, log = self.trace, run_of(self.trace)
+        log = run_of(self.trace)
         try:
-            run = LoggedRun(log, trace.steps) if isinstance(log, PhaseLog) else TimedRun(log, self.gpus, self.slots)
+            run = LoggedRun(log) if isinstance(log, PhaseLog) else TimedRun(log, self.gpus, self.slots)
         except FormatError as error:
             raise FormatError(f"{short(self.trace.name)}: {error}") from None
         return RlEvidence(run, None if self.gpus is None else self.gpus.rollout + self.gpus.trainer)

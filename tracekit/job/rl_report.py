@@ -13,7 +13,7 @@ import polars as pl
 
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
-from tracekit.base.text import counted, percent, seconds, short, three_digits, with_error
+from tracekit.base.text import counted, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
 from tracekit.report.report import COMMON_TABLES, Report, StepTimes
 from tracekit.report.section import Table
@@ -93,6 +93,9 @@ class RlReport(Report):
         yield "Step", "; ".join(_step(self.account))
         if self.account.generation is not None:
             yield "Engines", "; ".join(_engines(self.account.generation))
+        if left_out := self.account.left_out:
+            parts = "the step or its generation" if self.account.replayed_s is None else "generation, training or sync"
+            yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`: phases, losses and prices, all of them always."""

@@ -193,13 +193,11 @@ def test_times_without_trajectories_price_staleness_only(tmp_path: Path) -> None
 
 def logged(step_time: StepTime, **phases: float) -> PhaseLog:
     seconds = {name.replace("_", "-"): np.array([value, value]) for name, value in phases.items()}
-    return PhaseLog(Format.VERL, step_time, np.array([100.0, 100.0]), seconds)
+    return PhaseLog(Format.VERL, step_time, np.arange(2), np.array([100.0, 100.0]), seconds)
 
 
 def test_logged_phases_price_staleness_between_its_bounds() -> None:
-    report = LoggedRun(logged(StepTime.SERIAL, generate=50, train=30, sync=8), np.arange(2)).account(
-        [Scenario.parse("staleness=1")]
-    )
+    report = LoggedRun(logged(StepTime.SERIAL, generate=50, train=30, sync=8)).account([Scenario.parse("staleness=1")])
     (price,) = report.what_if
     assert (price.step_s, price.low_s, price.high_s, price.saved_s) == (62.0, 50.0, 74.0, 38.0)
     assert headline(report) == (  # the unaccounted 12 s may go, or double
@@ -256,7 +254,7 @@ def test_how_the_step_is_logged_decides_what_is_known() -> None:
         (StepTime.SERIAL, {"exposed_generation": 50, "train": 40}, 10.0, [None, None, 120.0]),
         (StepTime.SERIAL, {"generate": 70, "train": 32}, -2.0, [None, None, None]),
     ):
-        report = LoggedRun(logged(step_time, **phases), np.arange(2)).account(scenarios)
+        report = LoggedRun(logged(step_time, **phases)).account(scenarios)
         assert report.unaccounted_s == unaccounted, phases
         assert [one.step_s for one in report.what_if] == expected, phases
 
