@@ -16,7 +16,8 @@ VERL = "".join(
 )
 KEYS = [
     "headline", "job", "step_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases", "unaccounted_s",
-    "flagged", "losses", "leading", "generation", "what_if",
+    "flagged", "doubt", "losses", "leading", "generation", "what_if",
+    "left_out",
 ]  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def test_a_log_without_times(tmp_path: Path) -> None:
     (tmp_path / "verl.log").write_text(VERL)
     ran = run("rl", tmp_path / "verl.log")
     assert (
-        "PHASES: generate takes 60% of the step; one step of staleness saves 30 to 40%, oldest sample one step old"
+        "PHASES: generate takes 60% of the step; one step of staleness saves 20 to 40%, oldest sample one step old"
         in (" ".join(ran.out.split()))
     )
     asked = run("rl", tmp_path / "verl.log", "--what-if", "partial=0.9", "--json")

@@ -29,7 +29,6 @@ class _LossOfStep(Detector):
     """A loss of the account, as a finding. `edits`: its fixes as text, with their titles; {more}: more engines."""
 
     kind: ClassVar[Loss]
-    loss = LossKind.POST_TRAINING
     edits: ClassVar[dict[str, str]] = {}
 
     def in_rl(self, evidence: RlEvidence) -> Iterator[Candidate]:
@@ -75,6 +74,7 @@ class Queueing(_LossOfStep):
     """
 
     kind = "queueing"
+    loss = LossKind.QUEUEING
     title = "Requests wait for a free slot"
     signature = "requests that start when another one of their engine ends, long after they were submitted"
     refuted_by = "the generation takes as long with twice as many slots"
@@ -96,6 +96,7 @@ class Tail(_LossOfStep):
     """
 
     kind = "tail"
+    loss = LossKind.TAIL
     title = "A few long responses hold up the step"
     signature = "the longest 5% of the responses of a step decode when all others have ended"
     refuted_by = "the generation takes as long with a shorter longest response"
@@ -119,6 +120,7 @@ class UnevenEngines(_LossOfStep):
     """
 
     kind = "engines"
+    loss = LossKind.ENGINES
     title = "Engines have uneven work, or uneven speeds"
     signature = "some engines of a step are done long before the last one"
     refuted_by = "engines end together once requests are dealt by length"
@@ -142,6 +144,7 @@ class Tools(_LossOfStep):
     """
 
     kind = "tools"
+    loss = LossKind.TOOLS
     title = "Requests wait for tools"
     signature = "time between start and end in which a request decodes nothing"
     refuted_by = "the generation takes as long when tools answer at once"
@@ -162,6 +165,7 @@ class Reward(_LossOfStep):
     """
 
     kind = "reward"
+    loss = LossKind.REWARD
     title = "The step waits for the reward"
     signature = "time for the reward between the generation and the training"
     refuted_by = "rewards are already computed while responses are generated"
@@ -177,6 +181,7 @@ class WeightSync(_LossOfStep):
     """
 
     kind = "sync"
+    loss = LossKind.SYNC
     title = "Engines wait for new weights"
     signature = "time for sending weights between the training and the next generation"
     refuted_by = "the step takes as long when no weights are sent"

@@ -5,19 +5,20 @@ In: `RlEvidence`. Out: a `Diagnosis`, as for any job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.detectors.post_training import alternative
+from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.diagnose import with_plug_ins
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import priced
 from tracekit.analysis.evidence.rl import RlEvidence
-from tracekit.analysis.rl.account import UNEXPLAINED, RlAccount, first_line
+from tracekit.analysis.rl.account import RlAccount, first_line
 from tracekit.report.diagnosis import Diagnosis
 from tracekit.report.finding import Finding
 from tracekit.report.fix import Fix
@@ -31,7 +32,7 @@ def diagnose_rl(evidence: RlEvidence, account: RlAccount) -> Diagnosis:
 
 def _diagnosed(evidence: RlEvidence, account: RlAccount, detectors: Sequence[Detector]) -> Diagnosis:
     causes = tuple(cause for cause in causes_of(evidence, detectors) if cause.change is not None)
-    doubts = tuple(_doubts(evidence, account))
+    doubts = tuple(filter(None, [account.doubt]))
     fixes: tuple[Fix, ...] = ()
     if not account.flagged:
         stale = alternative(evidence, "staleness=1", "Generate the next samples while this step trains")
@@ -50,24 +51,17 @@ def _diagnosed(evidence: RlEvidence, account: RlAccount, detectors: Sequence[Det
     )
 
 
-def _doubts(evidence: RlEvidence, account: RlAccount) -> Iterator[str]:
-    if account.flagged:
-        yield account.flagged
-    elif not account.trusted:
-        yield f"{evidence.replayed_words}, more than {UNEXPLAINED:.0%}"
-
-
 def _verdict(evidence: RlEvidence, account: RlAccount, causes: Sequence[Finding]) -> Verdict:
     """The leading loss of the account; what all named losses cost together."""
     label, sentence = first_line(account)
-    leading = [cause for cause in causes if cause.kind == account.leading]
+    leading = [cause for cause in causes if cause.kind == label]
     named = sorted(causes, key=lambda one: one not in leading)
     gone = evidence.unchanged - evidence.step_times([cause.change for cause in named])
     lost_s = max(float(gone.mean()), 0.0) if leading else 0.0
-    kind = {"contradiction": LossKind.CONTRADICTION, "phases": LossKind.MINOR, "balanced": LossKind.BALANCED}
+    losses = [Loss(detector_of(one.kind).loss, max(one.saved_s, 0.0), (one,), max(one.saved_s, 0.0)) for one in named]
     share, gpus = lost_s / evidence.recorded_s, evidence.gpus
     return Verdict(
-        kind=kind.get(label, LossKind.POST_TRAINING),
+        kind=LossKind(label),
         label=label,
         headline_s=leading[0].saved_s if leading else 0.0,
         lost_s=lost_s,
@@ -77,6 +71,6 @@ def _verdict(evidence: RlEvidence, account: RlAccount, causes: Sequence[Finding]
         lost_gpu_hours_per_day=share * gpus * 24,
         sentence=sentence,
         confidence=leading[0].confidence if leading else None,
-        losses=(Loss(LossKind.POST_TRAINING, lost_s, tuple(named), lost_s),) if leading else (),
+        losses=tuple(losses) if leading else (),
         parts=evidence.noise,
     )

@@ -26,7 +26,6 @@ from tracekit.analysis.fixes.layers import layer_plans
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import worker_plans
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import margins
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.report.finding import Finding, Place
@@ -131,21 +130,14 @@ def _withheld(evidence: Evidence, causes: Sequence[Finding]) -> str | None:
     return next(iter(doubts_of(causes)), None)
 
 
-def saving_error_s(saving: Floats, replay_error_s: float) -> float:
-    """How far a mean saving, of [steps], can be off: by the error of the replay, and by the margin of a mean over
-    steps, which one step does not show.
-    """
-    return replay_error_s + float(np.nan_to_num(margins(saving[:, None])[0]))
-
-
 class _Pricer(Struct, frozen=True, eq=False):
     """Turns plans into fixes."""
 
     evidence: Subject
     withheld: str | None
 
-    def price(self, plan: Plan) -> Fix:
-        """Replay the plan, unless its step times are known."""
+    def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> Fix:
+        """Replay the plan, unless its step times are known, then with the `changes` that it makes."""
         changed = plan.step_times
         if changed is None:
             assert plan.change is not None, "a plan has a change or step times"
@@ -153,7 +145,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         changed = changed + plan.extra_s
         saving = self.evidence.unchanged - changed
         saved_s = float(saving.mean())
-        error_s = saving_error_s(saving, self.evidence.replay_error * self.evidence.measured_s)
+        error_s = self.evidence.saving_error_s(saving, [plan.change] if changes is None else changes)
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)
@@ -192,7 +184,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         if acts is None or acts.sum() < 2:
             return None
         each = saving[acts]
-        least_s = saving_error_s(each, self.evidence.replay_error * self.evidence.measured_s)
+        least_s = self.evidence.saving_error_s(each, [cause.change])
         return int(acts.sum()) if float(each.mean()) > least_s else None
 
 
@@ -228,7 +220,8 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
         )
         # As certain as its least certain part.
         sure = [fix.confidence for fix in taken if fix.confidence is not None]
-        yield replace(pricer.price(plan), confidence=min(sure, default=None))
+        changes = [fix.change for fix in taken if fix.change is not None]
+        yield replace(pricer.price(plan, changes), confidence=min(sure, default=None))
 
 
 def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:

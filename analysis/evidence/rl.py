@@ -98,13 +98,15 @@ class RlEvidence(Subject, frozen=True, eq=False):
         return Parts(step_s=self.recorded_s, lost_s=lost_s, explained_s=lost_s, noise_s=0.0, error_s=0.0)
 
     def step_times(self, changes: Sequence[Any]) -> Floats:
-        scenarios = [one.text for one in changes if isinstance(one, Scenario)]
         without = frozenset(one.loss for one in changes if isinstance(one, Without))
-        return self.run.step_times(without, Scenario.parse(",".join(scenarios)) if scenarios else None)
+        return self.run.step_times(without, *_as_one(changes))
+
+    def saving_error_s(self, saving: Floats, changes: Sequence[Any]) -> float:
+        return self.run.error_s(saving, _as_one(changes))
 
     @property
     def replay_error(self) -> float:
-        return self.account.replay_error or 0.0
+        return self.run.replay_error_s / self.run.step_s
 
     @property
     def smallest_cost_s(self) -> float:
@@ -124,15 +126,7 @@ class RlEvidence(Subject, frozen=True, eq=False):
             return "; ".join(trust.reasons)
         if self.account.replayed_s is None:
             return "seconds as the framework logged them; nothing was replayed"
-        return self.replayed_words
-
-    @property
-    def replayed_words(self) -> str:
-        """How far the replay is off."""
-        words, made = f"the replayed step is off by {self.replay_error:.1%}", self.account.generation
-        if made is None:
-            return words
-        return f"{words}, its generation by {abs(made.error):.1%}, engines' requests by up to {made.engine_error:.1%}"
+        return self.run.replayed_words
 
     def has(self, where: Place) -> bool:
         return where == Place()
@@ -140,3 +134,9 @@ class RlEvidence(Subject, frozen=True, eq=False):
     def places(self, where: Place) -> Iterator[tuple[int | None, Worker | None]]:
         del where
         return iter(())
+
+
+def _as_one(changes: Sequence[Any]) -> list[Scenario]:
+    """The scenarios among some changes, as one scenario if there are any."""
+    texts = [one.text for one in changes if isinstance(one, Scenario)]
+    return [Scenario.parse(",".join(texts))] if texts else []

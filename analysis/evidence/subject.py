@@ -16,6 +16,7 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Trust
 from tracekit.analysis.attribution.chance import Parts
 from tracekit.analysis.evidence.naming import Names
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.report.finding import Finding, Place
 from tracekit.trace.model import Worker
@@ -106,6 +107,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     @abstractmethod
     def step_times(self, changes: Sequence[Intervention]) -> Floats:
         """Return the duration of each step after these changes, seconds, [steps]."""
+
+    def saving_error_s(self, saving: Floats, changes: Sequence[Any]) -> float:
+        """Return how far the mean saving of these changes, of [steps], can be off."""
+        del changes
+        return saving_error_s(saving, self.replay_error * self.measured_s)
 
     @abstractmethod
     def candidates(self, detector: Detector) -> Iterator[Candidate]:

@@ -162,6 +162,13 @@ def margins(series: Floats, length: int | None = None) -> Floats:
     return error * student_beyond((1 - CONFIDENCE) / 2, max(len(series) / blocks.length - 1, 1.0))
 
 
+def saving_error_s(saving: Floats, replay_error_s: float, length: int | None = None) -> float:
+    """How far a mean saving, of [steps], can be off: by the error of the replay, and by the margin of a mean over
+    steps, which one step does not show. `length`: as for `margins`.
+    """
+    return replay_error_s + float(np.nan_to_num(margins(saving[:, None], length)[0]))
+
+
 def ratio_margins(above: Floats, below: Floats, leading: Floats) -> Floats:
     """The same of mean(above) / mean(below), [steps, figures] and [steps]: that of its linear part in both means.
     Blocks are as long as mean(leading) / mean(below) asks for, [steps].

@@ -75,10 +75,11 @@ class Price(Struct, frozen=True):
 
 class RlAccount(Struct, frozen=True):
     """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
-    contradict each other; such a run gets no prices.
+    contradict each other; such a run has no losses. `doubt`: why there are no prices, None if there are.
 
     `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
     `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
+    `left_out`: numbers of steps that lack the time of the step or of a phase that others have.
     """
 
     job: Run
@@ -90,21 +91,12 @@ class RlAccount(Struct, frozen=True):
     phases: list[PhaseTime]
     unaccounted_s: float | None
     flagged: str | None
+    doubt: str | None
     losses: list[LossTime]
     leading: Loss | None
     generation: Generation | None
     what_if: list[Price]
-
-    @property
-    def replay_error(self) -> float | None:
-        """How far the replayed step is off, relative to the recorded one; None without times."""
-        return None if self.replayed_s is None else abs(self.replayed_s / self.step_s - 1)
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the replay explains the recorded step, and the requests of each engine."""
-        engine_error = 0.0 if self.generation is None else self.generation.engine_error
-        return max(self.replay_error or 0.0, engine_error) <= UNEXPLAINED
+    left_out: list[int]
 
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
@@ -126,27 +118,36 @@ _LOSSES: dict[Loss, str] = {
 def headline(account: RlAccount) -> str:
     """The first line of every output, with its kind: what costs most, and which alternative saves most."""
     kind, sentence = first_line(account)
-    doubt = "" if account.trusted or account.flagged else "NOT TRUSTED, looks like "
+    doubt = "NOT TRUSTED, looks like " if account.doubt and not account.flagged else ""
     return f"{doubt}{kind.upper()}: {sentence}"
 
 
 def first_line(account: RlAccount) -> tuple[str, str]:
-    """The kind of the first line, the leading loss if there is one, and its sentence."""
+    """The kind of the first line, that of a `Verdict`, and its sentence: the leading loss, else the longest phase of a
+    log; or the time that is in no phase, if that is more.
+    """
     if account.flagged:
         return "contradiction", account.flagged
-    share = {one.loss: one.lost_s / account.step_s for one in account.losses}
-    most = max(account.phases, key=lambda one: one.seconds, default=None)
+    kind, seconds, words = "balanced", 0.0, f"no loss costs {percent(WORTH)} of the step"
     if account.leading is not None:
-        costs = f"{_LOSSES[account.leading]} costs {percent(share[account.leading])} of the step"
-        return account.leading, costs + _saves(account)
-    if account.job.basis == "trajectories" or most is None:
-        return "balanced", f"no loss costs {percent(WORTH)} of the step" + _saves(account)
-    return "phases", f"{most.phase} takes {percent(most.seconds / account.step_s)} of the step" + _saves(account)
+        kind, seconds = account.leading, max(one.lost_s for one in account.losses)
+        words = f"{_LOSSES[account.leading]} costs {percent(seconds / account.step_s)} of the step"
+    elif account.job.basis == "phases" and account.phases:
+        kind, seconds = "phases", account.phases[0].seconds
+        words = f"{account.phases[0].phase} takes {percent(seconds / account.step_s)} of the step"
+    unknown_s = account.unaccounted_s or 0.0
+    if unknown_s > seconds and unknown_s >= WORTH * account.step_s:
+        kind, words = (
+            "unaccounted",
+            f"{percent(unknown_s / account.step_s)} of the step is in no phase; time what it does",
+        )
+    return kind, words + _saves(account)
 
 
 def _saves(account: RlAccount) -> str:
-    """The alternative that saves most, if that is worth mentioning."""
-    best = max(account.what_if, key=lambda one: one.saved_s or 0.0, default=None)
+    """The alternative that saves most, if that is certain to save time, and worth mentioning."""
+    certain = [one for one in account.what_if if one.high_s is not None and one.high_s < account.step_s]
+    best = max(certain, key=lambda one: one.saved_s or 0.0, default=None)
     if best is None or not best.saved_s or best.saved_s < account.step_s / 100:
         return ""
     least, most = ((account.step_s - (bound or 0.0)) / account.step_s for bound in (best.high_s, best.low_s))

@@ -70,6 +70,7 @@ class Generations:
         np.maximum.at(self.replayed, ran.step, replayed_end)
         self.replayed += self.late
         self.error = float(self.replayed[WARM_UP:].mean() / self.recorded[WARM_UP:].mean()) - 1
+        self.error_s = abs(float((self.replayed - self.recorded)[WARM_UP:].mean()))
         # What one engine gets wrong is hidden in a generation that ends with another.
         replayed, took = (np.maximum(end - self.requests.arrives, 1e-9) for end in (replayed_end, ran.end))
         ratio = replayed / took

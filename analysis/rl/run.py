@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.rl.account import Loss, Price, RlAccount
+from tracekit.analysis.numeric.means import saving_error_s
+from tracekit.analysis.rl.account import UNEXPLAINED, Loss, Price, RlAccount
 from tracekit.analysis.rl.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -22,14 +26,26 @@ CONTRADICTION = 0.01
 SIDE_BY_SIDE = "generation and training take as long side by side"
 
 
+class Assumed(Struct, frozen=True):
+    """What the price of a scenario rests on. `missing`: why it has none. `error_s`: how far the step can be off because
+    of `assumes`. `oldest_sample_steps`: as of `Price`.
+    """
+
+    missing: str | None = None
+    assumes: tuple[str, ...] = ()
+    error_s: float = 0.0
+    oldest_sample_steps: int | None = None
+
+
 class RlRun(ABC):
-    """A run. `steps`: numbers of the steps that count, [steps]; `recorded`: seconds of each; `phases`: seconds of each
-    phase in each of them. `flagged`: why the times contradict each other, so that nothing has a price; None if they do
+    """A run. `steps`: numbers of the steps that count, [steps]; `recorded`: seconds of each, `step_s` in the mean;
+    `phases`: seconds of each phase in each of them. `flagged`: why the times contradict each other, None if they do
     not. `made`: its generations, None without trajectories.
     """
 
     steps: Ints
     recorded: Floats
+    step_s: float
     phases: Mapping[str, Floats]
     flagged: str | None
     made: Generations | None = None
@@ -39,12 +55,59 @@ class RlRun(ABC):
         """Return the seconds of each replayed step without some losses and under an alternative, [steps]."""
 
     @abstractmethod
-    def price(self, one: Scenario) -> Price:
-        """Return what the step would take. Raises SelectionError for a scenario without the GPUs that it needs."""
+    def assumed(self, one: Scenario) -> Assumed:
+        """Return what a price rests on. Raises SelectionError for a scenario without the GPUs that it needs."""
 
     @abstractmethod
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
-        """Return where the mean step went, and what these alternatives save. Raises SelectionError, see `price`."""
+        """Return where the mean step went, and what these alternatives save. Raises SelectionError, see `assumed`."""
+
+    @cached_property
+    def unchanged(self) -> Floats:
+        """Seconds of each replayed step, [steps]."""
+        return self.step_times()
+
+    @property
+    def replay_error_s(self) -> float:
+        """By how much the replay misses the mean step."""
+        return abs(float((self.unchanged - self.recorded).mean()))
+
+    @property
+    def replayed_words(self) -> str:
+        """How far the replay is off."""
+        words = f"the replayed step is off by {self.replay_error_s / self.step_s:.1%}"
+        if self.made is None:
+            return words
+        error, engine_error = abs(self.made.error), self.made.engine_error
+        return f"{words}, its generation by {error:.1%}, engines' requests by up to {engine_error:.1%}"
+
+    @property
+    def doubt(self) -> str | None:
+        """Why nothing has a price: times contradict each other, or the replay misses the step or the requests of an
+        engine. None if there are prices.
+        """
+        engine_error = 0.0 if self.made is None else self.made.engine_error
+        if self.flagged or max(self.replay_error_s / self.step_s, engine_error) <= UNEXPLAINED:
+            return self.flagged
+        return f"{self.replayed_words}, more than {UNEXPLAINED:.0%}"
+
+    def error_s(self, saving: Floats, scenarios: Sequence[Scenario] = ()) -> float:
+        """How far a mean saving, of [steps], can be off under these alternatives: by what the replay misses, by what
+        they assume, and by the scatter of steps, each of which has its own prompts.
+        """
+        replay_s = max(self.replay_error_s, 0.0 if self.made is None else self.made.error_s)
+        return saving_error_s(saving, replay_s, 1) + sum(self.assumed(one).error_s for one in scenarios)
+
+    def price(self, one: Scenario) -> Price:
+        """Return what the step would take. Raises SelectionError, see `assumed`."""
+        found = Assumed(self.doubt) if self.doubt else self.assumed(one)
+        if found.missing:
+            return Price(one.text, None, None, None, None, None, found.missing)
+        saving = self.unchanged - self.step_times(one=one)
+        saved_s, error_s = float(saving.mean()), self.error_s(saving, [one])
+        step_s = self.step_s - saved_s
+        bounds = max(step_s - error_s, 0.0), step_s + error_s
+        return Price(one.text, step_s, *bounds, saved_s, found.oldest_sample_steps, "; ".join(found.assumes) or None)
 
 
 def contradiction(phases_s: float, step_s: float) -> str | None:
@@ -55,8 +118,3 @@ def contradiction(phases_s: float, step_s: float) -> str | None:
         f"the phases of a step take {phases_s:.2f} s, {phases_s / step_s - 1:.1%} more than the step itself:"
         " they overlap, or the timers are of different steps"
     )
-
-
-def no_price(scenario: Scenario, why: str) -> Price:
-    """A scenario that cannot be priced."""
-    return Price(scenario.text, None, None, None, None, scenario.staleness, why)

@@ -52,7 +52,7 @@ class Steps:
             raise FormatError(
                 f"step {numbers[missing]} lacks its generation, training or sync, and later steps have it"
             )
-        self.numbers = numbers[whole]
+        self.numbers, self.left_out = numbers[whole], np.delete(numbers, whole).tolist()
         spans = {name: tuple(one[whole] for one in span) for name, span in self.spans.items()}
         self.spans = {name: span for name, span in spans.items() if not np.isnan(span[0]).all()}
         self.generate_start, self.generate_end = generate[0][whole], generate[1][whole]

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, Price, RlAccount, Run, leading
+from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, RlAccount, Run, leading
 from tracekit.analysis.rl.generation import Generations
 from tracekit.analysis.rl.loop import WARM_UP, Loop
-from tracekit.analysis.rl.run import SIDE_BY_SIDE, RlRun, contradiction, no_price
+from tracekit.analysis.rl.run import SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.steps import Steps
 from tracekit.base.errors import FormatError, SelectionError
@@ -36,10 +36,7 @@ class _Changed(Struct, frozen=True, eq=False):
 
 class TimedRun(RlRun):
     """The whole steps without the first two. `gpus`: of both roles, as recorded; `slots`: most requests that an engine
-    runs at once. None: unknown.
-
-    `low_s` and `high_s` of a price differ from it by what the replay misses of the recording, and by what dealing
-    requests to engines in turn changes if they are dealt anew. Raises FormatError.
+    runs at once. None: unknown. Raises FormatError.
     """
 
     def __init__(self, timeline: Timeline, gpus: Gpus | None = None, slots: int | None = None) -> None:
@@ -53,7 +50,6 @@ class TimedRun(RlRun):
             )
         self.made = None if whole.trajectories is None else Generations(whole, whole.trajectories, slots)
         self.loop = loop if self.made is None else loop.replace(generate=self.made.replayed)
-        self.unchanged = self.loop.step_times()
         self.phases = {name: np.nan_to_num(total[WARM_UP:]) for name, (_, _, total) in whole.spans.items()}
         self.phases.setdefault("generate", loop.generate[WARM_UP:])
         one_by_one = [name for name in whole.after_generation if name != "reward"]
@@ -102,32 +98,24 @@ class TimedRun(RlRun):
             sorted(taken, key=lambda one: -one.seconds),
             self.whole.unaccounted_s(),
             self.flagged,
+            self.doubt,
             losses,
             leading(losses, self.step_s),
             None if made is None else made.fitted(),
             [self.price(one) for one in scenarios],
+            self.whole.left_out,
         )
 
-    def price(self, one: Scenario) -> Price:
-        if self.flagged:
-            return no_price(one, self.flagged)
+    def assumed(self, one: Scenario) -> Assumed:
         if self.made is None and one.regenerates and one.generate_s is None:
-            return no_price(one, "needs trajectories, or generate=S: phases do not show what requests take")
-        found = self._in_scenario(one, self.loop)
-        saved_s = float((self.unchanged - found.loop.step_times()).mean())
-        price_s = self.step_s - saved_s
-        reach = abs(float((self.unchanged - self.recorded).mean()))
-        if self.made is not None:
-            reach = max(reach, abs(self.made.error) * self.generation_s)
-            if found.carried is not None:
-                dealt = self.loop.replace(generate=self._generations(Scenario("", engines=len(self.made.names)))[0])
-                reach += abs(float((self.unchanged - dealt.step_times()).mean()))
+            return Assumed("needs trajectories, or generate=S: phases do not show what requests take")
+        found, dealing_s = self._in_scenario(one, self.loop), 0.0
+        if self.made is not None and found.carried is not None:  # what dealing the requests anew changes by itself
+            dealt = self.loop.replace(generate=self._generations(Scenario("", engines=len(self.made.names)))[0])
+            dealing_s = abs(float((self.unchanged - dealt.step_times()).mean()))
         algorithm = one.partial is not None or found.loop.staleness > 0
         oldest = found.loop.staleness + (found.carried or 0) if algorithm else None
-        return Price(
-            one.text, price_s, max(price_s - reach, 0.0), price_s + reach, saved_s, oldest,
-            "; ".join(found.assumed) or None,
-        )  # fmt: skip
+        return Assumed(None, found.assumed, dealing_s, oldest)
 
     def _in_scenario(self, one: Scenario, loop: Loop) -> _Changed:
         made, engines, assumed, carried = self.made, one.engines, list[str](), None

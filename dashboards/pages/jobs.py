@@ -26,7 +26,7 @@ from tracekit.dashboards.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
-from tracekit.report.verdict import LossKind
+from tracekit.report.verdict import UNSURE, LossKind
 
 #: Rows of a part of the table, cards above it, and values of a facet.
 MOST_ROWS, MOST_CARDS, MOST_VALUES = 50, 3, 8
@@ -73,6 +73,7 @@ FACETS = {"verdict": "Verdict", "team": "Team", "status": "Status", "host": "Cul
 AGES = {"1": "last day", "7": "last week", "30": "last 30 days"}
 _NOT_ANALYSED, _NO_VERDICT = "not analysed", "no verdict"
 _FINE = (LossKind.BALANCED, LossKind.MINOR)
+_UNSURE = UNSURE | {_NOT_ANALYSED, _NO_VERDICT}
 
 
 def build(q: str = "", sort: str = "lost", at: str = "1", days: str = "", **state: str) -> list[Component]:
@@ -108,11 +109,8 @@ def job_table() -> pl.DataFrame:
     lost, saves = pl.col("lost_gpu_hours_per_day").clip(0.0), pl.col("gives_back").clip(0.0)
     cause, place, host = (pl.col(f"cause_{what}").list.first() for what in ("kinds", "places", "hosts"))
     labels = {kind: _label(kind) for kind in jobs.select(cause.unique().drop_nulls()).to_series()}
-    found = (
-        pl.when(pl.col("verdict") == LossKind.STRAGGLER)
-        .then(cause.replace_strict(labels, default=None, return_dtype=pl.String))
-        .when(pl.col("verdict") == LossKind.POST_TRAINING)
-        .then(cause)
+    found = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
+        cause.replace_strict(labels, default=None, return_dtype=pl.String)
     )
     metadata = pl.col("metadata").str
     tokens = pl.coalesce(metadata.json_path_match(f"$.{of}tokens_per_step") for of in ("", "label_"))
@@ -272,7 +270,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:
     """The cells of a job, by column."""
     name, verdict = row["name"], row["verdict"]
-    tone = Tone.UNSURE if verdict in (_NOT_ANALYSED, _NO_VERDICT) else Tone.GOOD if verdict in _FINE else Tone.BAD
+    tone = Tone.GOOD if verdict in _FINE else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
     why = row["headline"] or row["problem"] or "stored without an analysis"
     causes = "; ".join(
         kind.replace("-", " ") + ("" if place == "whole job" else f": {place}")

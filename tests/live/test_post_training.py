@@ -20,14 +20,16 @@ from tracekit.live.run import LiveOptions
 from tracekit.live.windows import WindowSize
 from tracekit.store import Store
 
+FOUR_STEPS = WindowSize(steps=4)
+
 
 class Watched:
     """A watched recording, in windows of four steps; `said`: the lines that were told."""
 
-    def __init__(self, source: Path, clock: list[float]) -> None:
+    def __init__(self, source: Path, clock: list[float], size: WindowSize = FOUR_STEPS) -> None:
         self.said: list[str] = []
         self.store = Store(source.parent / "jobs.store")
-        options = LiveOptions(source, self.store.path, "job", WindowSize(steps=4))
+        options = LiveOptions(source, self.store.path, "job", size)
         self.run, self._clock = LivePostTraining(options, self.said.append), clock
 
     def look(self, after_s: float = 1.0) -> None:
@@ -131,8 +133,56 @@ def test_an_unfinished_last_line_is_no_error_and_in_no_window(tmp_path: Path, cl
     file.write_text(file.read_text()[:-9])
     jsonl = Watched(tmp_path / "records", clock)
     jsonl.run.poll()
-    assert jsonl.run._steps == [0, 1, 2, 3]
+    assert list(jsonl.run._took_s) == [0, 1, 2, 3]
     assert watched.said == jsonl.said[1:] == []
+
+
+@pytest.mark.parametrize(
+    ("size", "windows"),
+    [
+        (WindowSize(steps=4), [(1, 4), (5, 8), (9, 10)]),
+        (WindowSize(seconds=250.0, fewest=2), [(1, 3), (4, 6), (7, 9), (10, 10)]),
+        (WindowSize(seconds=1.0, fewest=5), [(1, 5), (6, 10)]),
+    ],
+)
+def test_steps_that_are_already_there_become_windows_of_the_same_size(
+    tmp_path: Path, clock: list[float], size: WindowSize, windows: list[tuple[int, int]]
+) -> None:
+    """Ten steps of 100 s; of a log, what is left at the end is stored if it has three steps."""
+    (tmp_path / "train.log").write_text(verl(range(1, 11)))
+    watched = Watched(tmp_path / "train.log", clock, size)
+    for _ in range(4):
+        watched.look()
+    clock[0] += 1000.0
+    assert watched.run.ended()
+    watched.run.finish()
+    assert watched.windows() == [(first, last) for first, last in windows if last - first > 1]
+
+
+def test_steps_without_the_time_of_the_generation_are_named(tmp_path: Path, clock: list[float]) -> None:
+    """Steps 3 and 4 lack it, and so does the newest, which may be half written."""
+    log = tmp_path / "train.log"
+    log.write_text("".join(
+        line if step not in (3, 4, 9) else line.replace("timing_s/gen:60.0 - ", "")
+        for step, line in enumerate(verl(range(10)).splitlines(keepends=True))
+    ))  # fmt: skip
+    watched = Watched(log, clock)
+    watched.look()
+    assert watched.windows() == [(0, 5)]
+    log.write_text(log.read_text() + verl(range(10, 12)))
+    watched.look()
+    left_out = "without the time of the step or its generation: left out"
+    assert watched.said == [f"steps 3-4 {left_out}", f"step 9 {left_out}"]
+    assert load_from_store("job", store=watched.store.path).report.account.left_out == [9]
+
+
+def test_a_folder_with_logs_of_several_runs_is_an_error(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(verl(range(5)))
+    ran = run("watch", tmp_path, "--store", tmp_path / "jobs.store")
+    assert (ran.code, ran.message.count("\n")) == (2, 0)
+    assert "watch one of them" in ran.message
+    assert "a.log" in ran.message
 
 
 def test_what_cannot_be_read_is_said_once_and_read_once_it_can_be(tmp_path: Path, clock: list[float]) -> None:
@@ -206,7 +256,7 @@ def test_the_command_waits_for_the_first_record(tmp_path: Path) -> None:
         ran = run("watch", records, "--store", tmp_path / "jobs.store", "--window-steps", "5")
     told = ran.err.splitlines()
     assert (ran.code, ran.out, told[0]) == (0, "", f"tracekit: {records}: no recording there yet; waiting")
-    headline = "S = 1.158, post-training: the weight sync costs 9% of the step"
+    headline = "S = 1.158, sync: the weight sync costs 9% of the step"
     assert f"records, window 0, steps 0 to 4: {headline}" in ran.err
     assert f"records, window 1, steps 5 to 7: {headline}" in ran.err
     assert "INCIDENT 1 of records opened: the sync takes 1.00 s of each step" in ran.err

@@ -149,8 +149,10 @@ def ratio(value: float) -> str:
 
 
 def with_error(value: float, error: float) -> str:
-    """A duration with its error in the same unit, so that the two can be compared at a glance: `36.6 ms ± 0.5 ms`."""
-    return f"{seconds(value)} \u00b1 {error_of(value, error)}" if error > 0 else seconds(value)
+    """A duration with its error in the same unit, so that the two can be compared at a glance: `36.6 ms ± 0.5 ms`; an
+    error that would display as 0 us is left out.
+    """
+    return f"{seconds(value)} \u00b1 {error_of(value, error)}" if error >= 5e-7 else seconds(value)
 
 
 def error_of(value: float, error: float) -> str:

@@ -13,7 +13,7 @@ import click
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import say
-from tracekit.base.text import printable
+from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.commands.options import PATH
 
@@ -131,6 +131,15 @@ def _is_post_training(source: Path) -> bool:
     return looks_like_rl(source) or (source.is_file() and time.time() < source.stat().st_mtime + QUIET_S)
 
 
+def _logs_in(source: Path) -> list[str]:
+    """The logs of frameworks in a folder that holds no records: each is a run of its own."""
+    from tracekit.collectors.importers.rl.reader import looks_like_rl
+
+    if not source.is_dir() or looks_like_rl(source):
+        return []
+    return [str(path) for path in sorted(source.iterdir()) if path.is_file() and looks_like_rl(path)]
+
+
 def _check_directory(options: LiveOptions) -> None:
     from tracekit.store import Store
 
@@ -138,6 +147,10 @@ def _check_directory(options: LiveOptions) -> None:
         raise SelectionError(
             f"{options.directory}: a file; expected the folder of `tracekit collect --segments`, a log of RL"
             " post-training, or a store"
+        )
+    if logs := _logs_in(options.directory):
+        raise SelectionError(
+            f"{options.directory}: a folder with logs of RL post-training; watch one of them: {listed(logs, 3)}"
         )
     Store(options.store).check_new(None)
 

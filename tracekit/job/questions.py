@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import attribute_by
-from tracekit.analysis.diagnosis.price import saving_error_s
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, SetOps, Together, scaled_ops, step_times
 from tracekit.analysis.whatif.scenario import ORIGINAL, Scenario
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 class Price(Struct, frozen=True, eq=False):
-    """What an edit of a job saves: the number of ops edited, the recorded step, and the saving of each step, [steps],
-    in seconds.
+    """What an edit of a job saves: the number of ops edited, the recorded step, the saving of each step, [steps], and
+    how far their mean can be off, in seconds.
     """
 
     ops: int
     recorded_s: float
     saving: Floats
+    error_s: float
 
     @property
     def saved_s(self) -> float:
@@ -63,17 +64,16 @@ def answer(
         chosen = checked_selection(text, replay.graph, replay.durations)
         original, kept = replay.step_times(ORIGINAL), replay.step_times(Scenario.addition(chosen))
         ops = count_selected(chosen, replay.graph, replay.durations)
-        priced, replay_error_s = Price(ops, float(original.mean()), original - kept), 0.0
+        priced = Price(ops, float(original.mean()), original - kept, saving_error_s(original - kept, 0.0))
     else:
         assert evidence is not None, "an edit needs the evidence"
         priced = price(replay, text, evidence)
-        replay_error_s = evidence.replay_error * evidence.measured_s
     return Question(
         question=f"keep only {text}" if keep else f"fix {text}",
         ops=priced.ops,
         step_time_s=priced.recorded_s - priced.saved_s,
         saved_s=priced.saved_s,
-        error_s=saving_error_s(priced.saving, replay_error_s),
+        error_s=priced.error_s,
         saved_gpu_hours_per_day=priced.saved_s / priced.recorded_s * gpus * 24,
     )
 
@@ -85,10 +85,12 @@ def price(replay: GraphReplay, text: str, evidence: Evidence | OpEvidence) -> Pr
     chosen = [term.selection for term in terms if term.selection is not None]
     edits = _of_ops(evidence, terms) if isinstance(evidence, OpEvidence) else _of_pipeline(evidence, terms)
     unchanged = step_times(base, ())
+    saving = unchanged - step_times(base, edits)
     return Price(
         ops=count_selected(all_of(chosen), replay.graph, replay.durations) if chosen else 0,
         recorded_s=max(float(replay.recorded_step_times().mean()), float(unchanged.mean())),
-        saving=unchanged - step_times(base, edits),
+        saving=saving,
+        error_s=evidence.saving_error_s(saving, ()),
     )
 
 

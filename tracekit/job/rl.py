@@ -15,7 +15,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.spent import Part, SpentPhases, kept_steps
 from tracekit.analysis.diagnosis.of_rl import diagnose_rl
-from tracekit.analysis.diagnosis.price import fix_named, saving_error_s
+from tracekit.analysis.diagnosis.price import fix_named
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.logged import LoggedRun
 from tracekit.analysis.rl.scenario import Gpus, Scenario
@@ -66,9 +66,9 @@ class RlJob(Job):
     @cached_property
     def evidence(self) -> RlEvidence:
         """What diagnosis and prices are made from. Raises FormatError for a run without enough whole steps."""
-        trace, log = self.trace, run_of(self.trace)
+        log = run_of(self.trace)
         try:
-            run = LoggedRun(log, trace.steps) if isinstance(log, PhaseLog) else TimedRun(log, self.gpus, self.slots)
+            run = LoggedRun(log) if isinstance(log, PhaseLog) else TimedRun(log, self.gpus, self.slots)
         except FormatError as error:
             raise FormatError(f"{short(self.trace.name)}: {error}") from None
         return RlEvidence(run, None if self.gpus is None else self.gpus.rollout + self.gpus.trainer)
@@ -117,21 +117,22 @@ class RlJob(Job):
         saved, evidence = self.price(selection), self.evidence
         a_day = saved.saved_s / evidence.recorded_s * evidence.gpus * 24
         step_s = evidence.recorded_s - saved.saved_s
-        error_s = saving_error_s(saved.saving, evidence.replay_error * evidence.recorded_s)
-        return Question(f"fix {selection}", saved.ops, step_s, saved.saved_s, error_s, a_day)
+        return Question(f"fix {selection}", saved.ops, step_s, saved.saved_s, saved.error_s, a_day)
 
     def build(self) -> None:
         _ = self.evidence
 
     def price(self, edit: str) -> Price:
         evidence = self.evidence
+        if evidence.run.doubt:
+            raise SelectionError(f"{edit}: no price, {evidence.run.doubt}")
         parts = edit.split(" + ") if _FIX in edit else [edit]
         changes = [self._change(text.strip()) for text in parts]
         for one in changes:
             if isinstance(one, Scenario) and (price := evidence.run.price(one)).saved_s is None:
                 raise SelectionError(f"{edit}: no price, {price.assumes}")
         saving = evidence.unchanged - evidence.step_times(changes)
-        return Price(self.trace.ops.height, evidence.recorded_s, saving)
+        return Price(self.trace.ops.height, evidence.recorded_s, saving, evidence.saving_error_s(saving, changes))
 
     def _change(self, text: str) -> Any:
         """What an alternative changes, or the fix that it names."""

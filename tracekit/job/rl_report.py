@@ -13,7 +13,7 @@ import polars as pl
 
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
-from tracekit.base.text import counted, percent, seconds, short, three_digits
+from tracekit.base.text import counted, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
 from tracekit.report.report import COMMON_TABLES, Report, StepTimes
 from tracekit.report.section import Table
@@ -93,6 +93,9 @@ class RlReport(Report):
         yield "Step", "; ".join(_step(self.account))
         if self.account.generation is not None:
             yield "Engines", "; ".join(_engines(self.account.generation))
+        if left_out := self.account.left_out:
+            parts = "the step or its generation" if self.account.replayed_s is None else "generation, training or sync"
+            yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`: phases, losses and prices, all of them always."""
@@ -167,10 +170,11 @@ def _prices(account: RlAccount) -> Table:
     rows = []
     for one in account.what_if:
         price = ("-", "-", "-", "-")
-        if one.step_s is not None and one.saved_s is not None:
+        if one.step_s is not None and one.saved_s is not None and one.high_s is not None:
             old = "-" if one.oldest_sample_steps is None else counted(one.oldest_sample_steps, "step")
-            price = (seconds(one.step_s), seconds(one.saved_s), percent(one.saved_s / account.step_s), old)
+            saved = with_error(one.saved_s, one.high_s - one.step_s)
+            price = (seconds(one.step_s), saved, percent(one.saved_s / account.step_s), old)
         rows.append((short(one.scenario, 34), *price))
-    notes = [f"{one.scenario}: {one.assumes}" for one in account.what_if if one.assumes and not account.flagged]
+    notes = [f"{one.scenario}: {one.assumes}" for one in account.what_if if one.assumes and not account.doubt]
     heads = ("What if", "step", "saved", "of the step", "oldest sample")
     return Table("Alternatives", heads, tuple(rows), ". ".join(notes) or None)

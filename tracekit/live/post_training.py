@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import polars as pl
 
 from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.text import short
+from tracekit.base.text import ranks_text, short
 from tracekit.collectors.importers.rl.reader import read_rl
 from tracekit.job.rl import RlJob
 from tracekit.live.run import QUIET_S, LiveOptions, LiveRun
-from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter
+from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.trace.op import OpTrace
-from tracekit.trace.rl import part_of, trace_of
+from tracekit.trace.rl import POST_TRAINING, part_of, trace_of
 
 #: A recording is read again once this many times the time has passed that reading it took.
 REST = 20
@@ -34,18 +35,18 @@ class LivePostTraining(LiveRun):
         if options.consume or options.size.steps in range(WARM_UP + 1):
             raise SelectionError(f"post-training: windows have more than {WARM_UP} steps; nothing can be consumed")
         super().__init__(options, tell)
-        self._cutter = WindowCutter(options.size, late_after_s=0.0)
+        self._cutter = WindowCutter(WindowSize(steps=1), late_after_s=0.0)  # `_state` has the steps of a window alone
         self._sizes, self._grown, self._read_at, self._problem = dict[Path, int](), False, 0.0, ""
         self._trace: OpTrace | None = None
-        self._steps, self._last, self._quiet_s = list[int](), -1, QUIET_S
-        self._over = -1  # not all processes write at once: a step is over once a later one has ended
+        self._took_s, self._last, self._quiet_s = dict[int, float](), -1, QUIET_S
+        self._ended, self._left_out = False, set[int]()
 
     def ended(self) -> bool:
         """Return whether nothing was written for so long that the run must have ended: nobody announces it."""
         if self._trace is None or self._grown or time.monotonic() - self._heard_s < self._quiet_s:
             return False
         self._tell(f"{self.options.directory}: nothing was written for {self._quiet_s:.0f} s: the run has ended")
-        self._over = len(self._steps)
+        self._ended = True
         return True
 
     def _poll(self) -> None:
@@ -75,13 +76,31 @@ class LivePostTraining(LiveRun):
         trained = ops.filter(pl.col("rank") == 0, ~pl.col("kind").is_in(("generate", "reward")))
         synced = trained.filter(pl.col("kind") == "sync")
         newest = max((trained if synced.is_empty() else synced)["step"], default=-1)
-        self._steps = [step for step in ops["step"].unique().sort().to_list() if step <= newest]
-        took = ops.select("step", at=pl.col("start") + pl.col("duration")).group_by("step").max()["at"]
-        self._quiet_s = max(QUIET_S, QUIET_STEPS * float(took.to_numpy().mean()))
+        took = ops.select("step", at=pl.col("start") + pl.col("duration")).group_by("step").max().sort("step")
+        self._took_s = {step: took_s for step, took_s in took.iter_rows() if step <= newest}
+        self._quiet_s = max(QUIET_S, QUIET_STEPS * float(took["at"].to_numpy().mean()))
+        left_out = {step for step in trace.metadata[POST_TRAINING].get("left_out", ()) if self._last < step < newest}
+        if new := left_out - self._left_out:
+            self._tell(f"{ranks_text(new, name='step')} without the time of the step or its generation: left out")
+        self._left_out |= new
 
     def _state(self) -> RanksState:
-        over = [step for step in self._steps[: self._over] if step > self._last]
-        return RanksState({0: over}, {0: max(over, default=-1)}, [0])
+        """The steps of the next window, once they are over. Not all processes write at once: a step is over once a
+        later one has ended, or the run. The seconds of a window are those that its steps took.
+        """
+        steps, size = [step for step in self._took_s if step > self._last], self.options.size
+        over = steps if self._ended else steps[:-1]
+        passed_s = accumulate(self._took_s[step] for step in over)
+        enough = (
+            number >= size.steps if size.steps else number >= size.fewest and at_s >= (size.seconds or 0.0)
+            for number, at_s in enumerate(passed_s, 1)
+        )
+        window = over[: next((number for number, it_is in enumerate(enough, 1) if it_is), len(over) * self._ended)]
+        return RanksState({0: window}, {0: max(window, default=-1)}, [0])
+
+    def _finish_attempt(self) -> None:
+        while self._state().finished:
+            super()._finish_attempt()
 
     def _window(self, window: ReadyWindow) -> None:
         assert self._trace is not None

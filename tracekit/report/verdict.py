@@ -25,10 +25,21 @@ class LossKind(StrEnum):
     IDLE = "idle"
     STALLS = "stalls"
     EVALUATION = "evaluation"
-    POST_TRAINING = "post-training"
+    QUEUEING = "queueing"
+    TAIL = "tail"
+    ENGINES = "engines"
+    TOOLS = "tools"
+    REWARD = "reward"
+    SYNC = "sync"
+    UNACCOUNTED = "unaccounted"
+    PHASES = "phases"
     MINOR = "minor"
     BALANCED = "balanced"
     CONTRADICTION = "contradiction"
+
+
+#: Kinds that name no loss to act on: it is small, or unknown.
+UNSURE = frozenset((LossKind.UNACCOUNTED, LossKind.PHASES, LossKind.MINOR, LossKind.CONTRADICTION))
 
 
 class Loss(Struct, frozen=True, eq=False):

@@ -43,12 +43,19 @@ class StepTime(StrEnum):
 
 
 class PhaseLog(Struct, frozen=True, eq=False):
-    """What a framework logged: `step_s`, [steps], and the seconds of each phase, [steps]."""
+    """What a framework logged: `step_s`, [steps], and the seconds of each phase, [steps].
+
+    `steps`: their numbers, ascending. `left_out`: those of steps without the time of the step, or of the generation if
+    others have it. `contradiction`: why the times cannot be seconds; None if nothing in the log contradicts them.
+    """
 
     format: Format
     step_time: StepTime
+    steps: _Ints
     step_s: _Floats
     phases: Mapping[str, _Floats]
+    left_out: tuple[int, ...] = ()
+    contradiction: str | None = None
 
 
 class Phases(Struct, frozen=True, eq=False):
@@ -103,6 +110,8 @@ def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
     known, steps = trace.metadata[POST_TRAINING], trace.ops["step"].unique().sort()
     if "begun" in known:
         known = known | {"begun": pl.Series(known["begun"]).filter(steps.is_between(first, last)).to_list()}
+    if "left_out" in known:
+        known = known | {"left_out": [step for step in known["left_out"] if first <= step <= last]}
     return replace(trace, ops=trace.ops.filter(pl.col("step").is_between(first, last)), metadata={POST_TRAINING: known})
 
 
@@ -113,7 +122,10 @@ def run_of(trace: OpTrace) -> PhaseLog | Timeline:
         if known["format"] != Format.TRAJECTORIES:
             step, *logged = (ops for _, ops in trace.ops.group_by("stream", maintain_order=True))
             seconds = {str(ops["kind"][0]): ops["duration"].to_numpy() for ops in logged}
-            return PhaseLog(Format(known["format"]), StepTime(known["step_time"]), step["duration"].to_numpy(), seconds)
+            return PhaseLog(
+                Format(known["format"]), StepTime(known["step_time"]), trace.steps.astype(np.int64),
+                step["duration"].to_numpy(), seconds, tuple(known.get("left_out", ())), known.get("contradiction"),
+            )  # fmt: skip
         steps = trace.ops["step"].unique().sort()
         begun = pl.col("step").replace_strict(steps, known["begun"], return_dtype=pl.Float64)
         ops = trace.ops.with_columns(start=pl.col("start") + begun)
@@ -147,7 +159,7 @@ def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
         now = now if beside else now + took
     ops = pl.DataFrame(
         {
-            "step": np.tile(np.arange(steps), len(starts)),
+            "step": np.tile(log.steps, len(starts)),
             "rank": np.zeros(steps * len(starts), np.int64),
             "kind": np.repeat(["step", *log.phases], steps).tolist(),
             "stream": np.repeat(np.arange(len(starts)), steps),
@@ -155,7 +167,9 @@ def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
             "duration": np.concatenate((log.step_s, *log.phases.values())),
         }
     )
-    return ops, {"format": str(log.format), "step_time": str(log.step_time)}
+    known = {"format": str(log.format), "step_time": str(log.step_time)}
+    doubts = {"left_out": list(log.left_out), "contradiction": log.contradiction}
+    return ops, known | {name: value for name, value in doubts.items() if value}
 
 
 def _timed(log: Timeline) -> tuple[pl.DataFrame, dict[str, Any]]:

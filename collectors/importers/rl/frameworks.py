@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 
 import numpy as np
 from msgspec import Struct
@@ -18,8 +19,8 @@ from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
 from tracekit.trace.rl import Format, PhaseLog, StepTime
 
-#: Seconds of each timer of a step: its number, then by the timer's name as the framework prints it.
-Record = tuple[int, dict[str, float]]
+#: A step's number, seconds by the timer's name as the framework prints it, and when it printed them; None if unknown.
+Record = tuple[int, dict[str, float], float | None]
 #: Colours, and what Ray puts before a line of a worker.
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")
 _NUMBER = r"(?:[\w.]+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
@@ -27,6 +28,11 @@ _NUMBER = r"(?:[\w.]+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
 LONGEST_S = 1e12
 #: Two clocks, or a sum and its parts, differ by this share of a step at most.
 TOLERANCE = 0.01
+#: The clock of a console, and how exact a difference is: it shows whole seconds.
+_CLOCK = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_CLOCK_S = 2.0
+#: Units of time differ by more than this factor. What differs by less may have been printed late.
+_UNITS = 10
 
 
 class Framework(Struct, frozen=True):
@@ -58,7 +64,11 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
     except ValueError as error:
         raise FormatError(f"{where}, {error}") from None
     steps: dict[int, dict[str, float]] = {}
-    for number, values in records:
+    rates: dict[int, list[float | None]] = {}
+    for number, values, written_s in records:
+        if not 0 <= number < 1 << 31:
+            raise FormatError(f"{where}: step {number}; expected a number of at least 0 and below {1 << 31}")
+        rates[number] = [values.get(name) for name in _TOKENS] + [written_s]
         found = {match[1]: value for key, value in values.items() if (match := framework.timer.fullmatch(key))}
         for name, value in found.items():
             if not 0 <= value <= LONGEST_S:
@@ -70,9 +80,12 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
     # A log that was cut can lack one of the two: then the generation is unknown, not 0.
     generates = {name for name, phase in framework.phases.items() if phase == "generate"}
     needed = generates if any(generates & timers.keys() for timers in steps.values()) else set()
-    whole = [timers for timers in steps.values() if timers.get(framework.step, 0.0) > 0 and needed <= timers.keys()]
-    if not whole:
+    numbers = sorted(
+        number for number, timers in steps.items() if timers.get(framework.step, 0.0) > 0 and needed <= timers.keys()
+    )
+    if not numbers:
         raise FormatError(f"{where}: {framework.format} logs no whole step here; expected lines with {framework.step}")
+    whole = [steps[number] for number in numbers]
     seconds: dict[str, list[float]] = {}
     for at, timers in enumerate(whole):
         for name, value in timers.items():
@@ -85,9 +98,28 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
     return PhaseLog(
         framework.format,
         framework.step_time(means, {phase: float(column.mean()) for phase, column in phases.items()}),
+        np.array(numbers, dtype=np.int64),
         step_s,
         phases,
+        tuple(sorted(steps.keys() - set(numbers))),
+        _contradiction(step_s, [rates[number] for number in numbers]),
     )
+
+
+def _contradiction(step_s: np.ndarray, others: list[list[float | None]]) -> str | None:
+    """Why the steps cannot have taken so many seconds: by the time at which they were printed, or by verl's rate of
+    tokens, which is that of each GPU. `others`: rate, tokens, and that time, of each step.
+    """
+    rate, tokens, written_s = (np.array(column, dtype=np.float64) for column in zip(*others, strict=True))
+    order = np.argsort(written_s)
+    passed_s, logged_s = written_s[order[-1]] - written_s[order[0]], step_s[order[1:]].sum()
+    if logged_s > _UNITS * (passed_s + _CLOCK_S):
+        why = f"{len(step_s) - 1} steps take {logged_s:,.0f} s, but were printed within {passed_s:,.0f} s"
+    elif (tokens < rate * step_s * (1 - TOLERANCE)).all():
+        why = f"{rate.mean():,.0f} tokens a second of each GPU are more than all {tokens.mean():,.0f} of a step"
+    else:
+        return None
+    return f"{why}: the timers do not count seconds"
 
 
 def _numbers(words: str) -> dict[str, float]:
@@ -108,17 +140,15 @@ def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
             except (ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
                 raise ValueError(f"line {number}: {quoted(line, 80)} is no record of verl's FileLogger") from None
             # A time that is no number is an error, as NaN is.
-            yield (
-                step,
-                {
-                    key: float(value) if isinstance(value, int | float) else math.nan
-                    for key, value in data
-                    if key.startswith("timing_s/")
-                },
-            )
+            timers = {
+                key: float(value) if isinstance(value, int | float) else math.nan
+                for key, value in data
+                if key.startswith("timing_s/") or key in _TOKENS
+            }
+            yield step, timers, None
         elif match := _VERL_STEP.search(line):
             pairs = re.findall(rf"(?<= - )([^\s:]+):{_NUMBER}", line)
-            yield int(match[1]), {key: float(value) for key, value in pairs}
+            yield int(match[1]), {key: float(value) for key, value in pairs}, None
 
 
 def _printed_dicts(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
@@ -127,24 +157,36 @@ def _printed_dicts(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
     """
     for _, line in lines:
         if match := re.search(r"(?:Global step|\bperf) (\d+): (\{.*)", line):
-            yield int(match[1]), _numbers(match[2])
+            yield int(match[1]), _numbers(match[2]), _time_of_day(line[: match.start()])
+
+
+def _time_of_day(words: str) -> float | None:
+    """Seconds since some year, as a logger prints the time in front of a message; None if it does not."""
+    found = _CLOCK.search(words)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(one or 2000) for one in found.groups())
+    try:
+        return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def _nemo_rl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer."""
+    """NeMo-RL: `Total step time: 46.00s`, then a line for each timer. Its numbers of steps begin anew in each epoch."""
     steps = 0
     values: dict[str, float] = {}
     for _, line in lines:
         match = re.match(r"\W*([A-Za-z][\w/ ]*): (\d+(?:\.\d+)?)s\b", line)
         if match is None or match[1] == _NEMO_STEP:
             if values:
-                yield steps, values
+                yield steps, values, None
                 steps += 1
             values = {}
         if match and (values or match[1] == _NEMO_STEP):
             values[match[1]] = float(match[2])
     if values:
-        yield steps, values
+        yield steps, values, None
 
 
 def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
@@ -163,6 +205,8 @@ def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float])
     return StepTime.OVERLAPPED if phases.get("generate", 0.0) > waited * (1 + TOLERANCE) else StepTime.SERIAL
 
 
+#: verl's rate of tokens of a GPU, per second of the step, and the tokens of all GPUs.
+_TOKENS = ("perf/throughput", "perf/total_num_tokens")
 _VERL_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
 _NEMO_STEP = "Total step time"
 FRAMEWORKS = (

@@ -48,7 +48,9 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
 def _check_one_run(framework: Framework, contents: Mapping[str, bytes]) -> None:
     """Raise FormatError if all steps of one file are in another: a run that goes on in a new file repeats a few."""
     try:
-        steps = {name: {step for step, _ in framework.records(_lines(content))} for name, content in contents.items()}
+        steps = {
+            name: {step for step, _, _ in framework.records(_lines(content))} for name, content in contents.items()
+        }
     except ValueError:
         return  # reported as the file is read
     for one, other in permutations(steps, 2):

@@ -19,8 +19,11 @@ from tracekit.collectors.importers.rl.frameworks import TOLERANCE
 from tracekit.trace.rl import Phases, Timeline, Trajectories
 
 _Step = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-_Clock = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-_EXPECTED = 'expected {"trajectory": ..., "step": 0, "engine": ..., "start": 0.0, ...} or {"phase": "train", ...}'
+#: No clock shows more seconds: since 1970, those are of the year 5138.
+_Clock = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
+_EXPECTED = (
+    'expected {"trajectory": ..., "step": 0, "engine": ..., "start": 0.0, ...} or {"phase": "train", ...}, in seconds'
+)
 
 
 class _Line(Struct, gc=False):

@@ -13,7 +13,8 @@ from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.rl.reader import read_rl
-from tracekit.trace.rl import Format, PhaseLog, StepTime, Timeline
+from tracekit.job.rl import RlJob
+from tracekit.trace.rl import Format, PhaseLog, StepTime, Timeline, run_of, trace_of
 
 VERL_S = {
     "start_profile": 0.1, "agent_loop/generate_sequences/max": 29.0, "generate_sequences": 29.5, "gen": 30.0,
@@ -138,6 +139,55 @@ def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> 
     assert len(timeline.phases.step) == 16
 
 
+def test_steps_keep_their_numbers_in_order_and_those_without_a_time_are_named(tmp_path: Path) -> None:
+    """Step 9 is logged first, step 5 twice, step 7 without the generation, step 8 without the step."""
+    timers = [(9, "gen:6 - timing_s/step:9"), (5, "gen:1 - timing_s/step:2"), (7, "step:3"), (8, "gen:4"),
+              (5, "gen:2 - timing_s/step:5")]  # fmt: skip
+    log = phases_of(tmp_path / "verl.log", "".join(f"step:{step} - timing_s/{times}\n" for step, times in timers))
+    assert log.steps.tolist() == [5, 9]
+    assert log.step_s.tolist() == [5.0, 9.0]
+    assert log.phases["generate"].tolist() == [2.0, 6.0]
+    assert log.left_out == (7, 8)
+    again = run_of(trace_of(log, "job"))
+    assert isinstance(again, PhaseLog)
+    assert (again.steps.tolist(), again.left_out) == ([5, 9], (7, 8))
+
+
+def test_timers_that_do_not_count_seconds_contradict_the_clock_of_the_console_or_the_rate_of_tokens(
+    tmp_path: Path,
+) -> None:
+    """Steps of 40 s, printed every 41 s; 100,000 tokens of 16 GPUs, 156 a second each."""
+
+    def openrlhf(unit: int, clock: str = "01-05 10:{:02}:{:02}") -> str:
+        return "".join(
+            f"INFO {clock.format(*divmod(41 * step, 60))} ppo_trainer.py:1] Global step {step}:"
+            f" {{'timing/generation': {40 * unit}, 'timing/step_total': {40 * unit}}}\n"
+            for step in range(4)
+        )
+
+    def verl(unit: int) -> str:
+        return "".join(
+            f"step:{step} - timing_s/gen:{30 * unit} - timing_s/step:{40 * unit}"
+            f" - perf/throughput:156.25 - perf/total_num_tokens:100000\n"
+            for step in range(4)
+        )
+
+    for name, text, words in (
+        ("printed", openrlhf(1000), "3 steps take 120,000 s, but were printed within 123 s"),
+        ("seconds", openrlhf(1), None),
+        ("late", openrlhf(9), None),
+        ("no clock", openrlhf(1000, "{}{}"), None),
+        ("no time", openrlhf(1000, "01-45 10:{:02}:{:02}"), None),
+        ("tokens", verl(1000), "156 tokens a second of each GPU are more than all 100,000 of a step"),
+        ("tokens of seconds", verl(1), None),
+    ):
+        with case(name):
+            log = phases_of(tmp_path / "log", text)
+            assert log.contradiction == (words and f"{words}: the timers do not count seconds")
+            report = RlJob.read([tmp_path / "log"]).report
+            assert report.diagnosis.verdict.kind == ("contradiction" if words else "phases")
+
+
 class Trap:
     """Opens a file when it is unpickled."""
 
@@ -159,6 +209,7 @@ def test_what_is_no_log_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("backwards", backwards.encode(), "trajectory '3-7' of step 3 ends at 4.5 s, before it starts"),
         ("damaged", f"{good}\n{{x\n{good}\n".encode(), "damaged, line 2: "),
         ("no step", f'{good}\n{{"trajectory": "1", "start": 0, "end": 1}}\n'.encode(), "no step, line 2: "),
+        ("milliseconds", good.replace('start": 0', 'start": 1.7e12').encode(), "<= 100000000000.0 - at `$.start`"),
         ("negative", f'{good[:-1]}, "tokens": -1}}'.encode(), "negative, line 1: "),
         ("neither", f'{good}\n{{"step": 2, "start": 0, "end": 1}}\n'.encode(), "neither a trajectory nor a phase"),
         ("endless", b"step:1 - timing_s/gen:inf - timing_s/step:9.0\n", "gen took inf s"),

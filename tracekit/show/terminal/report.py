@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tracekit.base.text import short
 from tracekit.report.report import Report
-from tracekit.report.verdict import LossKind
+from tracekit.report.verdict import UNSURE, LossKind
 from tracekit.show.terminal.maps import small_map, steps_line
 from tracekit.show.terminal.tables import labelled, section_table, side_by_side
 from tracekit.show.words import MOST_CAUSES, answer_rows
@@ -22,8 +22,7 @@ from tracekit.show.words import MOST_CAUSES, answer_rows
 _LOSS_STYLE = "bold white on dark_red"
 _VERDICT_STYLE = {
     LossKind.BALANCED: "bold black on green",
-    LossKind.MINOR: "bold black on yellow",
-    LossKind.CONTRADICTION: "bold black on yellow",
+    **dict.fromkeys(UNSURE, "bold black on yellow"),
 }
 #: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
 _SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
