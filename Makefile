@@ -47,7 +47,7 @@ test: $(VENV)/.dev $(CHROMIUM) $(NGINX) $(PROMETHEUS)
 suite: $(VENV)/.dev
 	$(BIN)/pytest -n 5 -m "not fleet"
 
-# Studies of many jobs: killed processes, a Ray cluster on this machine, an S3 server. Some minutes.
+# Studies of many jobs: killed processes, a Ray cluster on this machine, servers of S3 and Google's storage. Some minutes.
 test-fleet: $(VENV)/.fleet
 	$(BIN)/pytest -m fleet
 

@@ -84,11 +84,11 @@ def test_a_graph_for_networkx_names_its_extra(folder: Path, monkeypatch: pytest.
         graph.to_networkx()
 
 
-def test_a_store_in_s3_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tracekit.base import s3
+def test_a_store_in_object_storage_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracekit.base import object_storage
 
-    s3._filesystem.cache_clear()
+    object_storage._filesystem.cache_clear()
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     ran = run("info", "--store", "s3://bucket/jobs.store")
     assert ran.code == 2
-    assert ran.message.endswith("S3 needs pyarrow, which is not installed: pip install 'tracekit-analysis[s3]'")
+    assert ran.message.endswith("s3:// needs pyarrow, which is not installed: pip install 'tracekit-analysis[storage]'")

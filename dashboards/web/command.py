@@ -18,7 +18,7 @@ import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError
-from tracekit.base.s3 import absolute, shown
+from tracekit.base.object_storage import absolute, shown
 from tracekit.base.text import printable
 
 _PATH = click.Path(path_type=Path)

@@ -16,7 +16,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.errors import AppImportError
 
 from tracekit.base.errors import TracekitError
-from tracekit.base.s3 import absolute
+from tracekit.base.object_storage import absolute
 from tracekit.dashboards.web.access import Access, read_access
 from tracekit.dashboards.web.auth import read_auth
 from tracekit.dashboards.web.worker import Worker

@@ -6,23 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fleet.buckets import serving_s3
+from tests.fleet.buckets import CLOUDS, serving
+from tracekit.base import object_storage
+
+
+@pytest.fixture(params=CLOUDS)
+def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A cloud that is a server of this test, by the scheme of its addresses."""
+    yield from _cloud(request.param, monkeypatch)
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """S3 is a server of this test."""
-    yield from _s3(monkeypatch, throttling=False)
+def throttled_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """S3 is a server of this test, which refuses every third request as one too many."""
+    yield from _cloud("s3", monkeypatch, throttling=True)
 
 
-@pytest.fixture
-def throttled_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same, but every third request is refused as one too many."""
-    yield from _s3(monkeypatch, throttling=True)
-
-
-def _s3(monkeypatch: pytest.MonkeyPatch, *, throttling: bool) -> Iterator[None]:
-    with serving_s3(throttling=throttling) as environment:
+def _cloud(scheme: str, monkeypatch: pytest.MonkeyPatch, *, throttling: bool = False) -> Iterator[str]:
+    object_storage._filesystem.cache_clear()  # of another environment
+    with serving(scheme, throttling=throttling) as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        yield
+        yield scheme

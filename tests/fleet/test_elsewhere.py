@@ -1,4 +1,4 @@
-"""The same study from a Ray cluster and from S3: a real cluster, and a real server."""
+"""The same study from a Ray cluster and from object storage: a real cluster, and servers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.buckets import upload
-from tests.fleet.few_jobs import study_here, tables, write_jobs
+from tests.fleet.few_jobs import Here, study_here, tables, write_jobs
 from tests.handmade import run
-from tracekit.base.s3 import s3_filesystem
+from tracekit.base.object_storage import located
 from tracekit.fleet.run import run_study
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study import Study
@@ -92,7 +92,7 @@ def test_no_cluster_and_no_ray_are_one_clear_error(jobs: Path, tmp_path: Path, m
 
 def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, throttled_s3: None) -> None:
     """But for where the traces lie; and what has not changed there is not read again."""
-    upload(jobs, "traces/week")
+    upload(jobs, "s3://traces/week")
     out = tmp_path / "study"
     assert run("fleet", "run", "s3://traces/week", "--out", out, "--processes", "2").code == 0
     assert set(Study(out).read("sources")["source"]) == {f"s3://traces/week/{path.name}" for path in jobs.iterdir()}
@@ -112,19 +112,16 @@ class NoTasks:
         return iter(())
 
 
-def test_an_object_that_is_gone_or_forbidden_is_a_row(jobs: Path, tmp_path: Path, s3: None) -> None:
-    from pyarrow import fs
-
-    upload(jobs, "others/week")
-    found = find_sources(["s3://others"])
-    s3_filesystem().delete_file("others/week/healthy.parquet")
-    from tests.fleet.few_jobs import Here
-
+def test_a_study_reads_a_cloud_and_what_is_gone_there_is_a_row(jobs: Path, tmp_path: Path, cloud: str) -> None:
+    upload(jobs, f"{cloud}://others/week")
+    found = find_sources([f"{cloud}://others"])
+    system, _ = located(f"{cloud}://others")
+    system.delete_file("others/week/healthy.parquet")
     summary = run_study(Study(tmp_path / "study"), found, Here())
-    assert summary.failed == {"unreadable": 1}
+    assert (len(found), summary.failed) == (8, {"unreadable": 1})
     row = Study(tmp_path / "study").read("exclusions").filter(rule="unreadable").row(0, named=True)
-    assert row["source"] == "s3://others/week/healthy.parquet"
-    ran = run("fleet", "run", "s3://nowhere/at/all", "--out", tmp_path / "none")
-    assert ran.code == 2
-    assert "s3://nowhere/at/all" in ran.message
-    assert fs.FileType.NotFound is s3_filesystem().get_file_info("others/week/healthy.parquet").type
+    assert row["source"] == f"{cloud}://others/week/healthy.parquet"
+    again = run_study(Study(tmp_path / "study"), find_sources([f"{cloud}://others"]), NoTasks())
+    assert (again.unchanged, again.outcomes) == (7, [])
+    ran = run("fleet", "run", f"{cloud}://nowhere/at/all", "--out", tmp_path / "none")
+    assert (ran.code, f"{cloud}://nowhere/at/all" in ran.message) == (2, True), ran.err

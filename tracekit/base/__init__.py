@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, text, files, S3. Imports nothing of tracekit."""
+"""What everything else stands on: errors, text, files, object storage. Imports nothing of tracekit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from tracekit.base.s3 import shown
+from tracekit.base.object_storage import shown
 from tracekit.base.text import printable
 
 

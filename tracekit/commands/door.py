@@ -14,7 +14,7 @@ import click
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.s3 import S3
+from tracekit.base.object_storage import ADDRESSES
 from tracekit.base.text import short
 from tracekit.commands.options import PATH
 from tracekit.commands.recognise import is_dumps, is_store, jobs_in, what_it_is
@@ -25,7 +25,7 @@ _ALIKE = 0.6
 
 def looks_like_path(word: str) -> bool:
     """True if the first word of a command line is a path rather than a misspelt command."""
-    return word.startswith(S3) or os.path.lexists(word) or os.sep in word or bool(Path(word).suffix)
+    return word.startswith(ADDRESSES) or os.path.lexists(word) or os.sep in word or bool(Path(word).suffix)
 
 
 def arguments_for(word: str) -> list[str]:
@@ -39,7 +39,7 @@ def arguments_for(word: str) -> list[str]:
         return ["info", "--store", word]
     if is_dumps(path):
         return ["hang", word]
-    if not word.startswith(S3) and not os.path.lexists(path):
+    if not word.startswith(ADDRESSES) and not os.path.lexists(path):
         raise FormatError(f"{word}: {what_it_is(path)}")
     return ["info" if len(jobs_in(path)) > 1 else "whatif", word]
 

@@ -69,7 +69,8 @@ def run(
 ) -> None:
     """Analyse every trace of SOURCES and keep the figures in a study.
 
-    SOURCES are trace files, folders, globs, stores and s3:// prefixes, in any format that `tracekit whatif` reads.
+    SOURCES are trace files, folders, globs, stores and prefixes of s3://, gs:// or az://, in any format that
+    `tracekit whatif` reads.
     Run it again to add sources, or to go on after an interruption: only what is new or has changed is analysed.
     """
     from tracekit.fleet.run import run_study

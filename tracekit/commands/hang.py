@@ -63,12 +63,12 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
     """The newest hang in a store. Raises NotStoredError if there is none."""
     from tracekit.base.errors import NotStoredError
-    from tracekit.base.s3 import s3_url
+    from tracekit.base.object_storage import object_url
 
     found = store.hangs(job)
     if not found:
         whose = "" if job is None else f" of a job {short(job)!r}"
-        is_copy = s3_url(store.path) is not None  # which is read-only
+        is_copy = object_url(store.path) is not None  # which is read-only
         kept = "FOLDER" if is_copy else store.path
         watch = command("collect", "--hang-after", "120", "--store", kept, "--", "COMMAND")
         how = f"`{watch}` adds them" + (", and a copy of FOLDER there has them" if is_copy else "")

@@ -15,6 +15,7 @@ import click
 
 from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
+from tracekit.base.object_storage import object_url, shown
 from tracekit.base.text import printable
 
 #: Most bytes of a file, and most files of a folder, to inspect.
@@ -47,7 +48,7 @@ def explained(path: Path, wanted: Wanted = Wanted.TRACE) -> Iterator[None]:
         words = what_it_is(path, wanted)
         if words is None:
             raise
-        raise FormatError(f"{path}: {words}") from None
+        raise FormatError(f"{shown(path)}: {words}") from None
 
 
 def what_it_is(path: Path, wanted: Wanted = Wanted.TRACE) -> str | None:
@@ -99,10 +100,10 @@ def _for_trace(kind: str, path: Path, wanted: Wanted) -> str:
     return f"; type `{command('whatif', path)}`{many if wanted is Wanted.STUDY else ''}"
 
 
-def _nearest(path: Path) -> str | None:
-    """Return the existing path with a similar name; None if there is none on this machine."""
-    if path.parts[:1] == ("s3:",):
-        return None
+def _nearest(path: Path) -> str:
+    """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
+    if object_url(path) is not None:
+        return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
     import difflib
 
     folder = path.parent

@@ -1,7 +1,7 @@
 """A trace of a study as a file, with the digest of its content.
 
-In: a `Source`. Out: paths to read, and the digest. S3 objects are first copied to a scratch folder, because every
-importer reads files.
+In: a `Source`. Out: paths to read, and the digest. Objects in storage are first copied to a scratch folder, because
+every importer reads files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracekit.base.s3 import fetch
+from tracekit.base.object_storage import fetch
 from tracekit.fleet.sources import PARQUET, Source, folder_files, is_endless, stamp_of
 
 _CHUNK = 1 << 20

@@ -1,4 +1,4 @@
-"""Find the traces of a study: files, folders, globs, stores, prefixes of S3.
+"""Find the traces of a study: files, folders, globs, stores, prefixes of object storage.
 
 In: the names that the user gave. Out: a `Source` for each job found there. Reads only names, sizes and times, and the
 first bytes of files whose names do not identify them.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracekit.base.errors import SelectionError
-from tracekit.base.s3 import S3, objects_below, said
+from tracekit.base.object_storage import ADDRESSES, objects_below, said, shown
 from tracekit.base.text import encodable, short
 
 PARQUET = ".parquet"
@@ -26,10 +26,10 @@ _LAYOUTS = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One trace. `url`: an absolute path or s3:// address as text, with escapes if it is not UTF-8.
+    """One trace. `url`: an absolute path or an address in object storage as text, with escapes if it is not UTF-8.
 
     `stamp`: changes whenever the content may have changed; "" if that cannot be detected. `bytes`: its size, as far as
-    known. `layout`: the YAML file next to it. `path`: its path for the system; "" in S3.
+    known. `layout`: the YAML file next to it. `path`: its path for the system; "" in object storage.
     """
 
     url: str
@@ -40,8 +40,8 @@ class Source:
 
     @property
     def remote(self) -> bool:
-        """True if it is in S3."""
-        return self.url.startswith(S3)
+        """True if it is in object storage."""
+        return self.url.startswith(ADDRESSES)
 
 
 def find_sources(named: Iterable[str]) -> list[Source]:
@@ -53,7 +53,7 @@ def find_sources(named: Iterable[str]) -> list[Source]:
             found.setdefault(source.url, source)
         if not there:
             raise SelectionError(
-                f"{short(text)}: no trace found; expected trace files, a folder, a glob, a store or s3://"
+                f"{short(text)}: no trace found; expected trace files, a folder, a glob, a store or s3://, gs://, az://"
             )
     return [found[url] for url in sorted(found)]
 
@@ -88,8 +88,8 @@ def _stamp(found: os.stat_result) -> str:
 
 
 def _expand(text: str) -> Iterator[Source]:
-    if text.startswith(S3):
-        yield from _in_s3(text)
+    if text.startswith(ADDRESSES):
+        yield from _in_object_storage(text)
         return
     path, seen = Path(text), set[tuple[int, int]]()
     if path.is_dir():
@@ -101,7 +101,9 @@ def _expand(text: str) -> Iterator[Source]:
         for match in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
             yield from _in_folder(match, seen) if match.is_dir() else _named_file(match)
     else:
-        raise SelectionError(f"{short(text)}: not found; expected trace files, a folder, a glob, a store or s3://")
+        raise SelectionError(
+            f"{short(text)}: not found; expected trace files, a folder, a glob, a store or s3://, gs://, az://"
+        )
 
 
 def _named_file(path: Path) -> Iterator[Source]:
@@ -167,11 +169,11 @@ def _jobs_in(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Source]:
 
 
 def _in_store(folder: Path) -> Iterator[Source]:
-    yield from map(_local, _ops_of(folder, folder))
+    yield from map(_local, _ops_of(folder))
 
 
-def _ops_of(store: Path, place: Path) -> Iterator[Path]:
-    """The traces of all windows of a store that have not been pruned, below `place`."""
+def _ops_of(store: Path) -> Iterator[Path]:
+    """The traces of all windows of a store that have not been pruned."""
     from tracekit.store import Part, Store
     from tracekit.store.folder import Folder
 
@@ -179,7 +181,7 @@ def _ops_of(store: Path, place: Path) -> Iterator[Path]:
     for job in opened.jobs():
         for window in opened.windows(job.name):
             if Part.OPS in window.files:
-                yield Folder(place).file(window.job_id, window.number, Part.OPS)
+                yield Folder(store).file(window.job_id, window.number, Part.OPS)
 
 
 def is_study(folder: Path) -> bool:
@@ -212,25 +214,20 @@ def _is_trace(path: Path) -> bool:
     return not os.access(path, os.R_OK) or is_known(path) or looks_like_rl(path)
 
 
-# ---- S3
+# ---- object storage
 
 
-def _in_s3(url: str) -> Iterator[Source]:
+def _in_object_storage(prefix: str) -> Iterator[Source]:
     """Every object below a prefix that can be a trace, one job each; for stores, the windows in their catalogue."""
     try:
-        found = {info.path: info for info in objects_below(url)}
+        found = objects_below(prefix)
     except OSError as error:
-        raise SelectionError(f"{short(url)}: cannot be listed: {said(error)}; check address and keys") from None
-    stores = [path.removesuffix(STORE_MARK) for path in found if path.rpartition("/")[2] == STORE_MARK]
-    windows = {path for store in stores for path in _windows_in_s3(f"{S3}{store}".rstrip("/"))}
-    for path, info in found.items():
-        if path in windows or (path.endswith((PARQUET, *_OTHERS)) and not path.startswith(tuple(stores))):
-            stem, folder = path.removesuffix(PARQUET), path.rpartition("/")[0]
+        raise SelectionError(f"{short(prefix)}: cannot be listed: {said(prefix, error)}") from None
+    stores = [url.removesuffix(STORE_MARK) for url in found if url.rpartition("/")[2] == STORE_MARK]
+    windows = {shown(path) for store in stores for path in _ops_of(Path(store))}
+    for url, info in found.items():
+        if url in windows or (url.endswith((PARQUET, *_OTHERS)) and not url.startswith(tuple(stores))):
+            stem, folder = url.removesuffix(PARQUET), url.rpartition("/")[0]
             beside = [f"{base}{suffix}" for base in (stem, f"{folder}/meta") for suffix in _LAYOUTS]
-            layout = next((f"{S3}{name}" for name in beside if name in found), None)
-            yield Source(f"{S3}{path}", f"{info.size}:{info.mtime_ns}", info.size or 0, layout)
-
-
-def _windows_in_s3(url: str) -> Iterator[str]:
-    """The traces of a store, as bucket/key."""
-    return (str(path) for path in _ops_of(Path(url), Path(url.removeprefix(S3))))
+            layout = next((name for name in beside if name in found), None)
+            yield Source(url, f"{info.size}:{info.mtime_ns}", info.size or 0, layout)

@@ -91,7 +91,7 @@ def load_trace(
 
 
 def is_store(path: Path) -> bool:
-    """True if there is a store at a path, or at an address in S3."""
+    """True if there is a store at a path, or at an address in object storage."""
     from tracekit.store import Store
 
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tracekit.base.s3 import s3_url
+from tracekit.base.object_storage import object_url
 from tracekit.store import Incident, Store
 
 FOLDER = "told"
@@ -26,7 +26,7 @@ class DeliveryLog:
         self._store = store
         digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._unwritten = ""  # the store may not be there yet
-        self._file: Path | None = None if s3_url(store.path) is not None else store.path / FOLDER / digest
+        self._file: Path | None = None if object_url(store.path) is not None else store.path / FOLDER / digest
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
         """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""

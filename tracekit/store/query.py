@@ -17,7 +17,7 @@ import polars as pl
 
 from tracekit.base.command_line import command
 from tracekit.base.errors import SelectionError, StoreError
-from tracekit.base.s3 import s3_url
+from tracekit.base.object_storage import object_url
 from tracekit.store.connection import CLOSED
 from tracekit.store.folder import JOBS, Folder
 from tracekit.store.frames import frame
@@ -71,7 +71,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             _add_tables(connection, store, ("jobs", "windows", "findings", "culprits", "incidents"))
             for name, view in _VIEWS.items():
                 connection.execute(f"CREATE VIEW {name} AS {view}")
-            if s3_url(store.path) is None:
+            if object_url(store.path) is None:
                 connection.execute("SET allowed_directories = [$jobs]", {"jobs": str(store.path.absolute() / JOBS)})
             connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             # What is large, or in files, is added once the query turns out to need it.
@@ -165,7 +165,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
     """Add `ops`: job, window, and the columns of the traces of these jobs or of all, null where one has none."""
     import duckdb
 
-    if s3_url(store.path) is not None:
+    if object_url(store.path) is not None:
         raise SelectionError(f"{store.name}: ops are read from a folder only; copy the store into one (docs/store.md)")
     with store.reading() as catalogue:
         named = [window for job in jobs for window in catalogue.windows(job)] if jobs else catalogue.windows()

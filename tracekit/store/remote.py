@@ -1,4 +1,4 @@
-"""Stores in S3-compatible storage: store folders that somebody copied there, read only.
+"""Stores in object storage: store folders that somebody copied there, read only.
 
 In: an address such as s3://bucket/store. Out: the same catalogue, traces and findings as of the folder. The catalogue
 is kept as a file of this process as long as it is current; files of windows exist only while they are read.
@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit.base import s3
+from tracekit.base import object_storage
 from tracekit.base.errors import StoreError
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, open_catalogue
 from tracekit.store.hangs import HANGS, StoredHang, read_hangs
@@ -41,17 +41,18 @@ class Remote:
         """Whether there is a store. Raises StoreError if that cannot be determined."""
         try:
             with _errors(self.url):
-                s3.tag(f"{self.url}/{MARK}")
+                object_storage.tag(f"{self.url}/{MARK}")
         except FileNotFoundError:
             return False
         return True
 
     def missing(self) -> StoreError:
         """The error for a missing store; names the bucket if that is what is missing."""
-        bucket, _, key = self.url.removeprefix(s3.S3).partition("/")
+        bucket, _, key = self.url.partition("://")[2].partition("/")
         with suppress(OSError):  # keys without permission to ask
-            if not s3.has_bucket(bucket):
-                return StoreError(f"{self.url}: no such bucket, {bucket!r}; check the address and AWS_ENDPOINT_URL")
+            if not object_storage.has_bucket(self.url):
+                check = f"check the address and {object_storage.variables(self.url)}"
+                return StoreError(f"{self.url}: no such bucket, {bucket!r}; {check}")
         return StoreError(f"{self.url}: no tracekit store at {key!r} in bucket {bucket!r}; choose another --store")
 
     def state(self) -> str:
@@ -68,24 +69,24 @@ class Remote:
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
-        with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name, _errors(self.url):
-            for info in s3.objects_below(f"{self.url}/{HANGS}"):
+        with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name, _errors(self.url):
+            for url, info in object_storage.objects_below(f"{self.url}/{HANGS}").items():
                 path = Path(name, HANGS, info.base_name)
                 path.parent.mkdir(exist_ok=True)
-                s3.fetch(f"{s3.S3}{info.path}", path)
+                object_storage.fetch(url, path)
             return read_hangs(Path(name), job)
 
     @contextmanager
     def holding(self, window: StoredWindow, part: Part) -> Iterator[Folder]:
         """A folder that has this part of a window meanwhile."""
-        with tempfile.TemporaryDirectory(prefix="tracekit-s3-") as name:
+        with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name:
             folder = Folder(Path(name))
             path = folder.file(window.job_id, window.number, part)
             url = f"{self.url}/{path.relative_to(name)}"
             path.parent.mkdir(parents=True)
             try:
                 with _errors(url):
-                    s3.fetch(url, path)
+                    object_storage.fetch(url, path)
             except FileNotFoundError:
                 raise FileGoneError(f"{url}: is missing; copy windows before the catalogue that names them") from None
             try:
@@ -99,7 +100,7 @@ class _Copy:
 
     def __init__(self, url: str) -> None:
         self._url, self._tag, self._looked_at = url, "", float("-inf")
-        self._folder = tempfile.TemporaryDirectory(prefix="tracekit-s3-")
+        self._folder = tempfile.TemporaryDirectory(prefix="tracekit-store-")
         self._renewing = threading.Lock()
         self.path = Path(self._folder.name) / CATALOGUE
 
@@ -119,10 +120,10 @@ class _Copy:
         """Raises OSError."""
         url, new = f"{self._url}/{CATALOGUE}", self.path.with_suffix(".new")
         deadline = time.monotonic() + _FETCHING_S
-        found = s3.tag(url)
+        found = object_storage.tag(url)
         while found != self._tag:
-            s3.fetch(url, new)  # takes several requests
-            if (after := s3.tag(url)) == found:
+            object_storage.fetch(url, new)  # takes several requests
+            if (after := object_storage.tag(url)) == found:
                 new.replace(self.path)
                 return found
             if time.monotonic() > deadline:
@@ -137,10 +138,10 @@ _copy = lru_cache(maxsize=8)(_Copy)
 
 @contextmanager
 def _errors(url: str) -> Iterator[None]:
-    """Convert errors of S3 to StoreError; FileNotFoundError stays."""
+    """Convert errors of the storage to StoreError; FileNotFoundError stays."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreError(f"{url}: cannot be read: {s3.said(error)}; check address, keys and AWS_ENDPOINT_URL") from None
+        raise StoreError(f"{url}: cannot be read: {object_storage.said(url, error)}") from None

@@ -20,7 +20,7 @@ import polars as pl
 
 from tracekit.base.command_line import adding
 from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
-from tracekit.base.s3 import s3_url, shown
+from tracekit.base.object_storage import object_url, shown
 from tracekit.base.text import encodable, short
 from tracekit.report.applied import AppliedFix
 from tracekit.report.findings import Findings
@@ -49,7 +49,7 @@ def default_store() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The store in the folder `path`, or a read-only store at an s3:// address.
+    """The store in the folder `path`, or a read-only store at an address in object storage (s3://, gs://, az://).
 
     Every method raises StoreError if the store cannot be used, NotStoredError if it does not have the job or window.
     """
@@ -146,7 +146,7 @@ class Store:
             write_change(self.path, incident, change)
 
     def handled(self, incident: int) -> tuple[Change, ...]:
-        """What people have done about an incident, oldest first; nothing in a store in S3."""
+        """What people have done about an incident, oldest first; nothing in object storage."""
         return read_changes(self.path, incident)
 
     def note_applied(self, fix: AppliedFix) -> None:
@@ -155,7 +155,7 @@ class Store:
             write_applied(self.path, fix)
 
     def applied(self) -> tuple[AppliedFix, ...]:
-        """The fixes that were applied, oldest first; nothing in a store in S3."""
+        """The fixes that were applied, oldest first; nothing in object storage."""
         return read_applied(self.path)
 
     def check_new(self, name: str | None) -> None:
@@ -213,11 +213,11 @@ class Store:
             )
 
     def folder(self) -> Folder:
-        """The folder that can be written. Raises StoreError for an address in S3."""
+        """The folder that can be written. Raises StoreError for an address in object storage."""
         self._check_encodable()
-        if s3_url(self.path) is not None:
+        if object_url(self.path) is not None:
             raise StoreError(
-                f"{self.name}: a store in S3 is read-only; write to a folder, and copy that to S3 (docs/store.md)"
+                f"{self.name}: a store in object storage is read-only; write to a folder, and copy that (docs/store.md)"
             )
         return Folder(self.path)
 
@@ -372,8 +372,8 @@ class Store:
         )
 
     def _remote(self) -> Remote | None:
-        """The store at an address in S3; None for a path."""
-        url = s3_url(self.path)
+        """The store at an address in object storage; None for a path."""
+        url = object_url(self.path)
         return None if url is None else Remote(url)
 
     def _exists(self) -> bool:

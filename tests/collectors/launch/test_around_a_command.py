@@ -109,7 +109,7 @@ def test_what_could_not_be_written_is_refused_before_the_command_starts(tmp_path
 UNUSABLE = [
     ("nowhere/store", "nowhere/store: cannot be written: No such file"),
     ("notes.txt", "notes.txt: not a tracekit store"),
-    ("s3://bucket/jobs.store", "s3://bucket/jobs.store: a store in S3 is read-only"),
+    ("s3://bucket/jobs.store", "s3://bucket/jobs.store: a store in object storage is read-only"),
 ]
 
 
