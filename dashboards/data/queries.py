@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
@@ -182,17 +182,6 @@ class Results:
     def stored(self, name: str) -> Stored:
         """One job with its report."""
         return self._of(name, ("stored",), self._kept, self._read_stored)
-
-    def stored_jobs(self, names: Sequence[str]) -> list[Stored]:
-        """Several jobs, each as `stored` returns it; those not in memory are read together."""
-        rows = [self._row(name) for name in names]
-        unread = [(row["name"], row["number"]) for row in rows if (_window(row), "stored") not in self._kept]
-        texts = self._store.reports(unread)
-
-        def read(row: dict[str, Any]) -> Stored:
-            return _stored(row, texts.get((row["name"], row["number"])))
-
-        return [self._of_row(row, ("stored",), self._kept, read) for row in rows]
 
     def worker_steps(self, name: str) -> WorkerSteps:
         """Exact S of each worker in each step."""

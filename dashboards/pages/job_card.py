@@ -1,6 +1,6 @@
 """The card of a job that burns: what, what to do first, what that saves, and how its steps went.
 
-In: a stored job. Out: a component. Sentences come from its report's `answer` and `verdict` alone.
+In: a stored job, or an open hang. Out: a component. Sentences come from its report's `answer` and `verdict` alone.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import short
+from tracekit.base.text import printable, short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.charts import step_bars
 from tracekit.dashboards.ui.components import badge, href, note
-from tracekit.dashboards.ui.sentences import first_action, headline, why_no_advice
+from tracekit.dashboards.ui.sentences import Tone, first_action, headline, why_no_advice
+from tracekit.store import Incident
 
 
 def job_card(stored: Stored) -> Component:
@@ -26,12 +27,29 @@ def job_card(stored: Stored) -> Component:
     lines = [html.Dt("Do first"), html.Dd(html.B(action))]
     lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []
     picture = [step_bars(steps, stored.name, links=False)] if len(steps) > 1 else []
+    return _card([html.H3(link), *picture], verdict.badge, verdict.tone, verdict.sentence, lines)
+
+
+def hang_card(incident: Incident) -> Component:
+    """A job that hangs."""
+    cause = incident.cause
+    link = dcc.Link(html.Bdi(short(incident.job)), href=href("/hang", job=incident.job))
+    lines = [
+        html.Dt("Who"),
+        html.Dd(printable(cause.who)),
+        html.Dt("Do first"),
+        html.Dd(html.B(printable(cause.check))),
+    ]
+    return _card([html.H3(link)], cause.kind, Tone.BAD, printable(cause.what), lines)
+
+
+def _card(head: list[Component], label: str, tone: Tone, sentence: str, lines: list[Component]) -> Component:
     return html.Article(
         [
-            html.Header([html.H3(link), *picture]),
-            badge(verdict.badge, verdict.tone, loud=True),
-            html.P(verdict.sentence, className="what"),
+            html.Header(head),
+            badge(label, tone, loud=True),
+            html.P(sentence, className="what"),
             html.Dl(lines, className="answer"),
         ],
-        className=f"job-card {verdict.tone}",
+        className=f"job-card {tone}",
     )

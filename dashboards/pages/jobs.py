@@ -19,14 +19,16 @@ from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.base.command_line import adding, command
 from tracekit.base.text import printable, short
-from tracekit.dashboards.pages.job_card import job_card
+from tracekit.dashboards.pages.job_card import hang_card, job_card
 from tracekit.dashboards.ui.charts import trend
 from tracekit.dashboards.ui.components import attributes, badge, href, note, panel, row_table
 from tracekit.dashboards.ui.context import gpu_hour, results, viewer
 from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
+from tracekit.fleet.rows import TEAM_KEYS
 from tracekit.report.verdict import UNSURE, LossKind
+from tracekit.store import HANG, Incident
 
 #: Rows of a part of the table, cards above it, and values of a facet.
 MOST_ROWS, MOST_CARDS, MOST_VALUES = 50, 3, 8
@@ -114,7 +116,7 @@ def job_table() -> pl.DataFrame:
     )
     metadata = pl.col("metadata").str
     tokens = pl.coalesce(metadata.json_path_match(f"$.{of}tokens_per_step") for of in ("", "label_"))
-    return jobs.with_columns(
+    named = jobs.with_columns(
         lost,
         saves,
         verdict=pl.when(pl.col("slowdown").is_null())
@@ -123,12 +125,13 @@ def job_table() -> pl.DataFrame:
         .then(pl.lit(_NO_VERDICT))
         .otherwise(pl.coalesce(found, "verdict", pl.lit("unknown")).str.replace_all("-", " ")),
         share=pl.coalesce("share", lost / (24 * pl.col("world_size"))).clip(0.0),
-        team=pl.coalesce(metadata.json_path_match("$.team"), metadata.json_path_match("$.project")),
+        team=pl.coalesce(metadata.json_path_match(f"$.{key}") for key in TEAM_KEYS),
         tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
         host=host,
         culprit=pl.coalesce(host, pl.when(place != "whole job").then(place)),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
-    ).with_columns(
+    )
+    return named.update(_hung(named.schema), on="name", how="full").with_columns(
         text=pl.concat_str(
             "name",
             "verdict",
@@ -139,6 +142,22 @@ def job_table() -> pl.DataFrame:
             ignore_nulls=True,
         ).str.to_lowercase()
     )
+
+
+def _hung(schema: pl.Schema) -> pl.DataFrame:
+    """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
+    rows = []
+    for name, one in _hanging().items():
+        ranks, host = int(results().hangs(name)[0].report["world_size"]), next(iter(one.cause.hosts), None)
+        row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": one.cause.what}
+        row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
+        rows.append(row | {"host": host, "culprit": host, "imported_at": one.opened_at.timestamp()})
+    return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
+
+
+def _hanging() -> dict[str, Incident]:
+    """The open hang of each job that has one."""
+    return {one.job: one for one in results().incidents(only_open=True) if one.cause.kind == HANG}
 
 
 def _label(kind: str) -> str | None:
@@ -163,11 +182,11 @@ def _sums(jobs: pl.DataFrame) -> Component:
 
 def _burning(jobs: pl.DataFrame) -> list[Component]:
     """The costliest jobs with an open incident."""
-    burning = {one.job for one in results().incidents(only_open=True)}
-    names = jobs.filter(pl.col("name").is_in(burning)).head(MOST_CARDS)["name"].to_list()
-    if not names:
-        return []
-    return [html.Div([job_card(stored) for stored in results().stored_jobs(names)], className="job-cards")]
+    burning, hanging = {one.job for one in results().incidents(only_open=True)}, _hanging()
+    most = jobs.filter(pl.col("name").is_in(burning)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
+    names = most.head(MOST_CARDS)["name"].to_list()
+    cards = [hang_card(hanging[name]) if name in hanging else job_card(results().stored(name)) for name in names]
+    return [html.Div(cards, className="job-cards")] if cards else []
 
 
 def _table(jobs: pl.DataFrame, view: dict[str, str | None], at: int) -> Component:
@@ -282,17 +301,18 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
     }
     price, lost = gpu_hour(), row["lost_gpu_hours_per_day"]
     money = "-" if price is None or lost is None else f"{lost * price:,.0f}"
+    page_of = "/hang" if verdict == HANG else "/job"
     button = html.Button("Compare", className="chip-button", **attributes(data_compare=name, aria_pressed="false"))
     return {
         **numbers,
         "Cost a day": html.Td(money, className="number"),
-        "Job": html.Td(dcc.Link(html.Bdi(short(name)), href=href("/job", job=name), className="job")),
+        "Job": html.Td(dcc.Link(html.Bdi(short(name)), href=href(page_of, job=name), className="job")),
         "Verdict": html.Td(badge(verdict, tone, loud=tone is Tone.BAD), title=printable(why)),
         "Culprit": html.Td(short(row["culprit"] or "-"), title=printable(causes)),
         "Trend": html.Td(trend(shares) if len(shares) > 1 else "-"),
         "Status": html.Td(printable(row["status"]), title=f"stored {viewer().moment(row['imported_at'])}"),
         "Team": html.Td(short(row["team"] or "-")),
-        "Compare": html.Td(button),
+        "Compare": html.Td("-" if row["job_id"] is None else button),
     }
 
 

@@ -21,7 +21,7 @@ from tracekit.report.report import Report
 
 Rows = dict[str, pl.DataFrame]
 #: Free metadata that identifies who pays; that with "label" is of the scheduler.
-_TEAM_KEYS = ("team", "project", "label_team", "label_project")
+TEAM_KEYS = ("team", "project", "label_team", "label_project")
 #: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
 _MACHINE_PARTS = ("compute", "network", "process")
 
@@ -231,7 +231,7 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
 
 def team_of(metadata: Mapping[str, Any]) -> str | None:
     """Who pays for a job, by its free metadata; None if that is not known."""
-    return next((metadata[key] for key in _TEAM_KEYS if isinstance(metadata.get(key), str)), None)
+    return next((metadata[key] for key in TEAM_KEYS if isinstance(metadata.get(key), str)), None)
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:

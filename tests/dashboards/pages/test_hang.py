@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from playwright.sync_api import Page
 
 from benchmarks.hangsim import Fault, Job, dumps, run, write
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, sent
+from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
 from tests.handmade import slow_trace
 from tracekit.dashboards.data.hang_graph import fold
@@ -40,7 +41,8 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hung")
     found, store = report(folder / "dumps"), Store(folder / "jobs.store")
     trace = slow_trace((0,), name=NAME)
-    store.add([Incoming(trace, NAME, "x.parquet"), Incoming(slow_trace((0,), name="fine"), "fine", "y.parquet")])
+    fine = replace(slow_trace((0,), name="fine"), metadata={"label_team": "llm"})
+    store.add([Incoming(trace, NAME, "x.parquet"), Incoming(fine, "fine", "y.parquet")])
     store.add_hang("at once", [found["headline"]], found)
     store.add_hang(NAME, [found["headline"]], found)
     return store.path
@@ -67,6 +69,24 @@ def test_a_job_that_hung_before_it_had_a_trace_has_a_page(pages: Pages) -> None:
     assert "HANG 1 rank holds up 15 others" in text
 
 
+def test_jobs_that_hang_lead_the_jobs_page_also_before_they_have_a_trace(pages: Pages) -> None:
+    page = pages.page("/")
+    rows = {row[0]: row[1:] for row in map(lines, found(page, "Tr"))}
+    # all 16 GPUs wait, around the clock
+    assert rows["at once"][:3] == ["hang", "100%", "384.0"]
+    assert rows[NAME][:3] == ["hang", "100%", "384.0"]
+    assert "<i>node</i>" in rows["at once"]
+    assert rows["fine"][0] == "not analysed"
+    assert "llm" in rows["fine"]  # TRACEKIT_LABEL_TEAM
+    links = [link.href for link in found(page, "Link", "job")]
+    assert links == ["/hang?job=%3Cb%3Ehung%3C%2Fb%3E+job", "/hang?job=at+once", "/job?job=fine"]
+    cards = [lines(card) for card in found(page, "Article")]
+    assert {card[0] for card in cards} == {"at once", NAME}
+    assert all("Do first" in card[-1] and "is its process alive?" in card[-1] for card in cards)
+    hanging = found(pages.page("/", status="hangs", q="once"), "Link", "job")
+    assert [lines(link) for link in hanging] == [["at once"]]
+
+
 def test_a_job_without_a_hang_says_so_and_how_to_watch_one(pages: Pages) -> None:
     text = pages.text("/hang", job="fine")
     assert "No hang of fine was recorded." in text
@@ -76,8 +96,7 @@ def test_a_job_without_a_hang_says_so_and_how_to_watch_one(pages: Pages) -> None
 
 
 def test_the_graph_has_every_rank_once_and_leads_to_the_culprits(tmp_path: Path) -> None:
-    found = report(tmp_path)
-    nodes = fold(found)
+    nodes = fold(report(tmp_path))
     assert (nodes[0].column, nodes[0].ranks) == (0, (6,))
     assert sorted(rank for node in nodes for rank in node.ranks) == list(range(16))
     for node in nodes[1:]:
