@@ -43,6 +43,13 @@ def test_the_first_lines_say_who_why_how_much_and_how_long_the_others_wait():
     assert re.match(r"\d\.\d ms of the recording \(13\.7 ms -> ", rows["Saves"])
 
 
+def test_a_job_without_its_host_threads_has_the_same_report():
+    job = load(SAMPLE)
+    lean = job.lean()
+    assert (job.recording.host.is_empty(), lean.recording.host.is_empty()) == (False, True)
+    assert lean.whatif().to_dict() == job.whatif().to_dict()
+
+
 def test_one_gpu_that_waits_for_its_host_has_no_peers(tmp_path):
     """Two kernels of 5 us in 100 us: the GPU is idle for 90 % of the recording, and nothing recorded says why."""
     write(tmp_path / "t.json", document([kernel(GEMM, 0, 5), kernel(GEMM, 95, 5)], world=1))

@@ -53,7 +53,8 @@ class OneLaunchQueue(Detector):
         ready = np.full(len(end), -np.inf)
         np.maximum.at(ready, after[~guessed], end[before[~guessed]])
         first, second = _neighbours(evidence, stream)
-        linked = np.isin(first * len(end) + second, (before * len(end) + after)[~guessed])
+        known = ~guessed & np.isin(after, second, kind="table")
+        linked = np.isin(first * len(end) + second, before[known].astype(np.int64) * len(end) + after[known])
         free = ~linked & np.isfinite(ready[second])
         # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
         held = second[:0]

@@ -76,7 +76,9 @@ class Recompute(Detector):
         ops, launched_by = evidence.ops, evidence.host_time.launched_by
         if "outer" not in ops.columns:
             return
-        within = np.append(ops["outer"].fill_null("").str.contains(_REENTRANT, literal=True).to_numpy(), [False])
+        within = np.append(
+            ops["outer"].cast(pl.String).fill_null("").str.contains(_REENTRANT, literal=True).to_numpy(), [False]
+        )
         rows = np.flatnonzero(on_gpu & within[launched_by])
         taken_s = float(ops["duration"].gather(rows).sum())
         if share_of(evidence, taken_s) < SMALLEST_SHARE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import polars as pl
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.of_one_gpu import SMALLEST_SHARE, candidate, gpu_of, share_of
@@ -40,7 +41,11 @@ class SlowCopies(Detector):
         ops = evidence.ops
         if gpu_of(evidence) is None or "bytes" not in ops.columns:
             return
-        wanted = ops["role"].eq("gpu") & ops["name"].str.contains("Pageable") & ops["bytes"].fill_null(0).gt(0)
+        wanted = (
+            ops["role"].eq("gpu")
+            & ops["name"].cast(pl.String).str.contains("Pageable")
+            & ops["bytes"].fill_null(0).gt(0)
+        )
         copies = np.flatnonzero(wanted.fill_null(value=False).to_numpy())
         moved, taken = ops["bytes"].gather(copies).to_numpy(), ops["duration"].gather(copies).to_numpy()
         calls = np.zeros(ops.height, np.bool_)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
 from tracekit.analysis.detectors.detector import Treatment
@@ -135,6 +135,15 @@ class _Pricer(Struct, frozen=True, eq=False):
 
     evidence: Subject
     withheld: str | None
+    known: dict[tuple[int, ...], Floats] = field(default_factory=dict)
+
+    def times(self, fixes: Sequence[Fix]) -> Floats:
+        """The step times after several fixes, seconds, [steps]; combinations have many in common."""
+        changes = [fix.change for fix in fixes if fix.change is not None]
+        key = tuple(map(id, changes))
+        if key not in self.known:
+            self.known[key] = self.evidence.step_times(changes)
+        return np.asarray(self.known[key] + sum(fix.extra_s for fix in fixes))
 
     def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> Fix:
         """Replay the plan, unless its step times are known, then with the `changes` that it makes."""
@@ -201,7 +210,7 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
     taken, best_times = min(grown, key=lambda one: (round(float(one[1].mean()), 9), len(one[0])))
     sequence, done_s = [], 0.0
     for count, fix in enumerate(taken, 1):
-        saved_s = pricer.evidence.unchanged_s - float(_times(pricer.evidence, taken[:count]).mean())
+        saved_s = pricer.evidence.unchanged_s - float(pricer.times(taken[:count]).mean())
         sequence.append(_step_of(fix, saved_s - done_s))
         done_s = saved_s
     if len(taken) > 1:
@@ -226,9 +235,9 @@ def _combination(pricer: _Pricer, fixes: Sequence[Fix], hidden: Sequence[Fix]) -
 
 def _grown(pricer: _Pricer, start: list[Fix], fixes: Sequence[Fix]) -> tuple[list[Fix], Floats]:
     """`start` plus the fixes that help most on top of it, one by one, and the resulting step times, [steps]."""
-    taken, times = list(start), _times(pricer.evidence, start)
+    taken, times = list(start), pricer.times(start)
     while len(taken) < max(LONGEST_COMBINATION, len(start)):
-        options = [(fix, _times(pricer.evidence, [*taken, fix])) for fix in fixes if _allowed(fix, taken)]
+        options = [(fix, pricer.times([*taken, fix])) for fix in fixes if _allowed(fix, taken)]
         if not options:
             break
         fix, then = min(options, key=lambda option: float(option[1].mean()))
@@ -258,11 +267,6 @@ def _all_assumed(fixes: Sequence[Fix]) -> str | None:
     """The assumptions of all these fixes, each once."""
     assumed = dict.fromkeys(fix.assumes for fix in fixes if fix.assumes is not None)
     return "; ".join(assumed) or None
-
-
-def _times(evidence: Subject, fixes: Sequence[Fix]) -> Floats:
-    changes = [fix.change for fix in fixes if fix.change is not None]
-    return np.asarray(evidence.step_times(changes) + sum(fix.extra_s for fix in fixes))
 
 
 def _allowed(fix: Fix, taken: Sequence[Fix]) -> bool:

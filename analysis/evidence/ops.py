@@ -268,7 +268,7 @@ class OpEvidence(Subject, frozen=True, eq=False):
         from tracekit.analysis.experts.experts import ExpertLoads
 
         job = ExpertJob.of_ops(self.ops, self.pace, self.steps_in_whole)
-        cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].str.contains(r"\.\.\.").any()
+        cut = self.recorded is not None and self.recorded.recording.gpu_ops["received"].cat.ends_with("...]").any()
         found = ExpertLoads(job, self.expert_loads, cut)
         if self.expert_loads is not None:
             if "exchanges" not in self.ops.columns and members_of(self.ops).is_empty():

@@ -43,10 +43,10 @@ class WaitingCalls(Struct, frozen=True, eq=False):
 def waiting_calls(evidence: OpEvidence, *, allocates: bool) -> WaitingCalls:
     """Find the calls that wait, either those that allocate or free memory, or all others; none of the profiler."""
     ops, graph = evidence.ops, evidence.graph.ops
-    of_kind = ops["name"].str.contains(_ALLOCATES)
+    of_kind = ops["name"].cast(pl.String).str.contains(_ALLOCATES)
     waits = ops["role"].eq("synchronise") & (of_kind if allocates else ~of_kind)
     if "own" in ops.columns:
-        waits &= ~ops["own"].fill_null("").str.contains(f"^({PROFILER_LINE.pattern})")
+        waits &= ~ops["own"].cast(pl.String).fill_null("").str.contains(f"^({PROFILER_LINE.pattern})")
     rows = np.flatnonzero(waits.fill_null(value=False).to_numpy())
     table = ops[rows].select(
         "name", *(pl.col(name) if name in ops.columns else pl.lit(None, pl.String).alias(name)

@@ -55,7 +55,15 @@ def find_overlap(found: Recorded) -> Overlap:
 
 def _short_name() -> pl.Expr:
     """The name of a kernel without its return type, template arguments and parameters."""
-    return pl.col("name").str.replace(r"^void ", "").str.split("(").list.first().str.split("<").list.first()
+    return (
+        pl.col("name")
+        .cast(pl.String)
+        .str.replace(r"^void ", "")
+        .str.split("(")
+        .list.first()
+        .str.split("<")
+        .list.first()
+    )
 
 
 def _waits(found: Recorded) -> tuple[WaitBasis, Floats]:

@@ -60,7 +60,7 @@ def _breakdown(rank: int, ops: pl.DataFrame) -> Breakdown:
 
 def grid_blocks() -> pl.Expr:
     """The number of blocks of a kernel, from its column `shape` such as "20x1x1/256x1x1"; null if not recorded."""
-    grid = pl.col("shape").str.extract(r"^(\d[\dx]*)").str.split("x").cast(pl.List(pl.Int64))
+    grid = pl.col("shape").cast(pl.String).str.extract(r"^(\d[\dx]*)").str.split("x").cast(pl.List(pl.Int64))
     return grid.list.eval(pl.element().product()).list.first()
 
 

@@ -53,12 +53,16 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
         start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
         resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
     )  # fmt: skip
-    scope = pl.when(pl.col("name").str.contains(_OF_DEVICE)).then(pl.lit("device")).otherwise(pl.lit("stream"))
+    scope = (
+        pl.when(pl.col("name").cast(pl.String).str.contains(_OF_DEVICE))
+        .then(pl.lit("device"))
+        .otherwise(pl.lit("stream"))
+    )
     synchronise = common.with_columns(
         **_SYNCHRONISES, start=pl.Series(times.done), duration=pl.Series(times.end - times.done),
         copied=pl.Series(times.copied), waits_for_stream=calls["waits_for_stream"], part=pl.lit(1),
     ).filter(pl.Series(times.waits)).with_columns(scope=scope)  # fmt: skip
-    every = pl.concat([waiting, host, synchronise], how="diagonal")
+    every = pl.concat((one.cast({pl.String: pl.Categorical}) for one in (waiting, host, synchronise)), how="diagonal")
     order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
     return every[order].drop("part")
 
@@ -68,7 +72,7 @@ def name_numbers(prefix: str, numbers: pl.Series) -> pl.Series:
     code = numbered(numbers)
     first = np.zeros(int(code.max(initial=-1)) + 1, np.int64)
     first[code] = np.arange(len(code))
-    return pl.Series([f"{prefix} {number}" for number in numbers.gather(first).to_list()], dtype=pl.String)[code]
+    return pl.Series([f"{prefix} {number}" for number in numbers.gather(first).to_list()], dtype=pl.Categorical)[code]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +140,7 @@ def _copies_waited_for(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
     launch = copies["launch"].to_numpy()
     ended = (copies["start"] + copies["duration"]).to_numpy()
     returned = (calls["start"] + calls["duration"]).to_numpy()[launch]
-    pageable = copies["name"].str.contains("Pageable").fill_null(value=False).to_numpy()
+    pageable = copies["name"].cast(pl.String).str.contains("Pageable").fill_null(value=False).to_numpy()
     waited = returned >= np.where(pageable, copies["start"].to_numpy(), ended)
     found[launch[waited]] = copies["row"].to_numpy()[waited]
     return found

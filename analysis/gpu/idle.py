@@ -63,8 +63,8 @@ def idle_of(gpu: pl.DataFrame, calls: pl.DataFrame, host: pl.DataFrame, whats: p
     late = ~unknown & (ls >= a - ROUNDING_S)
     begun, done = np.minimum(ls, b), np.minimum(le, b)
     arrived = np.maximum(done, begun)
-    ends, none = gpu["name"].gather(op), pl.repeat("", len(op), eager=True)
-    call = pl.concat([calls["name"], pl.Series([""])]).gather(launch[op])
+    ends, none = gpu["name"].gather(op).cast(pl.String), pl.repeat("", len(op), eager=True)
+    call = pl.concat([calls["name"].cast(pl.String), pl.Series([""])]).gather(launch[op])
     host_reasons, gaps_of = threads.did(np.flatnonzero(late), thread[launch[op]], a, begun)
     parts = [
         (IdleReason.UNKNOWN, none, np.where(unknown, b - a, 0.0)),

@@ -31,7 +31,7 @@ _TRANSFER = "transfer"
 _P2P = re.compile(r"^_?(i?send|i?recv)$", re.IGNORECASE)
 #: The number of elements in a rank's part of a collective, null if ranks may send different amounts.
 ELEMENTS_OF_ALL = pl.when(
-    ~pl.col("collective").str.contains("(?i)all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced")
+    ~pl.col("collective").cast(pl.String).str.contains("(?i)all_?to_?all|_?v$|gather$|scatter$|send_?recv|coalesced")
 ).then("elements")
 #: Collectives that end on some ranks before all have begun.
 _ROOTED = re.compile(
@@ -106,6 +106,7 @@ def _communication(recording: GpuRecording) -> pl.DataFrame:
     kernels = (
         recording.gpu_ops.with_row_index("row")
         .filter(kernel_class=str(KernelClass.COMMUNICATION))
+        .cast({pl.Categorical: pl.String})
         .with_columns(
             pl.col("row").cast(pl.Int64),
             end=pl.col("start") + pl.col("duration"),

@@ -69,7 +69,10 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         copied=pl.when(pl.col("copied") >= 0).then(pl.col("copied") + before_gpu),
     )
     read = {*COLUMNS, *_OF_PEERS}
-    parts = [frame.select(name for name in frame.columns if name in read) for frame in (window, host, gpu)]
+    parts = [
+        frame.select(name for name in frame.columns if name in read).cast({pl.String: pl.Categorical})
+        for frame in (window, host, gpu)
+    ]
     del host, gpu, launches
     ops = joined(parts).with_columns(_OF_PIPELINE)
     peer, from_end = _peers(ops, recording.step_spans)
@@ -81,7 +84,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         peer=pl.Series(peer), comparable=~pl.col("role").eq("window") & ~host_in_no_step & pl.Series(on_all)
     )
     if recording.hosts:
-        hosts = pl.Series([recording.hosts.get(rank) for rank in recording.ranks], dtype=pl.String)
+        hosts = pl.Series([recording.hosts.get(rank) for rank in recording.ranks], dtype=pl.Categorical)
         ops = ops.with_columns(host=hosts[np.searchsorted(recording.ranks, ops["rank"].to_numpy())])
     rank = ops["rank"].to_numpy()
     for label, of_rank in recording.coordinates.items():
@@ -108,10 +111,11 @@ _ACTIONS = {
     "F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight", "SEND_F": "forward-send",
     "RECV_F": "forward-recv", "SEND_B": "backward-send", "RECV_B": "backward-recv",
 }  # fmt: skip
+_ACTION = pl.col("action").cast(pl.String)
 _OF_PIPELINE = (
-    pl.col("action").str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.String),
-    pl.col("action").str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
-    pl.col("action").str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
+    _ACTION.str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.Categorical),
+    _ACTION.str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
+    _ACTION.str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
 )
 
 
@@ -143,7 +147,7 @@ def _aligned(
     communicates = pl.col("kernel_class") == str(KernelClass.COMMUNICATION)
     sizes = {group.name: len(group.ranks) for group in recording.groups}
     size = pl.col("group").replace_strict(sizes, default=None, return_dtype=pl.Int64).fill_null(len(recording.ranks))
-    phases = pl.concat([calls["phase"], pl.Series([None], dtype=pl.String)])[gpu["launch"].fill_null(-1)]
+    phases = calls["phase"].gather(gpu["launch"])
     ops = corrected(gpu, {}).with_columns(
         stream=name_numbers("stream", gpu["stream"]) if gpu["device"].n_unique() <= len(recording.ranks) else
         pl.format("gpu {} stream {}", "device", "stream"),
@@ -163,17 +167,18 @@ def _aligned(
 
 
 #: All-to-alls, and the kernels of libraries that move tokens to experts and back.
-_EXCHANGES = pl.coalesce("collective", "name").str.contains(
-    r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)"
+_EXCHANGES = (
+    pl.coalesce("collective", "name")
+    .cast(pl.String)
+    .str.contains(r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)")
 )
 
 
 def _rows(column: str, ranks: pl.Expr) -> pl.Expr:
     """The sum of the rows to or from each of the ranks, null if they are not stated, or cut or damaged."""
-    whole = pl.col(column).str.contains(r"^\[\d{1,15}(?:, ?\d{1,15})*\]$") & (
-        pl.col(column).str.count_matches(r"\d+") == ranks
-    )
-    return pl.when(whole).then(pl.col(column).str.extract_all(r"\d{1,15}").cast(pl.List(pl.Int64)).list.sum())
+    text = pl.col(column).cast(pl.String)
+    whole = text.str.contains(r"^\[\d{1,15}(?:, ?\d{1,15})*\]$") & (text.str.count_matches(r"\d+") == ranks)
+    return pl.when(whole).then(text.str.extract_all(r"\d{1,15}").cast(pl.List(pl.Int64)).list.sum())
 
 
 def _at_launch(of_call: pl.Series, gpu: pl.DataFrame) -> pl.Series:

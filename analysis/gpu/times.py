@@ -172,8 +172,8 @@ def _synchronisations(calls: pl.DataFrame, idle: Idle) -> Iterable[Synchronisati
 def _transfers(gpu: pl.DataFrame) -> Iterable[Transfer]:
     """Yield the copies by kind, longest first."""
     copies = gpu.filter(activity=str(Activity.MEMCPY)).with_columns(
-        kind=pl.col("name").str.extract(_KIND_OF_COPY).fill_null("other"),
-        pageable=pl.col("name").str.contains("Pageable"),
+        kind=pl.col("name").cast(pl.String).str.extract(_KIND_OF_COPY).fill_null("other"),
+        pageable=pl.col("name").cast(pl.String).str.contains("Pageable"),
     )
     if copies.is_empty():
         return

@@ -279,9 +279,10 @@ class _Reader:
         return column.to_numpy()
 
     def text(self, name: str) -> pl.Series:
-        """A column as strings."""
+        """A column of strings, as they are or as categories."""
+        column = self.ops[name]
         try:
-            return self.ops[name].cast(pl.String)
+            return column if column.dtype == pl.Categorical else column.cast(pl.String)
         except pl.exceptions.PolarsError:
             raise TraceError(
                 f"ops: column {name!r} has type {self.ops[name].dtype}; expected integers or strings"

@@ -44,7 +44,7 @@ def combinations(codes: Sequence[Ints] | Sequence[Int32s]) -> tuple[Ints, Ints]:
 
 def codes_of(column: pl.Series) -> tuple[Ints, int]:
     """A code for each value of a column, and the number of possible codes; null is a value, the last one."""
-    whole = column.cast(pl.Categorical).to_physical() if column.dtype == pl.String else column
+    whole = column.cast(pl.Categorical).to_physical() if column.dtype in (pl.String, pl.Categorical) else column
     code = whole.cast(pl.Int64).fill_null(0).to_numpy()
     if int(code.max(initial=0)) - int(code.min(initial=0)) >= _LARGEST_SPAN:
         code = dense(code)

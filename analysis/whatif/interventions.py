@@ -259,17 +259,20 @@ class QueuedAhead(Struct, frozen=True, eq=False):
     def make(self, overlay: CostOverlay) -> None:
         """See `Intervention.make`."""
         recorded = overlay.delay_of_ops()
-        own = np.isfinite(self.arrives_s) & (recorded > 0)
-        overlay.op_delay = np.where(own, 0.0, recorded)
+        own = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
+        launched_by, arrives_s, most = self.launched_by[own], self.arrives_s[own], recorded[own]
+        overlay.op_delay = recorded.copy()
+        late = overlay.op_delay[own] = np.zeros(len(own))
         for _ in range(_PASSES):
-            timelines = overlay.replay.timelines(overlay)
+            timelines, before = overlay.replay.timelines(overlay), late
             start, end = (overlay.of_ops([getattr(one, name) for one in timelines]) for name in ("start", "end"))
-            arrives = np.append(end, np.nan)[self.launched_by] + self.arrives_s
-            late = np.clip(arrives - (start - overlay.op_delay), 0.0, recorded)
-            overlay.op_delay = np.where(own, late, recorded)
+            late = np.clip(end[launched_by] + arrives_s - (start[own] - before), 0.0, most)
+            overlay.op_delay[own] = late
+            if np.array_equal(late, before):  # every further pass would find the same
+                break
 
 
-#: So many passes are enough for launches to settle.
+#: So many passes are enough for launches to settle, but for rounding.
 _PASSES = 4
 
 

@@ -276,5 +276,13 @@ class RecordingJob(OfGraph):
         part = self.comparable
         return Recorded(part, self.kept, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
 
+    def lean(self) -> RecordingJob:
+        """See `Job.lean`: without what the host threads did at any time, once ops and `kept` are made from it."""
+        part, none = self.comparable, self.recording.host.clear()
+        job = RecordingJob(replace(self.recording, host=none))
+        read = replace(part, recording=replace(part.recording, host=none))
+        vars(job).update(comparable=read, op_trace=self.op_trace, kept=self.kept)
+        return job
+
     def redacted(self) -> RecordingJob:
         return RecordingJob(self.recording.redacted())

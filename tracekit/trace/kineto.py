@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -20,6 +21,8 @@ from tracekit.trace.model import ProcessGroup, numbered_hosts
 LOADER = "enumerate(DataLoader)#"
 #: Names of Python that a CUDA graph or a compiled model does not run: torch's own, and that of modules.
 OF_TORCH = re.compile(r"nn\.Module: |(.*/)?torch/|<built-in (method|function) \w+ of type object|.*autograd")
+#: Text of few different values: four bytes a row, where a string takes sixteen.
+_TEXT: Any = pl.Categorical()
 #: One row per GPU op, by rank and start. Times: seconds from the start of the recording, by the rank's own clock.
 #: `launch`: row of the call that launched it, null if that is outside the recording. `step`: of the launch. `shape`: of
 #: its grid and blocks; `bytes`: of a copy, if recorded; `occupancy`: of a kernel, as estimated, percent.
@@ -33,25 +36,25 @@ GPU_OP_SCHEMA = pl.Schema(
         "stream": pl.Int64,
         "start": pl.Float64,
         "duration": pl.Float64,
-        "name": pl.String,
-        "activity": pl.String,
-        "kernel_class": pl.String,
-        "shape": pl.String,
+        "name": _TEXT,
+        "activity": _TEXT,
+        "kernel_class": _TEXT,
+        "shape": _TEXT,
         "bytes": pl.Int64,
         "occupancy": pl.Int64,
         "launch": pl.Int64,
         "step": pl.Int32,
         "stated": pl.Boolean,
-        "collective": pl.String,
+        "collective": _TEXT,
         "elements": pl.Int64,
-        "dtype": pl.String,
-        "group": pl.String,
+        "dtype": _TEXT,
+        "group": _TEXT,
         "sequence": pl.Int64,
-        "comms_id": pl.String,
+        "comms_id": _TEXT,
         "source": pl.Int32,
         "destination": pl.Int32,
-        "sent": pl.String,
-        "received": pl.String,
+        "sent": _TEXT,
+        "received": _TEXT,
     }
 )
 #: One row per call of the runtime that launches, synchronises or orders, by rank and start. `busy_since`: when the
@@ -69,19 +72,19 @@ CALL_SCHEMA = pl.Schema(
         "thread": pl.Int64,
         "start": pl.Float64,
         "duration": pl.Float64,
-        "name": pl.String,
-        "role": pl.String,
+        "name": _TEXT,
+        "role": _TEXT,
         "busy_since": pl.Float64,
-        "operator": pl.String,
-        "inner": pl.String,
-        "inputs": pl.String,
-        "module": pl.String,
-        "own": pl.String,
-        "annotated": pl.String,
+        "operator": _TEXT,
+        "inner": _TEXT,
+        "inputs": _TEXT,
+        "module": _TEXT,
+        "own": _TEXT,
+        "annotated": _TEXT,
         "waits": pl.Boolean,
         "recomputed": pl.Boolean,
-        "phase": pl.String,
-        "action": pl.String,
+        "phase": _TEXT,
+        "action": _TEXT,
         "collective_call": pl.Boolean,
         "step": pl.Int32,
         "waits_stream": pl.Int64,
@@ -147,8 +150,8 @@ class GpuRecording:
         rank in them. Names of kernels, operators and process groups stay, so that the diagnosis is the same.
         """
         python = pl.col("reason").is_in(["python", "loader"])
-        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], self.calls["own"],
-                           self.calls["module"]])  # fmt: skip
+        of_calls = (self.calls[name].unique(maintain_order=True).cast(pl.String) for name in ("own", "module"))
+        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], *of_calls])
         numbered = {name: _alias(name, at) for at, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
         notes = list(self.notes)
         for rank, file in self.files.items():

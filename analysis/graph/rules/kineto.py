@@ -80,8 +80,7 @@ class _Rules:
         self.rank = ops["rank"].to_numpy()
         self.start = ops["start"].to_numpy()
         self.end = (ops["start"] + ops["duration"]).to_numpy()
-        roles = ops["role"].cast(pl.Categorical)
-        self.role = {role: (roles == role).fill_null(value=False).to_numpy() for role in _ROLES}
+        self.role = {role: (ops["role"] == role).fill_null(value=False).to_numpy() for role in _ROLES}
         self.peer = numbered(ops["peer"] if "peer" in ops.columns else ops["name"])
         self.stream = numbered(ops["stream"])
         self.gpu = np.flatnonzero(self.role["gpu"])

@@ -172,7 +172,7 @@ def _on_axis(frame: pl.DataFrame, rank: int, late_us: float, schema: pl.Schema) 
 
 def _texts(values: Sequence[str], codes: np.ndarray) -> pl.Series:
     """Decode codes as text; -1 becomes null."""
-    return pl.Series([*values, None], dtype=pl.String)[np.where(codes < 0, len(values), codes)]
+    return pl.Series([*values, None], dtype=pl.Categorical)[np.where(codes < 0, len(values), codes)]
 
 
 def _or_null(values: np.ndarray) -> pl.Series:
@@ -211,7 +211,7 @@ def _gpu_ops(
             **{name: one.gpu[name] for name in ("start", "duration", "device", "stream", "stated")},
             "name": _texts(one.strings, one.gpu["name"]),
             "activity": _texts([str(kind) for kind in Activity], one.gpu["activity"]),
-            "kernel_class": pl.Series(kernel_class, dtype=pl.String)[one.gpu["name"]],
+            "kernel_class": pl.Series(kernel_class, dtype=pl.Categorical)[one.gpu["name"]],
             "shape": _texts(one.strings, one.gpu["shape"]),
             "bytes": _or_null(np.where(computes, -1, one.gpu["size"])),
             "occupancy": _or_null(np.where(computes & (one.gpu["size"] > 0), one.gpu["size"], -1)),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, cast
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.kineto.assemble import assemble
@@ -67,35 +68,43 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
         return
     # Not forked, because the libraries of this process have threads; not spawned by multiprocessing, which would run a
     # caller's script again.
-    running: set[subprocess.Popen[bytes]] = set()
+    count, command = min(processes, len(files)), [sys.executable, "-c", _READ]
+    readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]  # noqa: S603  our own code, no shell
+    idle = list(readers)
 
     def read_apart(file: Path) -> list[RankColumns]:
-        command = [sys.executable, "-c", _READ_ONE, str(file)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603  our own code, no shell
-        running.add(process)
-        output, _ = process.communicate()
-        running.discard(process)
-        if process.returncode:
+        if not idle:  # a process was killed, which the future of its file says
+            return []
+        reader = idle.pop()
+        try:
+            pickle.dump(file, cast("IO[bytes]", reader.stdin))
+            cast("IO[bytes]", reader.stdin).flush()
+            found: list[RankColumns] | FormatError = pickle.load(cast("IO[bytes]", reader.stdout))  # noqa: S301  of our own process
+        except (OSError, EOFError, pickle.UnpicklingError):
             raise FormatError(
-                f"{file}: the process that read it was killed ({process.returncode}); read fewer files at a time"
-            )
-        found: list[RankColumns] | FormatError = pickle.loads(output)  # noqa: S301  of the process that we started
+                f"{file}: the process that read it was killed ({reader.wait()}); read fewer files at a time"
+            ) from None
+        idle.append(reader)
         if isinstance(found, FormatError):
             raise found
         return found
 
-    with ThreadPoolExecutor(min(processes, len(files))) as pool:
-        futures = [pool.submit(read_apart, file) for file in files]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(running):
-                process.kill()
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(read_apart, file) for file in files]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for reader in readers:
+                    reader.kill()
+    finally:
+        for reader in readers:
+            reader.communicate()
 
 
-_READ_ONE = "from tracekit.collectors.importers.kineto.reading import send_file; send_file()"
+_READ = "from tracekit.collectors.importers.kineto.reading import send_files; send_files()"
 
 
 def _name(path: Path) -> str:

@@ -64,14 +64,21 @@ def _ranks(
     return [replace(one, cut=cut, damaged=damaged) for one in found]
 
 
-def send_file() -> None:
-    """In a process of its own: the ranks of the file that the arguments name, or the error, pickled, on stdout."""
+def send_files() -> None:
+    """In a process of its own: for each pickled path on stdin, its ranks or the error, pickled, on stdout."""
     found: list[RankColumns] | FormatError
-    try:
-        found = read_file(Path(sys.argv[1]))
-    except FormatError as error:
-        found = error
-    pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+    while True:
+        try:
+            file = pickle.load(sys.stdin.buffer)  # noqa: S301  of the process that started this one
+        except EOFError:
+            return
+        try:
+            found = read_file(file)
+        except FormatError as error:
+            found = error
+        pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+        sys.stdout.buffer.flush()
+        del found
 
 
 @contextmanager

@@ -207,14 +207,27 @@ def test_blocks_of_any_size_give_the_same_events(tmp_path, monkeypatch):
 
 
 def test_files_read_in_processes_of_their_own_give_the_same(tmp_path, monkeypatch):
-    for rank in range(2):
+    """Three files and two processes."""
+    for rank in range(3):
         write(tmp_path / f"rank{rank}.json", document(EVENTS, rank, traceName="host_1.2.pt.trace.json", huge=2**70))
     alone = read_kineto([tmp_path], processes=1)
     monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
     together = read_kineto([tmp_path], processes=2)
     assert together.gpu_ops.equals(alone.gpu_ops)
     assert together.calls.equals(alone.calls)
-    assert together.hosts == alone.hosts == {0: "host", 1: "host"}
+    assert together.hosts == alone.hosts == dict.fromkeys(range(3), "host")
+
+
+def test_a_killed_process_is_one_error_that_names_its_file(tmp_path, monkeypatch):
+    """More files than processes: those that find none left say nothing."""
+    for rank in range(4):
+        write(tmp_path / f"rank{rank}.json", document(EVENTS, rank))
+    monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
+    monkeypatch.setattr(
+        "tracekit.collectors.importers.kineto.reader._READ", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with pytest.raises(FormatError, match=r"rank\d\.json: the process that read it was killed \(-9\)"):
+        read_kineto([tmp_path], processes=2)
 
 
 def test_what_is_wrong_with_a_file_that_another_process_read_is_said_as_if_read_here(tmp_path, monkeypatch):
