@@ -12,8 +12,8 @@ from playwright.sync_api import TimeoutError as NoAnswer
 MOST_MOVES = 30
 
 
-def click_figure(page: Page, figure: str, across: float, down: float) -> None:
-    """Click at these shares of the width and height of the plot."""
+def point_at_figure(page: Page, figure: str, across: float, down: float) -> tuple[float, float]:
+    """Move the mouse to these shares of the width and height of the plot, until the figure answers; where that is."""
     page.locator(f"#{figure}").scroll_into_view_if_needed()
     tip = page.locator(f"#{figure} .chart-tip")
     for _ in range(MOST_MOVES):  # a figure that is drawn anew, or moves as the page settles, forgets where the mouse is
@@ -25,12 +25,22 @@ def click_figure(page: Page, figure: str, across: float, down: float) -> None:
         with contextlib.suppress(NoAnswer):
             tip.wait_for(timeout=1_000)
             break
-    page.mouse.click(*at)
+    return at
+
+
+def click_figure(page: Page, figure: str, across: float, down: float) -> None:
+    """Click at these shares of the width and height of the plot."""
+    page.mouse.click(*point_at_figure(page, figure, across, down))
 
 
 def address(page: Page) -> str:
     """Path and query of the page, as the browser has them: Playwright learns of changes later."""
     return str(page.evaluate("() => location.pathname + location.search"))
+
+
+def state(page: Page) -> dict[str, str]:
+    """What the address says of the page."""
+    return {name: values[0] for name, values in parse_qs(urlsplit(address(page)).query).items()}
 
 
 def wait_for_state(page: Page, **wanted: str) -> None:
@@ -40,4 +50,4 @@ def wait_for_state(page: Page, **wanted: str) -> None:
             "([name, value]) => new URL(location.href).searchParams.get(name) === value", arg=[name, value]
         )
     page.wait_for_function("(count) => [...new URL(location.href).searchParams].length === count", arg=len(wanted))
-    assert parse_qs(urlsplit(address(page)).query) == {name: [value] for name, value in wanted.items()}
+    assert state(page) == wanted

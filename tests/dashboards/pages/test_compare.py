@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import urlencode
 
 import numpy as np
 import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.dashboards import clicks
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
@@ -115,8 +116,7 @@ def test_two_jobs_show_the_numbers_of_their_reports(visit: Visit, pairs: Path) -
         assert cells[12 + at] == f"{report['slowdown']:.3f}"
         assert cells[16 + at] == f"{report['waste']:.1%}"
         assert cells[20 + at] == f"{report['wasted_gpu_hours_per_day']:,.1f}"
-    page.wait_for_selector('.chart text:has-text("DP rank") >> nth=1', state="attached")
-    assert page.locator(".chart svg").count() == 6
+    expect(page.locator(".chart svg")).to_have_count(6)
 
 
 def test_a_job_is_parted_at_its_change_point_unless_the_address_says_otherwise(visit: Visit, pairs: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_job_is_parted_at_its_change_point_unless_the_address_says_otherwise(v
     assert "dp 1, stage 0" in page.locator("table.plain").last.inner_text()
     page.fill("#compare-split", "5")
     page.locator("#compare-content", has_text="Before: steps 0 to 4").wait_for()
-    assert parse_qs(urlsplit(page.url).query)["split"] == ["5"]
-    other = visit(page.url.removeprefix(page.evaluate("location.origin")), theme="dark", width=1920)
+    assert clicks.state(page)["split"] == "5"
+    other = visit(clicks.address(page), theme="dark", width=1920)
     assert other.inner_text("#compare-content table.plain >> nth=0") == page.inner_text(
         "#compare-content table.plain >> nth=0"
     )
@@ -146,10 +146,10 @@ def test_another_job_is_chosen_in_the_page_and_stays_in_the_address(visit: Visit
     page.fill("#compare-with", "healthy")
     page.keyboard.press("Enter")
     page.locator("#compare-content", has_text="No, it got worse").wait_for()
-    assert parse_qs(urlsplit(page.url).query) == {"job": ["slow-worker"], "with": ["healthy"]}
+    clicks.wait_for_state(page, job="slow-worker", **{"with": "healthy"})
     page.click("text=Swap before and after")
     page.locator("#compare-content", has_text="Yes, it helped").wait_for()
-    assert parse_qs(urlsplit(page.url).query) == {"job": ["healthy"], "with": ["slow-worker"]}
+    clicks.wait_for_state(page, job="healthy", **{"with": "slow-worker"})
     expect(page.locator("h1")).to_have_text("healthy")
 
 

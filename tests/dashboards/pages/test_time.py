@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
+from tests.dashboards.clicks import state
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
@@ -259,7 +260,7 @@ def test_a_drag_chooses_the_range_of_all_pages_back_takes_it_away_and_a_click_op
     page.mouse.move(area["x"] + area["width"] * 0.5, area["y"] + 60, steps=3)
     page.mouse.up()
     expect(page.locator(".time-range b")).to_have_text("Range: ")
-    query = page.evaluate("() => Object.fromEntries(new URL(location.href).searchParams)")
+    query = state(page)
     assert (query["since"][:15], query["until"][:15]) == ("2023-11-14T22:5", "2023-11-14T23:3")  # 54 min, 90 min
     expect(page.locator("#time-steps")).to_be_visible()
     page.wait_for_function("() => document.querySelector('#time-steps').figure.data[0].x.length === 8")  # four steps
@@ -272,7 +273,7 @@ def test_a_drag_chooses_the_range_of_all_pages_back_takes_it_away_and_a_click_op
     expect(page.locator("#time-steps .chart-tip")).to_contain_text("step 4: ")
     page.locator("#time-steps .chart-picture").press("Enter")
     page.wait_for_function("() => location.pathname === '/timeline'")
-    opened = page.evaluate("() => Object.fromEntries(new URL(location.href).searchParams)")
+    opened = state(page)
     assert (opened["window"], opened["step"]) == ("1", "4")
     page.go_back()
     page.wait_for_selector("#time-steps svg")

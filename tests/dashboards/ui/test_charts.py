@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboards.clicks import address, click_figure, wait_for_state
+from tests.dashboards.clicks import address, click_figure, point_at_figure, wait_for_state
 
 Visit = Callable[..., Page]
 PATH = "/workers?job=slow-worker"
@@ -119,7 +119,7 @@ def test_arrow_keys_go_from_point_to_point_and_enter_chooses(page: Page) -> None
 
 
 def test_one_line_marks_the_step_on_all_charts_of_steps(page: Page) -> None:
-    page.mouse.move(*place(page, TIMES, 5.5 / 12, 0.5))  # the middle of position 5
+    point_at_figure(page, TIMES, 5.5 / 12, 0.5)  # the middle of position 5
     lefts = []
     for figure in (TIMES, MAP_OF_STEPS):
         area, line = (page.locator(f"#{figure} {one}").bounding_box() for one in (".area", ".chart-cursor"))
