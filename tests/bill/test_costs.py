@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from tracekit.bill.bill import Part
+from tracekit.bill.bill import ALL, Part
 from tracekit.bill.costs import Costs, costs_of
 
 
-def report(stragglers_s: float) -> str:
+def report(stragglers_s: float, *, trusted: bool = True) -> str:
     def cause(kind: str, saved_s: float, workers: int = 0) -> dict[str, object]:
         return {"kind": kind, "saved_s": saved_s, "alone_s": saved_s / 2, "where": {"workers": [{}] * workers}}
 
@@ -21,6 +21,8 @@ def report(stragglers_s: float) -> str:
             {"kind": "checkpoint", "recorded_s": 3.0},
             {"kind": None, "recorded_s": 5.0},
         ],
+        "trust": {"trustworthy": trusted},
+        "step_time_s": {"original": 20.0, "ideal": 20.0 - stragglers_s},
         "verdict": {"losses": [{"kind": kind, "lost_s": lost_s} for kind, lost_s in losses.items()]},
         "causes": [
             *(cause("bad-worker", 1.0, 1), cause("bad-worker", 0.5, 1)),
@@ -47,6 +49,12 @@ def test_stragglers_are_divided_among_their_causes_and_nothing_counts_twice(
         lost={(Part.STRAGGLERS, kind): seconds for kind, seconds in expected.items()}
         | {(Part.INPUT, "late data"): 0.5, (Part.IDLE, "pauses and stalls"): 1.0},
     )
+
+
+def test_of_a_report_that_is_not_trusted_only_what_was_recorded_is_billed() -> None:
+    rest = (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL)
+    planned = {Part.CHECKPOINTS: 3.0, Part.EVALUATION: 0.0, Part.INPUT: 1.5}
+    assert costs_of(report(3.0, trusted=False)) == Costs(planned, {}, rest)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"critical_path": 1}', '{"critical_path": [{"kind": "gc"}]}'])

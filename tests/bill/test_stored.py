@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from benchmarks.writtenrun import EPOCH_S
+from tests.analysis.rl.logs import lines, write
 from tests.bill.attempts import Attempt
 from tests.handmade import (
     HEALTHY_LANE,
@@ -98,8 +99,10 @@ def test_the_last_checkpoint_before_a_restart_says_which_windows_are_lost(tmp_pa
         ("restarts", "down and starting again"): 60.0,
     }
     assert seconds(stored(tmp_path / "whole", traces[:3])) == {
-        ("useful", "training"): 15 * HEALTHY_STEP_S,
+        ("useful", "training"): 10 * HEALTHY_STEP_S,
         ("checkpoints", "checkpoints"): 15.0,
+        # Its ops overlap, so that the replay misses its steps by 9 %.
+        ("unknown", "steps whose analysis is not to be trusted"): 5 * HEALTHY_STEP_S,
     }
 
 
@@ -151,6 +154,26 @@ def test_a_job_that_was_watched_begins_with_its_watch(tmp_path: Path, clock: lis
     found = seconds(beside.store)
     assert found["useful", "training"] == pytest.approx(10, abs=0.01)
     assert found["unknown", "after the last window"] > 0  # the recording is of 2023, the watch of today
+
+
+def test_post_training_is_billed_by_its_losses_and_what_is_in_no_phase(tmp_path: Path) -> None:
+    """Four steps, of which two count, of 11 s: a reward of 0.5 s and a sync of 1 s, and steps of a log of 100 s with
+    30 s in no phase and a sync of 10 s. A run of two phases of 60 s in a step of 100 s is not trusted.
+    """
+    store = Store(tmp_path / "jobs.store")
+    write(tmp_path / "timed", lines())
+    for name, timers in (("logged", "gen:60 - timing_s/update_weights:10"), ("wrong", "gen:60 - timing_s/ref:60")):
+        steps = (f"step:{step} - timing_s/{timers} - timing_s/step:100\n" for step in range(2))
+        (tmp_path / name).write_text("".join(steps))
+    for name in ("timed", "logged", "wrong"):
+        assert run("import", tmp_path / name, "--store", store.path).code == 0
+    assert seconds(store) == {
+        ("useful", "training"): 4 * 9.5 + 2 * 60,
+        ("post-training", "reward"): 4 * 0.5,
+        ("post-training", "sync"): 4 * 1.0 + 2 * 10,
+        ("unknown", "in no phase"): 2 * 30.0,
+        ("unknown", "steps whose analysis is not to be trusted"): 2 * 100.0,
+    }
 
 
 def test_a_store_without_windows_is_one_clear_line(tmp_path: Path) -> None:

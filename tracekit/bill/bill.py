@@ -40,6 +40,7 @@ class Part(StrEnum):
 
     USEFUL = "useful"
     STRAGGLERS = "stragglers"
+    POST_TRAINING = "post-training"
     INPUT = "input"
     CHECKPOINTS = "checkpoints"
     EVALUATION = "evaluation"

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import FormatError, TracekitError
-from tracekit.bill.bill import ALL, KEPT_OR_LOST, LOST_WORK, USEFUL, Bill, Claim, Ledger, Part, lost_share, resumed_at
+from tracekit.bill.bill import ALL, KEPT_OR_LOST, LOST_WORK, Bill, Claim, Ledger, Part, lost_share, resumed_at
 from tracekit.bill.costs import PLANNED, Costs, costs_of
 from tracekit.collectors.merge.merge import epoch_ns, merge_attempt, records_on_one_clock
 from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
@@ -153,7 +153,7 @@ class _Page(Struct):
             claims += [(Part.UNKNOWN, "steps that cannot be analysed", ALL)]
             self.ledger.notes += [f"attempt {one.number} cannot be analysed: {one.costs}"] * (len(number) > 0)
         else:
-            claims += [*((*to, seconds) for to, seconds in one.costs.lost.items()), USEFUL]
+            claims += [*((*to, seconds) for to, seconds in one.costs.lost.items()), one.costs.rest]
         self.add(one, start[:-1], until[:-1], *claims)
         rest: Claim = (Part.UNKNOWN, "after the last step", ALL)
         self.add(one, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)

@@ -18,7 +18,6 @@ from tracekit.bill.bill import (
     ALL,
     KEPT_OR_LOST,
     LOST_WORK,
-    USEFUL,
     Bill,
     Claim,
     Ledger,
@@ -117,4 +116,4 @@ def _claims(window: _Window, share: float, length_s: float) -> list[Claim]:
     rest_s = length_s * share - steps * row["recorded_s"]
     spent = {(part, str(part)): seconds for part, seconds in costs.planned.items()} | costs.lost
     claims = [(*to, steps * seconds) for to, seconds in spent.items()]
-    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims, USEFUL]
+    return [(Part.UNKNOWN, "between recorded steps", rest_s if rest_s > _LEAST_S else 0.0), *claims, costs.rest]

@@ -38,6 +38,10 @@ class LossKind(StrEnum):
     CONTRADICTION = "contradiction"
 
 
+#: Losses of post-training.
+OF_POST_TRAINING = frozenset(
+    (LossKind.QUEUEING, LossKind.TAIL, LossKind.ENGINES, LossKind.TOOLS, LossKind.REWARD, LossKind.SYNC)
+)
 #: Kinds that name no loss to act on: it is small, or unknown.
 UNSURE = frozenset((LossKind.UNACCOUNTED, LossKind.PHASES, LossKind.MINOR, LossKind.CONTRADICTION))
 
