@@ -74,14 +74,11 @@ def test_ops_are_those_of_the_traces(store: Store) -> None:
         "[{'a': 'infinity'::TIMESTAMP}]",
     ],
 )
-@pytest.mark.parametrize("output", [(), ("--json",), ("--csv",)])
-def test_a_time_that_cannot_be_shown_is_one_clear_error_and_its_text_can(
-    time: str, output: tuple[str, ...], store: Store
-) -> None:
-    found = run("sql", f"SELECT {time} AS t", "--store", store.path, *output)
+def test_a_time_that_cannot_be_shown_is_one_clear_error_and_its_text_can(time: str, store: Store) -> None:
+    found = run("sql", f"SELECT {time} AS t", "--store", store.path)
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert found.err.startswith("tracekit: t: has infinite times")
-    assert run("sql", f"SELECT ({time})::VARCHAR AS t", "--store", store.path, *output).code == 0
+    assert rows_of(store, f"SELECT ({time})::VARCHAR AS t").height == 1
 
 
 def test_times_that_polars_would_change_are_text(store: Store) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.kinetosim import Job, Recording, Trouble
+from benchmarks.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import loaded, said
 from tracekit.job.graph_report import GraphReport
 from tracekit.report.verdict import LossKind
@@ -22,23 +21,34 @@ CULPRIT, OTHER = 2, 1
 Events = list[dict[str, Any]]
 
 
-@cache
-def recording() -> Recording:
-    return Job(ranks=4, steps=4, layers=4, bucket=2, seed=3, troubles=(Trouble(CULPRIT, input_us=1500.0),)).run()
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a job of which every rank recorded all that it should have."""
+    folder = tmp_path_factory.mktemp("undamaged")
+    job = Job(ranks=4, steps=4, layers=4, bucket=2, seed=3, troubles=(Trouble(CULPRIT, input_us=1500.0),)).run()
+    for rank in range(4):
+        (folder / f"rank{rank}.json").write_text(json.dumps(job.document(rank)))
+    return folder
 
 
-@cache
-def undamaged_share(folder: Path) -> float:
-    return share(report_of(folder, OTHER, lambda events: events))
+@pytest.fixture(scope="module")
+def expected(undamaged: Path) -> float:
+    """The share of the culprit in the undamaged job."""
+    return share(loaded(undamaged).whatif())
+
+
+@pytest.fixture
+def folder(undamaged: Path, tmp_path: Path) -> Path:
+    """A copy of the undamaged job, for a test to damage."""
+    return shutil.copytree(undamaged, tmp_path / "job")
 
 
 def report_of(folder: Path, rank: int, damage: Callable[[Events], Events]) -> GraphReport:
     """On the job whose rank recorded other events than it should have."""
-    for one in range(4):
-        document = recording().document(one)
-        if one == rank:
-            document["traceEvents"] = damage(copy.deepcopy(document["traceEvents"]))
-        (folder / f"rank{one}.json").write_text(json.dumps(document))
+    path = folder / f"rank{rank}.json"
+    document = json.loads(path.read_text())
+    document["traceEvents"] = damage(document["traceEvents"])
+    path.write_text(json.dumps(document))
     return loaded(folder).whatif()
 
 
@@ -80,32 +90,30 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(tmp_path, name):
+def test_a_rank_that_lacks_what_the_comparison_needs_is_left_out_and_named(folder, expected, name):
     """The others are compared as if it had not been recorded; whether it is late itself may not be known."""
     damage, why = DAMAGES[name]
-    expected = undamaged_share(tmp_path)
-    report = report_of(tmp_path, OTHER, damage)
+    report = report_of(folder, OTHER, damage)
     assert share(report) == pytest.approx(expected, rel=0.05)
     assert any(f"rank {OTHER} is left out" in doubt and why in doubt for doubt in said(report))
     assert all(f"rank {OTHER}" in doubt for doubt in report.trust.reasons)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(tmp_path, name):
+def test_a_report_without_the_late_rank_is_not_trusted_and_names_it(folder, name):
     """The others wait for it in what looks like transfers."""
-    report = report_of(tmp_path, CULPRIT, DAMAGES[name][0])
+    report = report_of(folder, CULPRIT, DAMAGES[name][0])
     assert report.evidence.culprit is None
     assert any(f"rank {CULPRIT}" in doubt for doubt in report.trust.reasons)
 
 
 @pytest.mark.parametrize("rank", [OTHER, CULPRIT])
 @pytest.mark.parametrize("part", [0.35, 0.6, 0.9])
-def test_a_file_that_is_cut_off_is_compared_over_the_steps_that_all_ranks_have(tmp_path, rank, part):
+def test_a_file_that_is_cut_off_is_compared_over_the_steps_that_all_ranks_have(folder, expected, rank, part):
     """Shares are of these steps; of one step alone, nothing follows for the others."""
-    expected = undamaged_share(tmp_path)
-    path = tmp_path / f"rank{rank}.json"
+    path = folder / f"rank{rank}.json"
     path.write_text(path.read_text()[: int(part * path.stat().st_size)])
-    report = loaded(tmp_path).whatif()
+    report = loaded(folder).whatif()
     assert share(report) == pytest.approx(expected, rel=0.05)
     assert any(f"rank {rank} did not record the others as a whole" in doubt for doubt in said(report))
     assert bool(report.trust.reasons) == (part < 0.5)
@@ -127,18 +135,16 @@ def later_by_two_steps(events: Events) -> Events:
     ],
 )
 @pytest.mark.parametrize("rank", [OTHER, CULPRIT])
-def test_what_can_be_repaired_changes_nothing(tmp_path, rank, damage):
+def test_what_can_be_repaired_changes_nothing(folder, expected, rank, damage):
     """Fewer steps, events that are there twice, single ones with impossible times."""
-    expected = undamaged_share(tmp_path)
-    report = report_of(tmp_path, rank, damage)
+    report = report_of(folder, rank, damage)
     assert share(report) == pytest.approx(expected, rel=0.05)
     assert not report.trust.reasons
 
 
-def test_transfers_are_not_to_blame_while_a_rank_is_missing(tmp_path):
-    undamaged_share(tmp_path)
-    (tmp_path / f"rank{CULPRIT}.json").unlink()
-    report = loaded(tmp_path).whatif()
+def test_transfers_are_not_to_blame_while_a_rank_is_missing(folder):
+    (folder / f"rank{CULPRIT}.json").unlink()
+    report = loaded(folder).whatif()
     assert report.diagnosis.verdict.kind is LossKind.COMMUNICATION
     assert any(
         f"may be waiting for rank {CULPRIT}, of which nothing is known" in doubt for doubt in report.trust.reasons
@@ -158,7 +164,7 @@ def test_waits_that_nothing_recorded_explains_cost_trust(tmp_path):
     assert f"for rank {CULPRIT}" in doubt
 
 
-def test_a_collective_that_is_missing_between_others_costs_trust(tmp_path):
+def test_a_collective_that_is_missing_between_others_costs_trust(folder):
     """One of eight kernels of rank 1: those behind it are matched with the wrong ones."""
 
     def damage(events: Events) -> Events:
@@ -166,7 +172,7 @@ def test_a_collective_that_is_missing_between_others_costs_trust(tmp_path):
         gone["args"]["Process Group Name"] = "another"
         return events
 
-    report = report_of(tmp_path, OTHER, damage)
+    report = report_of(folder, OTHER, damage)
     assert any(f"rank {OTHER} recorded fewest" in doubt for doubt in report.trust.reasons)
 
 
@@ -180,11 +186,11 @@ def test_two_ranks_of_which_one_is_damaged_are_compared_but_not_trusted(tmp_path
 
 
 @pytest.mark.parametrize("rank", [CULPRIT, OTHER])
-def test_ranks_that_number_their_steps_differently_are_not_trusted(tmp_path, rank):
+def test_ranks_that_number_their_steps_differently_are_not_trusted(folder, rank):
     def later(events: Events) -> Events:
         for one in events:
             head, mark, number = one["name"].partition("ProfilerStep#")
             one["name"] = f"{head}{mark}{int(number) + 1}" if mark else one["name"]
         return events
 
-    assert any("number their steps differently" in doubt for doubt in report_of(tmp_path, rank, later).trust.reasons)
+    assert any("number their steps differently" in doubt for doubt in report_of(folder, rank, later).trust.reasons)
