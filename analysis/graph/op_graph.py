@@ -302,7 +302,7 @@ class _Reader:
         if "why" not in self.edges.columns:
             return ends[0], ends[1], np.zeros(self.edges.height, np.uint8)
         known = {why.name.lower(): int(why) for why in Why}
-        names = self.edges["why"].cast(pl.String).fill_null("rule")
+        names = self.edges["why"].cast(pl.Categorical).fill_null("rule")
         if unknown := sorted(set(names.unique()) - set(known)):
             raise TraceError(f"edges: why {unknown[0]!r:.40} is unknown; expected one of {', '.join(known)}")
         return ends[0], ends[1], names.replace_strict(known, return_dtype=pl.UInt8).to_numpy()

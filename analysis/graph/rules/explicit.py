@@ -9,7 +9,7 @@ import polars as pl
 
 from tracekit.base.errors import TraceError
 
-NO_EDGES = pl.DataFrame(schema={"before": pl.Int64, "after": pl.Int64, "why": pl.String})
+NO_EDGES = pl.DataFrame(schema={"before": pl.Int64, "after": pl.Int64, "why": pl.Categorical()})
 
 
 def explicit_edges(ops: pl.DataFrame) -> pl.DataFrame:
@@ -39,7 +39,7 @@ def explicit_edges(ops: pl.DataFrame) -> pl.DataFrame:
         raise TraceError(
             f"ops: column 'waits_for', row {edges['after'][at]}: {before[at]}; the ops have rows 0 to {ops.height - 1}"
         )
-    why = pl.col("why").cast(pl.String) if "why" in lists else pl.lit("rule")
+    why = pl.col("why").cast(pl.String).cast(pl.Categorical) if "why" in lists else pl.lit("rule", pl.Categorical)
     try:
         return edges.select(pl.col("before").cast(pl.Int64), pl.col("after").cast(pl.Int64), why=why)
     except pl.exceptions.PolarsError:

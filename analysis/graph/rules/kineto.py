@@ -103,7 +103,9 @@ class _Rules:
         """Ops that name the op they wait for."""
         named = self.ops.select(column).with_row_index("after").drop_nulls()
         return named.select(
-            pl.col(column).cast(pl.Int64).alias("before"), pl.col("after").cast(pl.Int64), why=pl.lit(why)
+            pl.col(column).cast(pl.Int64).alias("before"),
+            pl.col("after").cast(pl.Int64),
+            why=pl.lit(why, pl.Categorical),
         )
 
     def inferred(self, edges: tuple[Ints, Ints]) -> pl.DataFrame:
@@ -316,5 +318,5 @@ def _frame(before: Ints, after: Ints, why: str) -> pl.DataFrame:
     if not len(before):
         return NO_EDGES
     return pl.DataFrame({"before": before.astype(np.int64), "after": after.astype(np.int64)}).with_columns(
-        why=pl.lit(why)
+        why=pl.lit(why, pl.Categorical)
     )

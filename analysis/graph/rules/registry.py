@@ -42,7 +42,7 @@ def op_graph(trace: OpTrace) -> OpGraph:
     rules = [_rule(name) for name in trace.rules]
     for name in trace.rules:
         require_columns(trace.ops, NEEDED.get(name, ()), "ops")
-    edges = _each_once(pl.concat([NO_EDGES, *(rule(trace.ops) for rule in rules)]), trace.ops.height)
+    edges = _each_once(pl.concat([rule(trace.ops) for rule in rules] or [NO_EDGES]), trace.ops.height)
     read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
     stated = [name for name in read if name in trace.ops.columns]
     return OpGraph.from_frames(
@@ -76,9 +76,11 @@ def _guarded_edges(rule: PlugIn, ops: pl.DataFrame) -> pl.DataFrame:
 
 def _each_once(edges: pl.DataFrame, ops: int) -> pl.DataFrame:
     """The first edge between each pair of ops, sorted by the later op, the order in which a graph is walked."""
-    key = edges["after"].to_numpy() * (ops + 1) + edges["before"].to_numpy()
-    if (key[1:] > key[:-1]).all():
+    after, before = edges["after"].to_numpy(), edges["before"].to_numpy()
+    later = after[1:] > after[:-1]
+    if (later | ((after[1:] == after[:-1]) & (before[1:] > before[:-1]))).all():
         return edges
+    key = after * (ops + 1) + before
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     return edges[order[np.flatnonzero(np.diff(ordered, prepend=-1))]]

@@ -18,4 +18,4 @@ def stream_edges(ops: pl.DataFrame) -> pl.DataFrame:
     rows = ops.select(*stream, "start").with_row_index("after").filter(pl.col("stream").is_not_null())
     ordered = rows.sort("start", maintain_order=True)
     edges = ordered.select(pl.col("after").cast(pl.Int64), before=pl.col("after").shift(1).over(stream).cast(pl.Int64))
-    return edges.drop_nulls().select("before", "after", why=pl.lit("stream"))
+    return edges.drop_nulls().select("before", "after", why=pl.lit("stream", pl.Categorical))
