@@ -20,6 +20,8 @@ from rich.text import Text
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import counted, percent, printable, seconds, short
 from tracekit.live.incident_words import advice, lasted
+from tracekit.report.verdict import LossKind
+from tracekit.show.terminal.colours import BAD, GOOD, LOST, UNSURE
 from tracekit.show.terminal.maps import sparkline, worker_map
 from tracekit.show.terminal.tables import labelled, new_table
 from tracekit.store import Incident, Store
@@ -84,9 +86,10 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
 
 def _verdict(newest: dict[str, Any]) -> Text:
     if newest["headline"] is None:
-        return Text(printable(newest["problem"] or "not analysed"), style="yellow")
+        return Text(printable(newest["problem"] or "not analysed"), style=UNSURE)
     doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
-    style = {"balanced": "green", "minor": "yellow"}.get(newest["verdict"], "red")
+    fine = newest["verdict"] in (LossKind.BALANCED, LossKind.MINOR)
+    style = UNSURE if doubt else GOOD if fine else BAD
     return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
         f": {printable(newest['headline'])}", style="default"
     )
@@ -102,7 +105,7 @@ def _figures(windows: pl.DataFrame) -> Table:
             continue
         before = show(values[-2]) if len(values) > 1 else "-"
         shape = sparkline(values / max(np.median(values), 1e-9) if column == "recorded_s" else values, _SHAPE)
-        table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, "#fe9929"))
+        table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, LOST))
     return table
 
 
