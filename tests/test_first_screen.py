@@ -71,6 +71,19 @@ def test_the_answer_comes_in_the_order_of_the_questions() -> None:
     assert "Saves 343.5 ms ± 3.0 ms a step (1.11 s -> 763.8 ms, 31%)" in text
 
 
+def test_orange_is_lost_time_and_nothing_else() -> None:
+    """The verdict, the worker and the steps; a worker that costs nothing is grey."""
+    out = io.StringIO()
+    colours = {"_environ": {}, "force_terminal": True, "color_system": "truecolor"}
+    print_report(load(SAMPLES / "slow_worker.parquet").report, Console(file=out, width=80, **colours))
+    oranges = re.findall(r"\x1b\[[0-9;]*[34]8;2;([0-9;]+)m([^\x1b]*)", out.getvalue())
+    assert oranges[0] == ("179;88;6", "STRAGGLER")  # LIGHT.bad
+    assert oranges[1:3] == [("224;130;20", "██")] * 2  # what it means, and rank 9
+    assert oranges[3][0] == "224;130;20"  # the steps
+    assert len(oranges) == 4
+    assert "\x1b[38;5;244m··" in out.getvalue()
+
+
 def test_a_healthy_job_is_five_lines_at_most() -> None:
     assert len(screen(load(SAMPLES / "healthy.parquet").report)) <= 5
 
@@ -81,7 +94,8 @@ def test_tables_keep_their_columns_and_every_line_fits(troubled: PipelineReport)
         assert all(len(line) <= width for line in lines if "tracekit " not in line)
         text = "\n".join(lines)
         assert "…" not in text
-        for heads in (("Op kind", "S alone", "if ideal", "on path"), ("Rank", "host", "(dp,pp)", "S alone", "on path"),
+        for heads in (("Op kind", "Slowdown", "if ideal", "on path"),
+                      ("Rank", "host", "(dp,pp)", "Slowdown", "on path"),
                       ("Fix", "Sure", "Step then", "Saves a step", "GPU-hours a day")):  # fmt: skip
             assert re.search(r" +".join(map(re.escape, heads)), text), heads
 

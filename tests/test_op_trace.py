@@ -78,10 +78,10 @@ def test_the_report_has_the_numbers_of_the_hand(written: Path) -> None:
 
 def test_the_first_screen_has_one_yardstick_and_the_method_of_the_paper_is_asked_for(written: Path) -> None:
     assert "alike" not in whatif(written)
-    assert "S alone" not in whatif(written)
+    assert "slowdown" not in whatif(written)
     full = whatif(written, "--full")
     assert "and all ranks alike" in full
-    assert "S alone" in full
+    assert "slowdown" in full
 
 
 def test_a_member_that_was_not_recorded_is_named_and_not_trusted(tmp_path: Path) -> None:

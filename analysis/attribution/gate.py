@@ -236,7 +236,10 @@ def _judged(found: MeanDifferences, at: int, part: Part | None, allowed_s: float
 
 
 def _where(sides: Sequence[Spent | SpentPhases], parts: list[Part]) -> str:
-    """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most."""
+    """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most.
+
+    Of ranks that differ, those that grew at least half as much as the one that grew most.
+    """
     ranks = sides[0].ranks
     if not parts or not len(ranks) or any(len(side.ranks) != len(ranks) for side in sides):
         return ""
@@ -247,5 +250,7 @@ def _where(sides: Sequence[Spent | SpentPhases], parts: list[Part]) -> str:
     most = int(grown.argmax())
     if not grown[most] > 0:
         return ""
-    on = f"on all {len(ranks)} ranks" if slower[most].all() else f"on {ranks_text(ranks[slower[most]].tolist())}"
+    more = found.difference.reshape(slower.shape)[most]
+    named = slower[most] & (more >= more.max() / 2)
+    on = f"on all {len(ranks)} ranks" if named.all() else f"on {ranks_text(ranks[named].tolist())}"
     return on if len(parts) == 1 else f"mostly {parts[most]} {on}"

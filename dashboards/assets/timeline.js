@@ -147,7 +147,7 @@
     resize() {
       const ratio = window.devicePixelRatio || 1;
       element("timeline-host").dataset.ready = "true";
-      this.width = Math.max(100, this.scroll.clientWidth - paint().LABELS);
+      paint().fit(this.scroll.clientWidth);
       const { scene } = this, over = document.fullscreenElement ? this.scroll.getBoundingClientRect().top + 24 : window.innerHeight * 0.2;
       const most = Math.max(360, window.innerHeight - over), around = paint().AXIS + paint().foot(scene);
       scene.block = paint().fitted(scene.lines, scene.rows, most - around, scene.names);

@@ -4,7 +4,8 @@
   "use strict";
 
   const rowsOf = () => window.tracekitTimelineRows;
-  const AXIS = 30, LABELS = 216, STREAM_AT = 132, EDGE = 8;
+  const AXIS = 30, EDGE = 8;
+  let LABELS = 216, STREAM_AT = 132;
   const TALL = 20, GAP = 8, FLAG = 18;
   // Rows get smaller until so many fit, down to these heights of a line; lines with names of their own stay readable.
   const FITTING = 40, LEAST = 6, LEAST_NAMED = 10;
@@ -164,6 +165,11 @@
     }
   }
 
+  // Names take less room on a phone.
+  function fit(width) {
+    [LABELS, STREAM_AT] = width < 480 ? [104, 52] : [216, 132];
+  }
+
   function labels(context, scene, row, y) {
     const { colours, block, hosts } = scene;
     const dp = scene.dp_rank[row], pp = scene.pp_rank[row], host = hosts[scene.host[row]];
@@ -174,7 +180,7 @@
     const place = `dp ${dp} stage ${pp}`, known = scene.rank[row] >= 0;
     const own = known ? `rank ${scene.rank[row]}` : place;
     const name = group ? `${rowsOf().isOpen(scene, row) ? "\u25be" : "\u25b8"} ${group}` : row < scene.pinned ? `\u2022 ${own}` : own;
-    context.fillText(name, EDGE, base, LABELS - 2 * EDGE);
+    context.fillText(name, EDGE, base, (scene.names && !group ? STREAM_AT : LABELS) - 2 * EDGE);
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
@@ -192,7 +198,7 @@
       context.fillRect(LABELS - 6, y + line.y, 3, line.height);
       if (line.first && (scene.names || block.lines.length > 2) && line.height >= 9) {
         context.fillStyle = colours.dimmed;
-        context.fillText(STREAM_NAMES[line.stream] || line.stream, STREAM_AT, y + line.y + Math.min(line.height, 14) - 2);
+        context.fillText(STREAM_NAMES[line.stream] || line.stream, STREAM_AT, y + line.y + Math.min(line.height, 14) - 2, LABELS - STREAM_AT - EDGE);
       }
     });
   }
@@ -205,7 +211,7 @@
     context.textBaseline = "middle";
     context.fillStyle = colours.dimmed;
     const when = scene.started_at ? `   ${scene.started_at}` : "";
-    context.fillText(`${scene.names ? "recording" : `step ${scene.step}`}${when}`, EDGE, AXIS / 2, LABELS - 2 * EDGE);
+    context.fillText(`${scene.names ? "recording" : `step ${scene.step}`}${LABELS > 200 ? when : ""}`, EDGE, AXIS / 2, LABELS - 2 * EDGE);
     for (const tick of ticks(view.from, view.to, view.width)) {
       const x = Math.round(LABELS + (tick.time - view.from) * scale);
       context.fillStyle = colours.grid;
@@ -369,11 +375,11 @@
     context.fillStyle = colours.dimmed;
     context.textBaseline = "alphabetic";
     const what = `${scene.names ? "rank" : "worker"}${scene.workers === 1 ? "" : "s"}`;
-    context.fillText(`${scene.workers.toLocaleString("en")} ${what}, ${scene.overview[2]}`, EDGE, 16);
-    context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32);
+    context.fillText(`${scene.workers.toLocaleString("en")} ${what}, ${scene.overview[2]}`, EDGE, 16, LABELS - 2 * EDGE);
+    context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32, LABELS - 2 * EDGE);
   }
 
   window.tracekitTimelineDraw = {
-    AXIS: AXIS, LABELS: LABELS, fitted: fitted, foot: foot, rowTop: rowTop, scrolls: scrolls, inView: inView, draw: draw, overview: overview,
+    AXIS: AXIS, get LABELS() { return LABELS; }, fit: fit, fitted: fitted, foot: foot, rowTop: rowTop, scrolls: scrolls, inView: inView, draw: draw, overview: overview,
   };
 })();

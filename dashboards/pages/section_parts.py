@@ -52,8 +52,8 @@ def experts_picture(report: dict[str, Any]) -> list[Component]:
 
 
 def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
-    """The tables of the report, narrow ones two in a row; of one GPU folded, without those that compare ranks."""
-    alone = "gpu" in report
+    """The tables of the report, narrow ones two in a row; of GPUs folded, of one without those that compare ranks."""
+    alone, recorded = "gpu" in report, "compute_s" in (report.get("by_rank") or [{}])[0]
     tables = [
         html.Div(_table(section), className="half" if len(section["heads"]) <= NARROW else "whole")
         for section in report["sections"]
@@ -63,7 +63,7 @@ def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
         return []
     listing = command("whatif", "--store", results().path, "--job", stored.name, "--json")
     shown = [html.Div(tables, className="row"), note(f"Long tables show the costliest rows; `{listing}` lists all.")]
-    return [html.Details([html.Summary("Critical path and times by kind"), *shown])] if alone else shown
+    return [html.Details([html.Summary("Critical path and times by kind"), *shown])] if recorded else shown
 
 
 def _table(section: dict[str, Any]) -> Component:

@@ -11,19 +11,19 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import printable, short
-from tracekit.dashboards.ui.components import badge, href, row_table
+from tracekit.base.text import percent, printable, short
+from tracekit.dashboards.ui.components import badge, folded, href, row_table
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.live.incident_words import advice, handling, lasted
 from tracekit.store import Incident
 
-_HEADS = ("Incident", "Job", "What", "Opened", "Lasted")
+_HEADS = ("Incident", "Job", "What", "Costs", "Opened", "Lasted")
 
 
 def incident_table(incidents: Sequence[Incident]) -> Component:
     """One row per incident; an open one names the culprit, the check and the action."""
-    return row_table(_HEADS, [_row(one) for one in incidents], "Incidents", numbers=(4,))
+    return row_table(_HEADS, [_row(one) for one in incidents], "Incidents", numbers=(3, 5), names=_HEADS)
 
 
 def _row(incident: Incident) -> list[Any]:
@@ -34,15 +34,15 @@ def _row(incident: Incident) -> list[Any]:
     state = badge("open", Tone.BAD, loud=True) if is_open else state
     what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
     if is_open:
-        what += [
-            html.Div([html.B(f"{title}: "), printable(text)], className="note") for title, text in advice(incident)
-        ]
+        who, *rest = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
+        what += [html.Div(who, className="note"), folded("What to do", *rest)]
     changes = results().handled(incident.incident_id)
     what += [html.Div(words, className="note") for words in handling(changes, viewer().moment)]
     return [
         [f"{incident.incident_id} ", state],
         html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
         what,
+        percent(incident.cause.share),
         viewer().moment(incident.opened_at.timestamp()),
         [lasted(incident), *_because(incident)],
     ]

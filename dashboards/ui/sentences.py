@@ -17,7 +17,7 @@ from typing import Any
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import cost, short, sure
 from tracekit.report.nodes import nodes_of
-from tracekit.report.verdict import UNSURE, LossKind
+from tracekit.report.verdict import FINE, UNNAMED, LossKind
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
@@ -55,15 +55,15 @@ def headline(report: Report) -> Headline:
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
         return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
-    if kind is LossKind.MINOR or kind not in (LossKind.BALANCED, *UNSURE):
+    if kind is not LossKind.BALANCED and kind not in UNNAMED:
         badge += f", {verdict['share']:.0%} lost"
-    if kind is LossKind.BALANCED or kind in UNSURE:
+    if kind in FINE or kind in UNNAMED:
         misleading = [cause for cause in named_causes(report) if not costs_time(report, cause)]
         if misleading:
             return Headline(
                 badge, f"{sentence} The trace may mislead: {_cause_words(report, misleading[0])}.", Tone.UNSURE
             )
-        return Headline(badge, sentence, Tone.UNSURE if kind in UNSURE else Tone.GOOD)
+        return Headline(badge, sentence, Tone.UNSURE if kind in UNNAMED else Tone.GOOD)
     unsure = "" if trusted else f" The {figure} is not to be trusted."
     return Headline(badge, sentence + unsure, Tone.BAD)
 

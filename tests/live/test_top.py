@@ -36,7 +36,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     assert "Incident open for since window costs what 1 0 min" in text
     assert "27% rank 1: computes 100% slower than its peers" in text
     assert "More to check DCGM on its GPUs" in text
-    assert "S alone: DP rank down, stage across" in text
+    assert "Slowdown by worker: DP rank down, stage across" in text
 
 
 def test_tokens_a_second_and_the_last_loss_that_is_known_are_rows(tmp_path: Path) -> None:

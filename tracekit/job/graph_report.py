@@ -187,7 +187,7 @@ class GraphReport(Report):
             shares = [f"{part / (one.span_s or 1.0) * 100:.0f}%" for part in parts]
             waits = (*alone, seconds(sole_delay), seconds(wait)) if several else ()
             rows.append((str(one.rank), *waits, *shares, seconds(one.span_s)))
-        waits = (*(("S alone",) if full else ()), "sole delay", "waits") if several else ()
+        waits = (*(("slowdown",) if full else ()), "sole delay", "waits") if several else ()
         heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
         return _shortened("Ranks", heads, rows, _MOST_RANKS if full else _FEWEST_RANKS)
 

@@ -98,17 +98,23 @@ LEFT JOIN endings ON endings.job_id = jobs.job_id
 ORDER BY jobs.job_id
 """
 
-#: The windows of a job that overlap a time, in at most `most` parts of about as many windows each: how `_SPANS` and
-#: `_LOSSES` begin.
+#: The windows of a job that overlap a time, in parts of about as many windows each: how `_SPANS` and `_LOSSES` begin.
+#: A part also ends where no window is for longer than the `most`th part of the range, so there are at most 2 x `most`.
 _PARTS = f"""
 WITH told AS (
     SELECT windows.*, ended_at + coalesce(recorded_s, 0) AS end_s, {_METADATA} AS facts
     FROM windows JOIN jobs USING (job_id)
     WHERE jobs.name = $name AND started_at >= $earliest
-), parts AS (
-    SELECT told.*, ntile($most) OVER (ORDER BY number) AS span,
-           coalesce(lag(facts->>'attempt') OVER (ORDER BY number) <> facts->>'attempt', false) AS restarted
+), tiles AS (
+    SELECT told.*, ntile($most) OVER (ORDER BY number) AS tile,
+           coalesce(lag(facts->>'attempt') OVER (ORDER BY number) <> facts->>'attempt', false) AS restarted,
+           $most * (started_at - lag(end_s) OVER (ORDER BY number))
+               > max(end_s) OVER () - min(started_at) OVER () AS gap
     FROM told WHERE end_s >= $since AND started_at <= $until
+), runs AS (
+    SELECT tiles.*, count(*) FILTER (gap) OVER (ORDER BY number) AS run FROM tiles
+), parts AS (
+    SELECT runs.*, dense_rank() OVER (ORDER BY tile, run) AS span FROM runs
 )
 """  # noqa: S608 - our own expressions
 _SPANS = f"""

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, found
+from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tests.test_store_windows import window
 from tracekit.live.metrics import page_of
@@ -116,7 +116,8 @@ def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tm
     listed = Pages(store.path).page("/incidents")
     text = Pages(store.path).text("/incidents")
     assert "1 open" in text
-    assert f"Do: {incident.cause.fix}" in text
+    assert f"Do: {incident.cause.fix}" in "\n".join(lines(next(found(listed, "Details", "folded"))))
+    assert f"{incident.cause.share:.0%}" in lines(listed)
     assert "/job?job=live&window=0" in [link.href for link in found(listed, "Link")]
     store.end_watch("live", "ended with exit code 137 (SIGKILL)")
     text = Pages(store.path).text("/incidents")

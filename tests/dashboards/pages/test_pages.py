@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,20 @@ def test_keys_move_through_the_table_and_two_jobs_are_compared(visit: Visit, ser
     page.click("[data-compare=healthy]")
     page.click("[data-compare=slow-worker]")
     page.wait_for_url(f"{serving.url}/compare?job=healthy&with=slow-worker")
+
+
+def test_on_a_phone_a_row_has_what_is_lost_to_whom_and_on_a_desk_a_name_is_not_squeezed(
+    tmp_path: Path, visit: Visit, show: Serve
+) -> None:
+    store = Store(tmp_path / "s.store")
+    job = replace(slow_trace((0,)), metadata={"label_team": "post-training of models"})
+    store.add([Incoming(job, "a-name-of-words", "x", PipelineJob(job).stored())])
+    url = show(store.path).url
+    page = visit("/", width=1024, base=url)
+    assert page.locator("#jobs td").first.bounding_box()["width"] >= 150  # type: ignore[index]
+    cells = visit("/", width=390, base=url).locator("#jobs td").all()
+    shown = [cell.get_attribute("data-head") for cell in cells if cell.is_visible()]
+    assert shown == ["Job", "Verdict", "Lost", "GPU-hours a day", "Culprit", "Status", "Team"]
 
 
 def test_what_burns_now_has_a_card_and_a_trend_of_its_windows(tmp_path: Path) -> None:

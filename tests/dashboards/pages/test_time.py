@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,16 +26,18 @@ HOUR = 3600.0
 EVER = (0.0, float("inf"))
 
 
-def write_life(path: Path, windows: int = 4) -> Path:
-    """A job of windows of four steps each. Rank 3 is slow in windows 1 and 2; with window 3 its second attempt begins,
-    and steps 12 and 13 were not recorded. A step has 800 tokens and 5e13 operations.
+def write_life(path: Path, hours: Sequence[int] = range(4)) -> Path:
+    """A job of windows of four steps each, which begin after these hours.
+
+    Rank 3 is slow in windows 1 and 2; with window 3 its second attempt begins, and steps 12 and 13 were not recorded.
+    A step has 800 tokens and 5e13 operations.
     """
     store = Store(path)
     store.begin_watch("live", "torchrun")
-    for number in range(windows):
+    for number, hour in enumerate(hours):
         ran = trace(slow=number in (1, 2))
         first = 4 * number + (2 if number >= 3 else 0)
-        steps = {int(step): BEGIN + HOUR * number + 10 * step for step in range(4)}
+        steps = {int(step): BEGIN + HOUR * hour + 10 * step for step in range(4)}
         facts = {"hosts": HOSTS, "attempt": int(number >= 3), "gpu_model": "NVIDIA H100", "tokens_per_step": 800}
         ran = replace(
             ran,
@@ -157,6 +159,19 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
     whole = read_life(Results(store), "live", BEGIN + HOUR, BEGIN + 3 * HOUR - 1)
     assert whole is not None
     assert costs == pytest.approx([lost / 2 for lost in whole.losses["lost_s"]])  # half of the steps are slow
+
+
+def test_nothing_is_drawn_where_the_run_was_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two spans, the first would reach over nine hours without a window."""
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_STEPWISE", 3)
+    monkeypatch.setattr("tracekit.dashboards.data.life.MOST_SPANS", 2)
+    life = read_life(Results(write_life(tmp_path / "s.store", (0, 10, 11, 12))), "live", *EVER)
+    assert life is not None
+    for rows in (life.spans, life.losses):
+        assert all(row["start_s"] > BEGIN + 9 * HOUR or row["end_s"] < BEGIN + HOUR for row in rows.to_dicts())
+    assert [(row["first_step"], row["last_step"]) for row in life.spans.to_dicts()] == [(0, 3), (4, 7), (8, 17)]
+    # rank 3 is slow in the second window and in half of the steps of the last two
+    assert [(row["start_s"] - BEGIN) / HOUR for row in life.losses.to_dicts()] == [10, 11]
 
 
 def test_a_range_has_the_steps_and_events_that_overlap_it_alone(store: Path) -> None:

@@ -513,3 +513,14 @@ def test_the_csv_has_all_digits(serving: Serving, slow_op: dict[str, Any]) -> No
     assert (first["dp_rank"], first["pp_rank"], first["rank"], first["kind"]) == (1, 2, 9, "backward-compute")
     assert first["start_s"] == slow_op["start"]
     assert first["cost_s"] == pytest.approx(slow_op["duration"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("width", "names"), [(1280, 216), (390, 104)])
+def test_most_of_a_phone_shows_ops_instead_of_names(visit: Visit, width: int, names: int) -> None:
+    page = visit("/timeline?job=slow-worker", width=width)
+    painted(page)
+    left, whole = page.evaluate(
+        "(() => [tracekitTimelineDraw.LABELS, tracekitTimeline.current().canvas.clientWidth])()"
+    )
+    assert left == names
+    assert left < whole / 2

@@ -14,9 +14,10 @@ from tracekit.analysis.attribution.compare import Outcome, Side, rates
 from tracekit.analysis.attribution.comparison import Comparison
 from tracekit.base.text import counted, short
 from tracekit.report.applied import AppliedFix
+from tracekit.show.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.show.terminal.tables import labelled
 
-_STYLE = {Outcome.BETTER: "bold black on green", Outcome.WORSE: "bold white on dark_red"}
+_STYLE = {Outcome.BETTER: GOOD, Outcome.WORSE: BAD}
 #: The number of causes of a kind to list.
 _MOST_CAUSES = 4
 
@@ -29,7 +30,7 @@ def print_comparison(
     console.print(_side("B", found.after))
     console.print()
     verdict = found.verdict
-    outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, "bold black on yellow"))
+    outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
     console.print(Text.assemble(outcome, f": {verdict.change}"))
     console.print()
     rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", found.cost)]

@@ -37,8 +37,6 @@ _POSTED = {
 def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
     if (lanes := report.pipeline) is not None:
-        console.print(_figures(lanes))
-        console.print()
         found_map = worker_map(lanes.attribution.worker_slowdown, lanes.attribution.dp_ranks)
         panels = [_kinds(lanes), _sets("Stage", lanes.by_pp_rank), _sets("DP rank", lanes.by_dp_rank), _workers(lanes),
                   found_map]  # fmt: skip
@@ -48,6 +46,9 @@ def print_details(report: Report, console: Console) -> None:
         console.print(side_by_side(tables, console))
     console.print(_causes(report))
     console.print(section_table(fix_table(report)))
+    if lanes is not None:
+        console.print(Text("Method", style="bold underline"))
+        console.print(_figures(lanes))
 
 
 def _figures(report: PipelineReport) -> RenderableType:
@@ -109,7 +110,7 @@ def _who(report: PipelineReport) -> str:
 
 
 def _kinds(report: PipelineReport) -> Table:
-    table = new_table("Op kind", "S alone", "if ideal", "on path")
+    table = new_table("Op kind", "Slowdown", "if ideal", "on path")
     on_path = dict(report.critical_path.select("kind", "recorded_s").iter_rows())
     for row in report.by_kind.head(_TOP).iter_rows(named=True):
         share = percent(on_path[row["kind"]] / report.attribution.recorded_s)
@@ -119,7 +120,7 @@ def _kinds(report: PipelineReport) -> Table:
 
 def _sets(head: str, frame: pl.DataFrame) -> Table:
     """S of each stage or DP rank, by its first column, the costliest first."""
-    table = new_table(head, "S alone", "if ideal")
+    table = new_table(head, "Slowdown", "if ideal")
     worst = frame.sort("slowdown", descending=True, maintain_order=True).head(_TOP)
     for number, slowdown, saved_s in worst.select(pl.first(), "slowdown", "saved_s").iter_rows():
         table.add_row(str(number), slowdown_text(slowdown), "" if saved_s is None else change_text(saved_s))
@@ -128,7 +129,7 @@ def _sets(head: str, frame: pl.DataFrame) -> Table:
 
 def _workers(report: PipelineReport) -> Table:
     has_hosts = report.by_worker["host"].null_count() < report.by_worker.height
-    table = new_table("Rank", *(("host",) if has_hosts else ()), "(dp,pp)", "S alone", "on path")
+    table = new_table("Rank", *(("host",) if has_hosts else ()), "(dp,pp)", "Slowdown", "on path")
     on_path = {tuple(at): seconds for *at, seconds in report.critical_workers.drop("original_s").iter_rows()}
     for row in report.by_worker.head(_TOP).iter_rows(named=True):
         host = (Text(short(row["host"] or "")),) if has_hosts else ()

@@ -16,11 +16,12 @@ from tracekit.base.text import printable
 from tracekit.fleet.comparison import Direction, FleetComparison
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.words import Table, answer_rows, culprits_table, headline, tables
+from tracekit.show.terminal.colours import LOST
 from tracekit.show.terminal.tables import labelled, new_table
 
 #: Lines of the first screen, and rows of each table on it.
 _SCREEN, _MOST_ROWS = 24, 4
-_STYLES = {Direction.WORSE: "bold red", Direction.BETTER: "green", Direction.UNCLEAR: ""}
+_STYLES = {Direction.WORSE: f"bold {LOST}", Direction.BETTER: "green", Direction.UNCLEAR: ""}
 
 
 def print_fleet(

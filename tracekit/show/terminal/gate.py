@@ -11,13 +11,14 @@ from rich.text import Text
 from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
 from tracekit.base.text import counted
 from tracekit.show.documents.gate import gate_table
+from tracekit.show.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.show.terminal.tables import labelled, section_table
 
 _STYLE = {
-    Outcome.PASSED: "bold black on green",
-    Outcome.REGRESSION: "bold white on dark_red",
-    Outcome.SLOWER: "bold black on yellow",
-    Outcome.CANNOT_TELL: "bold black on yellow",
+    Outcome.PASSED: GOOD,
+    Outcome.REGRESSION: BAD,
+    Outcome.SLOWER: BAD,
+    Outcome.CANNOT_TELL: UNSURE,
 }
 #: Longer names of parts are cut.
 _LONGEST_NAME = 30

@@ -16,12 +16,12 @@ from tracekit.base.text import seconds
 from tracekit.job.pipeline_report import PipelineReport
 from tracekit.report.finding import Place
 from tracekit.show.figures.worker_map import LEVELS
+from tracekit.show.terminal.colours import LOST
 from tracekit.show.worker_cells import WorkerCells, level_of, worker_cells
 
 #: The largest map, DP ranks x stages; larger jobs are pooled.
 LARGEST_MAP = (24, 32)
-#: Colour-blind safe, light to dark as the slowdown grows (ColorBrewer YlOrBr order).
-_HEAT = ("grey35", "#fee391", "#fec44f", "#fe9929", "#ec7014", "#cc4c02")
+#: From S = 1 on, the denser the slower.
 _GLYPHS = "·░▒▓▆█"
 _SPARKS = "▁▂▃▄▅▆▇█"
 #: The number of bars in the line of steps.
@@ -33,19 +33,18 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
     if slowdown.size == 1:
         return Text()
     cells = worker_cells(slowdown, dp_ranks, largest)
-    lines: list[RenderableType] = [Text("S alone: DP rank down, stage across", style="bold underline")]
+    lines: list[RenderableType] = [Text("Slowdown by worker: DP rank down, stage across", style="bold underline")]
     if cells.patch != (1, 1):
         lines.append(Text(f"a cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers", style="dim"))
     for first, values in zip(cells.dp_ranks, cells.slowdown, strict=True):
-        line = Text(f"  {first:>5} ", style="dim")
+        line = Text.assemble((f"  {first:>5} ", "dim"))
         for value in values:
-            level = level_of(value)
-            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+            line.append(*_cell(level_of(value)))
         lines.append(line)
     legend = Text("        ")
-    for level, glyph in enumerate(_GLYPHS):
+    for level in range(len(_GLYPHS)):
         bound = f"<{LEVELS[0]:.2f}" if level == 0 else f"{LEVELS[level - 1]:.2f}"
-        legend.append(glyph * 2, style=_HEAT[level]).append(f" {bound} ", style="dim")
+        legend.append(*_cell(level)).append(f" {bound} ", style="dim")
     lines.append(legend)
     return Group(*lines)
 
@@ -80,16 +79,21 @@ def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
     title = Text("Workers", style="bold")
     title.append(f"  how much each slows the job, {across}: ", style="not bold")
     for level, words in ((0, " hardly  "), (most, " most")):
-        title.append(_GLYPHS[level] * 2, style=f"not bold {_HEAT[level]}").append(words, style="not bold")
+        title.append(*_cell(level)).append(words, style="not bold")
     lines: list[RenderableType] = [title]
     for first, end, levels in merged:
-        line = Text(f"  dp {first} ".ljust(9) if first == end else f"  dp {first}-{end} ".ljust(9), style="dim")
+        line = Text.assemble(((f"  dp {first} " if first == end else f"  dp {first}-{end} ").ljust(9), "dim"))
         for level in levels:
-            line.append(_GLYPHS[level] * 2, style=_HEAT[level])
+            line.append(*_cell(level))
         if not accused.isdisjoint(range(first, end + 1)):
             line.append(" <")
         lines.append(line)
     return Group(*lines)
+
+
+def _cell(level: int) -> tuple[str, str]:
+    """A cell of a map, and its style: colour only says whether time is lost."""
+    return _GLYPHS[level] * 2, f"not bold {LOST}" if level else "not bold grey50"
 
 
 def _rows_of(where: Place) -> set[int]:
@@ -121,7 +125,7 @@ def steps_line(report: PipelineReport, bars: int = _LINE_BARS) -> Text:
     line = Text("Steps    ", style="bold")
     if len(times) == 1:
         return line.append(f"only step {found.steps[0]} was traced", style="not bold")
-    line.append(sparkline(times / np.median(times), bars), style="not bold #fe9929")
+    line.append(sparkline(times / np.median(times), bars), style=f"not bold {LOST}")
     extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
     return line.append(f" {extremes}, most lost in step {worst}", style="not bold")
 

@@ -14,16 +14,13 @@ from rich.text import Text
 
 from tracekit.base.text import short
 from tracekit.report.report import Report
-from tracekit.report.verdict import UNSURE, LossKind
+from tracekit.report.verdict import FINE, UNNAMED, LossKind
+from tracekit.show.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.show.terminal.maps import small_map, steps_line
 from tracekit.show.terminal.tables import labelled, section_table, side_by_side
 from tracekit.show.words import MOST_CAUSES, answer_rows
 
-_LOSS_STYLE = "bold white on dark_red"
-_VERDICT_STYLE = {
-    LossKind.BALANCED: "bold black on green",
-    **dict.fromkeys(UNSURE, "bold black on yellow"),
-}
+_VERDICT_STYLE = dict.fromkeys(FINE, GOOD) | dict.fromkeys(UNNAMED, UNSURE)
 #: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
 _SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
 #: A map with fewer rows is not informative, unless the job has no more.
@@ -103,9 +100,9 @@ def _answer(report: Report, gpu_hour: float | None, most_causes: int, *, full: b
     all_causes = "see Causes" if full else "--full"
     rows = answer_rows(report, gpu_hour, most_causes=most_causes, all_causes=all_causes)
     job = Text.assemble((short(report.name), "bold"), (f"   {report.sizes}", "dim"))
-    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, _LOSS_STYLE))
+    kind = (verdict.label.upper(), _VERDICT_STYLE.get(verdict.kind, BAD))
     believed = report.trust.trustworthy or verdict.kind is LossKind.CONTRADICTION
-    doubt = () if believed else (("NOT TRUSTED", "bold red"), ", looks like ")
+    doubt = () if believed else (("NOT TRUSTED", UNSURE), ", looks like ")
     headline = Text.assemble(*doubt, kind, f": {report.diagnosis.answer.headline}")
     gap = [Text()] * bool(verdict.losses)
     return Group(job, *gap, headline, *gap, labelled(rows))

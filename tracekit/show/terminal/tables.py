@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from tracekit.report.section import Table as Section
+from tracekit.show.terminal.colours import LOST
 
 #: Columns between panels; the narrowest that a column of words gets, and the longest word that it does not break.
 _GAP, _NARROWEST, _LONGEST_WORD = 3, 16, 24
@@ -101,14 +102,14 @@ def labelled(rows: Iterable[tuple[str, str | None]]) -> Table:
     grid.add_column(overflow="fold")
     for name, words in rows:
         if words:
-            line = Text(words, style="yellow" if name == "Missing" else "")
+            line = Text(words, style="bold" if name == "Missing" else "")
             if name == "Trust":
                 line.highlight_regex("^yes", "green")
-                line.highlight_regex("^NO", "bold red")
+                line.highlight_regex("^NO", "bold")
             grid.add_row(name, line)
     return grid
 
 
 def slowdown_text(value: float) -> Text:
     """S with three decimals, marked if it is straggling."""
-    return Text(f"{value:.3f}", style="bold #fe9929" if value >= 1.1 else "")
+    return Text(f"{value:.3f}", style=f"bold {LOST}" if value >= 1.1 else "")

@@ -20,6 +20,8 @@ from rich.text import Text
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
 from tracekit.live.incident_words import advice, lasted
+from tracekit.report.verdict import FINE, UNNAMED
+from tracekit.show.terminal.colours import BAD, GOOD, LOST, UNSURE
 from tracekit.show.terminal.maps import sparkline, worker_map
 from tracekit.show.terminal.tables import labelled, new_table
 from tracekit.store import Incident, Store
@@ -84,9 +86,10 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
 
 def _verdict(newest: dict[str, Any]) -> Text:
     if newest["headline"] is None:
-        return Text(printable(newest["problem"] or "not analysed"), style="yellow")
+        return Text(printable(newest["problem"] or "not analysed"), style=UNSURE)
     doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
-    style = {"balanced": "green", "minor": "yellow"}.get(newest["verdict"], "red")
+    kind = newest["verdict"]
+    style = UNSURE if doubt or kind in UNNAMED else GOOD if kind in FINE else BAD
     return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
         f": {printable(newest['headline'])}", style="default"
     )
@@ -112,7 +115,7 @@ def _figures(windows: pl.DataFrame) -> Table:
         before = show(values[-2]) if len(values) > 1 else "-"
         usual = 1.0 if column in ("share", "slowdown") else max(abs(np.median(values)), 1e-9)
         shape = sparkline(values / usual, _SHAPE)
-        table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, "#fe9929"))
+        table.add_row(name, show(values[-1]), before, show(values.min()), show(values.max()), Text(shape, LOST))
     return table
 
 
