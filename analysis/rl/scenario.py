@@ -19,10 +19,11 @@ USUAL = ("staleness=1", "partial=0.9", "longest-first")
 #: ... and more engines by this share, if requests queue.
 _MORE_ENGINES = 0.25
 _WORDS = re.compile(
-    r"staleness=(?P<staleness>\d{1,4})|partial=(?P<partial>[\d.]+)|engines=(?P<engines>\d{1,6})"
-    r"|split=(?P<rollout>\d{1,6}):(?P<trainer>\d{1,6})|(?P<longest_first>longest-first)"
-    r"|generate=(?P<generate>[\d.e+-]+)|train=(?P<train>[\d.e+-]+)"
+    r"staleness=(?P<staleness>-?\d{1,18})|partial=(?P<partial>[-+\w.]+)|engines=(?P<engines>-?\d{1,18})"
+    r"|split=(?P<rollout>-?\d{1,18}):(?P<trainer>-?\d{1,18})|(?P<longest_first>longest-first)"
+    r"|generate=(?P<generate>[-+\w.]+)|train=(?P<train>[-+\w.]+)"
 )
+_MOST_STEPS, _MOST_GPUS = 9_999, 999_999
 
 
 def more_engines(engines: int) -> int:
@@ -70,10 +71,11 @@ class Scenario(Struct, frozen=True):
                 raise SelectionError(f"{quoted(text)}: {quoted(part)} states once more what is stated before")
             found |= stated
 
-        def whole(key: str, least: int) -> int | None:
-            if key in found and int(found[key]) < least:
-                raise SelectionError(f"{quoted(text)}: {found[key]} is too small; expected at least {least}")
-            return int(found[key]) if key in found else None
+        def whole(key: str, least: int, most: int) -> int | None:
+            value = int(found[key]) if key in found else None
+            if value is not None and not least <= value <= most:
+                raise SelectionError(f"{quoted(text)}: {value} is not in the range {least} to {most:,}")
+            return value
 
         def real(key: str, most: float) -> float | None:
             try:
@@ -81,17 +83,16 @@ class Scenario(Struct, frozen=True):
             except ValueError:
                 value = math.nan
             if value is not None and not 0 < value <= most:
-                limit = f" and at most {most:g}" if most < math.inf else ""
-                raise SelectionError(f"{quoted(text)}: {found[key]} is not a number above 0{limit}")
+                raise SelectionError(f"{quoted(text)}: {found[key]} is not a number above 0 and at most {most:g}")
             return value
 
         return cls(
             text,
-            staleness=whole("staleness", 0),
+            staleness=whole("staleness", 0, _MOST_STEPS),
             partial=real("partial", 1.0),
-            engines=whole("engines", 1),
-            rollout=whole("rollout", 1),
-            trainer=whole("trainer", 1),
+            engines=whole("engines", 1, _MOST_GPUS),
+            rollout=whole("rollout", 1, _MOST_GPUS),
+            trainer=whole("trainer", 1, _MOST_GPUS),
             longest_first="longest_first" in found,
             generate_s=real("generate", 1e12),
             train_s=real("train", 1e12),

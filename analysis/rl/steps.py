@@ -59,6 +59,12 @@ class Steps:
         self.reward_end = np.fmax(reward[1][whole], self.generate_end)
         self.reward_s = np.nan_to_num(reward[2][whole])
         self.train_start, self.sync_start, self.sync_end = started[whole], sync[0][whole], sync[1][whole]
+        early = np.flatnonzero(self.sync_start[1:] < self.sync_end[:-1] - _AT_ONCE_S)
+        if len(early):
+            first, then = self.numbers[early[0] : early[0] + 2].tolist()
+            raise FormatError(
+                f"step {then} ends before step {first} has ended: two attempts, or two runs; give the records of one"
+            )
 
     @property
     def after_generation(self) -> list[str]:

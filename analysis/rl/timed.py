@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence, Set
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, RlAccount, Run, leading
@@ -24,14 +23,6 @@ from tracekit.trace.rl import Format, Timeline
 
 #: The losses within a generation.
 _OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")
-
-
-class _Changed(Struct, frozen=True, eq=False):
-    """A run under an alternative. `carried`: the most steps that a request is carried over, None without replay."""
-
-    loop: Loop
-    carried: int | None
-    assumed: tuple[str, ...]
 
 
 class TimedRun(RlRun):
@@ -72,7 +63,7 @@ class TimedRun(RlRun):
             loop = loop.replace(reward=np.maximum(loop.reward - self.whole.reward_s, 0.0))
         if "sync" in without:
             loop = loop.replace(sync=np.zeros_like(loop.sync))
-        return (loop if one is None else self._in_scenario(one, loop).loop).step_times()
+        return (loop if one is None else self._in_scenario(one, loop)[0]).step_times()
 
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
         made, losses = self.made, list[LossTime]()
@@ -109,16 +100,10 @@ class TimedRun(RlRun):
     def assumed(self, one: Scenario) -> Assumed:
         if self.made is None and one.regenerates and one.generate_s is None:
             return Assumed("needs trajectories, or generate=S: phases do not show what requests take")
-        found, dealing_s = self._in_scenario(one, self.loop), 0.0
-        if self.made is not None and found.carried is not None:  # what dealing the requests anew changes by itself
-            dealt = self.loop.replace(generate=self._generations(Scenario("", engines=len(self.made.names)))[0])
-            dealing_s = abs(float((self.unchanged - dealt.step_times()).mean()))
-        algorithm = one.partial is not None or found.loop.staleness > 0
-        oldest = found.loop.staleness + (found.carried or 0) if algorithm else None
-        return Assumed(None, found.assumed, dealing_s, oldest)
+        return self._in_scenario(one, self.loop)[1]
 
-    def _in_scenario(self, one: Scenario, loop: Loop) -> _Changed:
-        made, engines, assumed, carried = self.made, one.engines, list[str](), None
+    def _in_scenario(self, one: Scenario, loop: Loop) -> tuple[Loop, Assumed]:
+        made, engines, assumed, carried, dealing_s = self.made, one.engines, list[str](), 0, 0.0
         changed = loop if one.staleness is None else loop.replace(staleness=one.staleness)
         if changed.staleness > loop.staleness:
             assumed.append(SIDE_BY_SIDE)
@@ -137,6 +122,9 @@ class TimedRun(RlRun):
         if made is not None and one.regenerates and one.generate_s is None:
             took, carried = self._generations(one, engines)
             changed = changed.replace(generate=took)
+            # What dealing the requests anew changes by itself.
+            dealt = self.loop.replace(generate=self._generations(Scenario("", engines=len(made.names)))[0])
+            dealing_s = abs(float((self.unchanged - dealt.step_times()).mean()))
             assumed.append("requests are dealt to engines in turn")
             if one.longest_first:
                 assumed.append("lengths are known beforehand")
@@ -146,7 +134,9 @@ class TimedRun(RlRun):
             changed = changed.replace(generate=_with_mean(changed.generate, one.generate_s))
         if one.train_s is not None:
             changed = changed.replace(train=_with_mean(changed.train, one.train_s))
-        return _Changed(changed, carried, tuple(assumed))
+        algorithm = one.partial is not None or changed.staleness > 0
+        oldest = changed.staleness + carried if algorithm else None
+        return changed, Assumed(None, tuple(assumed), dealing_s, oldest)
 
     def _generations(self, one: Scenario, engines: int | None = None) -> tuple[Floats, int]:
         """Seconds of each generation, as `Generations.in_scenario`; kept, as several prices ask for the same ones."""

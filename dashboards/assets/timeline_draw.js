@@ -178,7 +178,7 @@
     context.font = `600 12px ${FONT.slice(5)}`;
     context.fillStyle = colours.text;
     const place = `dp ${dp} stage ${pp}`, known = scene.rank[row] >= 0;
-    const own = known ? `rank ${scene.rank[row]}` : place;
+    const own = scene.roles?.[dp] ?? (known ? `rank ${scene.rank[row]}` : place);
     const name = group ? `${rowsOf().isOpen(scene, row) ? "\u25be" : "\u25b8"} ${group}` : row < scene.pinned ? `\u2022 ${own}` : own;
     context.fillText(name, EDGE, base, (scene.names && !group ? STREAM_AT : LABELS) - 2 * EDGE);
     const after = EDGE + context.measureText(name).width + 10;

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from tracekit.analysis.rl.scenario import Scenario
 from tracekit.analysis.whatif.selection_text import parse_edit, parse_selection, read_factor
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
@@ -58,6 +59,8 @@ class WhatifQuery:
     def __str__(self) -> str:
         """The question in words."""
         match self.action:
+            case QueryAction.PEERS if _is_alternative(self.selection):
+                return self.selection
             case QueryAction.PEERS:
                 terms = parse_edit(self.selection)
                 plain = all(term.factor is None and term.selection is not None for term in terms)
@@ -85,11 +88,20 @@ def read_query(selection: str, action: str | None = None, factor: object = None)
         chosen = QueryAction(action or QueryAction.PEERS)
     except ValueError:
         raise SelectionError(f"action {action!r:.40} is not known; expected {', '.join(QueryAction)}") from None
-    if chosen is QueryAction.PEERS:
-        parse_edit(text)
-    else:
+    if chosen is not QueryAction.PEERS:
         parse_selection(text)
+    elif not _is_alternative(text):
+        parse_edit(text)
     return WhatifQuery(text, chosen, read_factor(factor) if chosen is QueryAction.SCALE else 1.0)
+
+
+def _is_alternative(text: str) -> bool:
+    """Whether an edit is one of post-training, such as "staleness=1": it selects no ops."""
+    try:
+        Scenario.parse(text)
+    except SelectionError:
+        return False
+    return True
 
 
 def kept_text(questions: Iterable[WhatifQuery]) -> str:
@@ -135,6 +147,8 @@ def query_of(fix: Mapping[str, Any]) -> WhatifQuery | None:
     edit = fix["edit"]
     if not edit or len(edit) > LONGEST_SELECTION:
         return None
+    if _is_alternative(edit):
+        return WhatifQuery(edit)
     terms = parse_edit(edit)
     if len(terms) == 1 and terms[0].factor is not None:
         return WhatifQuery(terms[0].text, QueryAction.SCALE, terms[0].factor)
@@ -178,6 +192,11 @@ def _link(link: Mapping[str, int]) -> Suggestion:
 
 
 def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
+    if "rl" in report:
+        edits = [one["scenario"] for one in report["rl"]["what_if"] if one["step_s"] is not None]
+        edits += [fix["edit"] for fix in report["fixes"] if fix["edit"] and fix["withheld"] is None]
+        yield from (Suggestion(edit, WhatifQuery(edit)) for edit in edits)
+        return
     slowest = next(iter(report.get("by_worker", ())), None)
     if slowest is not None and slowest["slowdown"] > 1.01:
         worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"

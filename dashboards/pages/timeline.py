@@ -32,7 +32,7 @@ from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.forms import choice, menu, text_field
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.show.figures.theme import CLASSES, ink_on, legend
-from tracekit.show.lanes import LEVEL_STEP, LEVELS
+from tracekit.show.lanes import LEVEL_STEP, LEVELS, LEVELS_OF_RL
 
 _KEYS = (
     "Wheel zooms, Shift + wheel scrolls the rows, dragging pans, Shift + dragging or dragging the ruler selects a range"
@@ -46,15 +46,20 @@ _KEYS = (
 def build(stored: Stored, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
     steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
-    lanes = not stored.has_workers
+    lanes, rl = not stored.has_workers, "rl" in (stored.report or {})
     results().ahead(partial(results().step, stored.name, read.state.step))
     said = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
         *said,
         panel(
-            "Streams and threads, op by op" if lanes else ["Recorded against ", term("ideal"), ", op by op"],
+            ("Phases and requests, one by one" if rl else "Streams and threads, op by op")
+            if lanes
+            else ["Recorded against ", term("ideal"), ", op by op"],
             _controls(stored, read.state, steps),
-            _legend("Kind of op:", [(colour, name) for colour, _, name in _lane_colours()])
+            _legend(
+                "Phase:" if rl else "Kind of op:",
+                list(zip(_lane_colours()[0], LEVELS_OF_RL if rl else map(str, LEVELS), strict=True)),
+            )
             if lanes
             else _legend(["Own time against ", term("peers", "the peers"), ":"], legend(viewer().theme)),
             _canvas(stored, read.state),
@@ -80,7 +85,7 @@ def _config(stored: Stored, state: TimelineState) -> dict[str, Any]:
 
 def _lanes_config() -> dict[str, Any]:
     """Levels in place of ratios to peers, each in a colour of its own."""
-    colours, inks, _ = zip(*_lane_colours(), strict=True)
+    colours, inks = _lane_colours()
     bounds = [(level - 0.5) * LEVEL_STEP for level in range(1, len(LEVELS))]
     return {"colours": asdict(viewer().theme) | {"classes": colours, "on_classes": inks}, "bounds": bounds}
 
@@ -195,11 +200,11 @@ def _legend(of: Any, colours: list[tuple[str, str]]) -> Component:
     return html.Div([html.Span(of), *entries], className="timeline-legend")
 
 
-def _lane_colours() -> list[tuple[str, str, str]]:
-    """Colour, ink on it and name of each of `LEVELS`: lost time in the colours of slowdown, as on the page Job."""
+def _lane_colours() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Colour and ink on it of each of `LEVELS`: lost time in the colours of slowdown, as on the page Job."""
     theme = viewer().theme
     colours = (*theme.kinds[:4], theme.slow[2], *theme.kinds[4:], theme.wait, theme.slow[4])
-    return [(colour, ink_on(colour), str(level)) for colour, level in zip(colours, LEVELS, strict=True)]
+    return colours, tuple(map(ink_on, colours))
 
 
 def _canvas(stored: Stored, state: TimelineState) -> Component:

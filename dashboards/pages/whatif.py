@@ -167,25 +167,33 @@ def _drawn(seen: Seen) -> Drawn:
 
 
 def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
+    rl = "rl" in report  # has no ops to choose
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
         html.Div(
             [
                 text_field(
                     "whatif-select",
-                    "Ops",
+                    "Alternative" if rl else "Ops",
                     view.select or "",
-                    placeholder="worker=1,2 and step=100-105" if "by_worker" in report else "kind=host and rank=0",
+                    placeholder="staleness=1,partial=0.9"
+                    if rl
+                    else "worker=1,2 and step=100-105"
+                    if "by_worker" in report
+                    else "kind=host and rank=0",
                 ),
                 html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
             ],
             className="grow",
         ),
-        choice(
-            "whatif-action",
-            "What happens to them",
-            {str(ask): label for ask, label in _ACTIONS.items()},
-            _action(view),
+        html.Div(
+            choice(
+                "whatif-action",
+                "What happens to them",
+                {str(ask): label for ask, label in _ACTIONS.items()},
+                _action(view),
+            ),
+            hidden=rl,
         ),
         html.Div(
             text_field("whatif-factor", "Factor", view.factor or "0.5", style="narrow"),
@@ -200,7 +208,7 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
             [html.Span("Questions for this job", className="label"), *chips], className="suggestions", role="group"
         ),
         html.Div(question, className="question"),
-        _controls(report, Choice.of(view.select or "")),
+        html.Div(_controls(report, Choice.of(view.select or "")), hidden=rl),
     )
 
 

@@ -152,7 +152,11 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
             [str(line.replay), line.stream, line.stream == "compute" or isinstance(ops, LaneOps)]
             for line in shown.lines
         ],
-        **({"kinds": [LANE_OP], "names": ops.names} if isinstance(ops, LaneOps) else {"kinds": list(map(str, KINDS))}),
+        **(
+            {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles}
+            if isinstance(ops, LaneOps)
+            else {"kinds": list(map(str, KINDS))}
+        ),
         "spans": spans_shown,
         "whole": spans_shown <= WHOLE_SPANS,
         "hosts": list(hosts),
@@ -357,7 +361,7 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
     shown = _Shown(texts)
     table = _slowest_table(shown, SLOWEST_SHOWN)
     if isinstance(shown.ops, LaneOps):
-        return flask.jsonify(_longest(table))
+        return flask.jsonify(_longest(shown.ops, table))
     rows = [
         {
             "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
@@ -382,14 +386,14 @@ def _slowest(texts: Mapping[str, str]) -> flask.Response:
     return flask.jsonify({"heads": [*heads, "ratio", "beyond peers", "launch delay"], "rows": rows})
 
 
-def _longest(table: pl.DataFrame) -> dict[str, Any]:
+def _longest(ops: LaneOps, table: pl.DataFrame) -> dict[str, Any]:
     """The longest ops of ranks, in the form of the slowest."""
     heads = ["rank", "on", "kind", "op", "start", "duration"]
     rows = [
         {
             "name": f"{row['rank']},0,{LANE_OP},{row['seq']}",
             "cells": [
-                f"rank {row['rank']}",
+                ops.who(row["rank"]),
                 *(cut(row[name], LONGEST_NAME) for name in heads[1:4]),
                 f"{row['start_s'] * 1e3:,.3f} ms",
                 seconds(row["duration_s"]),

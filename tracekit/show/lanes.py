@@ -17,11 +17,17 @@ from tracekit.base.text import cut, printable, seconds
 from tracekit.show.spans import Floats, Ints, Replay, StepOps
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.op import OpTrace
+from tracekit.trace.rl import POST_TRAINING
 
 #: Kinds of ops, each with a colour of its own; the GPU's come first. Other kinds take turns with the first four.
 LEVELS: Final = (
     *(KernelClass.MATRIX_PRODUCT, KernelClass.ATTENTION, KernelClass.ELEMENT_WISE, KernelClass.OPTIMIZER),
     *(KernelClass.COMMUNICATION, KernelClass.MEMORY, KernelClass.OTHER, "host", "waiting"),
+)
+#: ... and those of post-training.
+LEVELS_OF_RL: Final = (
+    *("generate", "train", "sync", "reward", "request", "old-log-prob", "ref-log-prob", "advantage"),
+    "other phases",
 )
 #: Between levels that stand in for ratios: an overview has a byte for ratios up to 5.1.
 LEVEL_STEP: Final = 0.6
@@ -34,7 +40,8 @@ _LONGEST, _MOST_DONE = 200, 8
 
 @dataclass(frozen=True, slots=True)
 class LaneOps(StepOps):
-    """The ops of one step of an op trace. `lane`, `name`, `level`: per op, indices into `lanes`, `names`, `LEVELS`.
+    """The ops of one step of an op trace. `lane`, `name`, `level`: per op, indices into `lanes`, `names`, `LEVELS`, of
+    post-training into `LEVELS_OF_RL`. `roles`: what its ranks are called; empty for other traces.
 
     `frame`: a row of the trace per op; `seq` numbers them. `whats`: what the host did, as the column `did` numbers it.
     """
@@ -46,6 +53,11 @@ class LaneOps(StepOps):
     level: Ints
     frame: pl.DataFrame
     whats: tuple[str, ...]
+    roles: tuple[str, ...]
+
+    def who(self, rank: int) -> str:
+        """A rank in words."""
+        return self.roles[rank] if rank < len(self.roles) else f"rank {rank}"
 
     @property
     def stream_names(self) -> tuple[str, ...]:
@@ -112,7 +124,7 @@ class LaneOps(StepOps):
         """What is known of an op: label and value."""
         row = self.frame.row(op, named=True)
         found = [
-            ["rank", str(row["rank"])],
+            ["role", self.who(row["rank"])] if self.roles else ["rank", str(row["rank"])],
             ["on", self.lanes[self.lane[op]]],
             ["kind", str(row["kind"])],
             ["start", f"{row['start'] * 1e3:,.3f} ms"],
@@ -129,7 +141,8 @@ def lane_ops(trace: OpTrace, step: int) -> LaneOps:
     """The ops of one step of a trace."""
     from tracekit.analysis.gpu.recorded import Kept
 
-    kept = Kept.read(trace.metadata)
+    kept, rl = Kept.read(trace.metadata), trace.metadata.get(POST_TRAINING)
+    engines = rl.get("engines", ()) if isinstance(rl, dict) else ()
     whats = [one.name or one.reason for one in kept.whats] if kept is not None else []
     frame = trace.ops.filter(step=step) if "step" in trace.ops.columns else trace.ops
     columns = {name: pl.lit(None, pl.String).alias(name) for name in ("kind", "stream", "name")}
@@ -161,9 +174,10 @@ def lane_ops(trace: OpTrace, step: int) -> LaneOps:
         lanes=lanes,
         name=name.astype(np.int32),
         names=tuple(cut(printable(one), _LONGEST) for one in names),
-        level=np.array([_level(one, at) for at, one in enumerate(kinds)], np.int64)[kind],
+        level=np.array([_level(one, at, rl=bool(rl)) for at, one in enumerate(kinds)], np.int64)[kind],
         frame=frame,
         whats=tuple(cut(printable(one), _LONGEST) for one in whats),
+        roles=("phases", *(cut(printable(one), _LONGEST) for one in engines)) if rl else (),
     )
 
 
@@ -190,8 +204,10 @@ def _names(frame: pl.DataFrame, whats: list[str]) -> pl.Series:
     return pl.Series(whats).gather(longest.set(longest >= len(whats), None)).fill_null(own)
 
 
-def _level(kind: str, at: int) -> int:
-    """The level of a kind; `at`: its number among the kinds of the trace."""
+def _level(kind: str, at: int, *, rl: bool) -> int:
+    """The level of a kind; `at`: its number among the kinds of the trace; `rl`: of post-training."""
+    if rl:
+        return LEVELS_OF_RL.index(kind if kind in LEVELS_OF_RL else LEVELS_OF_RL[-1])
     if kind in _WAITING:
         return LEVELS.index("waiting")
     return LEVELS.index(kind) if kind in LEVELS else at % 4

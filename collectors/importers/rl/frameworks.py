@@ -75,8 +75,9 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
                 expected = f"a time of at least 0 and at most {LONGEST_S:g} s"
                 raise FormatError(f"{where}: step {number}: {name} took {value} s; expected {expected}")
         known = steps.get(number, {})
-        # slime reports a step in two records.
-        steps[number] = found if framework.step in known and framework.step in found else known | found
+        # slime reports a step in two records: those that have a timer in common are of two attempts.
+        if found:
+            steps[number] = found if known.keys() & found.keys() else known | found
     # A log that was cut can lack one of the two: then the generation is unknown, not 0.
     generates = {name for name, phase in framework.phases.items() if phase == "generate"}
     needed = generates if any(generates & timers.keys() for timers in steps.values()) else set()

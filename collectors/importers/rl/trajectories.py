@@ -112,6 +112,9 @@ def _trajectories(lines: list[_Line], where: str) -> Trajectories:
     # Lines are often in order of completion. Names of one length, such as 3-07 and 3-12, sort as numbers do.
     names = np.array([str(line.trajectory) for line in lines])
     order = np.lexsort((names, np.char.str_len(names), submit, step))
+    # A line that is there twice, as in a copy of a file, is one request.
+    again = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in (names, step, engine, end)])
+    order = np.delete(order, 1 + np.flatnonzero(again))
     columns: Iterator[Any] = (
         column[order]
         for column in (

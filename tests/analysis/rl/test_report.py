@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,10 @@ def test_a_step_that_is_cut_is_left_out_and_a_gap_is_an_error(tmp_path: Path) ->
     hole = [line for line in lines(5) if line.get("phase") != "sync" or line["step"] != 2]
     with pytest.raises(FormatError, match="step 2 lacks"):
         analyse(write(tmp_path / "hole", hole))
+    later = [{key: value + 99 if key in ("submit", "start", "end") else value for key, value in line.items()}
+             for line in lines()]  # fmt: skip
+    with pytest.raises(FormatError, match="step 1 ends before step 0 has ended: two attempts"):
+        analyse(write(tmp_path / "attempts", [*lines(), *later]))
     with pytest.raises(FormatError, match=r"^2 whole steps; needs 3"):
         analyse(write(tmp_path / "short", lines(2)))
     with pytest.raises(FormatError, match=r"^1 whole step; needs 3"):
@@ -273,6 +278,15 @@ def test_a_scenario_that_cannot_be_read_says_what_could(tmp_path: Path) -> None:
         "staleness=1,staleness=2",
     ):
         with pytest.raises(SelectionError):
+            Scenario.parse(text)
+    for text, words in (
+        ("staleness=10000", "10000 is not in the range 0 to 9,999"),
+        ("engines=0", "0 is not in the range 1 to 999,999"),
+        ("split=4:-1", "-1 is not in the range 1 to 999,999"),
+        ("partial=-0.5", "-0.5 is not a number above 0 and at most 1"),
+        ("generate=fast", "fast is not a number above 0 and at most 1e+12"),
+    ):
+        with pytest.raises(SelectionError, match=re.escape(words)):
             Scenario.parse(text)
     for text in ("", "rollout=1", "rollout=0,trainer=2", "rollout=a,trainer=b"):
         with pytest.raises(SelectionError, match="--gpus"):

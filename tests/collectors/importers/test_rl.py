@@ -153,6 +153,31 @@ def test_steps_keep_their_numbers_in_order_and_those_without_a_time_are_named(tm
     assert (again.steps.tolist(), again.left_out) == ([5, 9], (7, 8))
 
 
+def test_a_restart_that_repeats_steps_of_slime_keeps_both_records_of_each(tmp_path: Path) -> None:
+    """Step 1 is cut after its rollout, and done again with 7 s; other lines that look like steps have no timers."""
+
+    def step(number: int, rollout: int) -> list[str]:
+        return [
+            f"perf {number}: {{'perf/rollout_time': {rollout}}}\n",
+            f"perf {number}: {{'perf/train_wait_time': {rollout}, 'perf/step_time': {rollout + 2}}}\n",
+            f"perf {number + 5}: {{'rollout/length': 9}}\n",
+        ]
+
+    log = phases_of(tmp_path / "slime.log", "".join([*step(0, 4), step(1, 5)[0], *step(0, 6), *step(1, 7)]))
+    assert log.phases["generate"].tolist() == [6.0, 7.0]
+    assert log.step_s.tolist() == [8.0, 9.0]
+    assert log.left_out == ()
+
+
+def test_a_line_that_is_there_twice_is_one_request(tmp_path: Path) -> None:
+    once, twice = (read_rl([write(tmp_path / f"{n}.jsonl", lines() * n)]) for n in (1, 2))
+    assert isinstance(once, Timeline)
+    assert isinstance(twice, Timeline)
+    assert once.trajectories is not None
+    assert twice.trajectories is not None
+    assert twice.trajectories.end.tolist() == once.trajectories.end.tolist()
+
+
 def test_timers_that_do_not_count_seconds_contradict_the_clock_of_the_console_or_the_rate_of_tokens(
     tmp_path: Path,
 ) -> None:

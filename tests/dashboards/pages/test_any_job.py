@@ -17,8 +17,10 @@ from tests.handmade import slow_trace
 from tests.test_gpu_traces import SAMPLE
 from tests.test_op_trace import DP, OPS
 from tracekit.base.text import seconds
+from tracekit.dashboards.data.whatif_query import read_query
 from tracekit.job.graph import GraphJob
 from tracekit.job.pipeline import PipelineJob
+from tracekit.show.lanes import LEVELS_OF_RL, LaneOps
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
 
@@ -75,6 +77,23 @@ def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pag
             for section in report["sections"]:
                 cells = [cell for row in (section["heads"], *section["rows"]) for cell in row]
                 assert " ".join([section["title"], *cells]) in text
+
+
+def test_the_pages_of_post_training_have_its_words(pages: Pages) -> None:
+    timeline = " ".join(pages.lines("/timeline", job="post-training"))
+    assert "Phases and requests, one by one" in timeline
+    assert "Phase: generate train sync reward request" in timeline
+    ops = pages.service.results.step("post-training", 3)
+    assert isinstance(ops, LaneOps)
+    assert ops.roles == ("phases", "a")
+    assert (ops.who(0), ops.who(1), ops.facts(0)[0]) == ("phases", "a", ["role", "phases"])
+    levels = {kind: LEVELS_OF_RL[level] for kind, level in zip(ops.frame["kind"], ops.level, strict=True)}
+    assert levels == {kind: kind for kind in ("generate", "reward", "train", "sync", "request")}
+    whatif = pages.lines("/whatif", job="post-training")
+    assert "Alternative" in whatif
+    assert "staleness=1" in whatif
+    for alternative in ("staleness=1", "longest-first", "partial=0.9,engines=2"):
+        assert str(read_query(alternative)) == alternative
 
 
 def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> None:
