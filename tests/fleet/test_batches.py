@@ -1,0 +1,108 @@
+"""A job analysed in batches of steps gives the bytes of the job analysed in one piece."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.analysis.attribution.test_exact_attribution import specs
+from tests.handmade import published_columns, slow_trace, write_canonical
+from tests.properties import examples
+from tracekit.base.errors import SelectionError, TraceError
+from tracekit.fleet.batches import JobFile, analysed_in_batches
+from tracekit.fleet.local import LocalExecutor
+from tracekit.fleet.worker import work
+from tracekit.job.load import load
+from tracekit.synth import synthesize
+
+
+class InTurn:
+    """Runs every task in this process, and the first of each round twice."""
+
+    def run(self, tasks, *, alone=False):  # noqa: ARG002 - the interface of executors
+        work(tasks[0])
+        yield from map(work, tasks)
+
+
+def in_batches(path, executor=None, layout=None, **settings):
+    return analysed_in_batches(JobFile(path, layout), executor or InTurn(), **settings)
+
+
+def or_refused(make):
+    """The report as JSON, or the message that only the analysis in one piece will do."""
+    try:
+        return make().to_json()
+    except SelectionError as error:
+        return str(error)
+
+
+@given(specs(), st.data())
+@examples(8)
+def test_batches_of_any_size_give_the_bytes_of_one_piece(tmp_path_factory, spec, data):
+    path = tmp_path_factory.mktemp("drawn") / "job.parquet"
+    trace = synthesize(spec)
+    trace.write_parquet(path)
+    size = data.draw(st.integers(1, trace.ops.height))
+    found = or_refused(lambda: in_batches(path, batch_ops=size))
+    assert found == load(path).report.to_json() or "--engine local" in found
+
+
+def test_every_size_of_the_hand_made_job(tmp_path):
+    trace = slow_trace(range(5))
+    trace.write_parquet(tmp_path / "job.parquet")
+    expected = load(tmp_path / "job.parquet").report.to_json()
+    for steps in range(1, 6):
+        assert in_batches(tmp_path / "job.parquet", batch_ops=steps * trace.ops.height // 5).to_json() == expected
+
+
+def test_a_published_file_whose_rows_are_shuffled(tmp_path):
+    trace = slow_trace(range(4))
+    published_columns(trace.ops.sample(fraction=1, shuffle=True, seed=1)).write_parquet(tmp_path / "job.parquet")
+    layout = tmp_path / "meta.yaml"
+    layout.write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n")
+    found = in_batches(tmp_path / "job.parquet", layout=layout, batch_ops=1)
+    assert found.to_json() == load(tmp_path / "job.parquet", layout=layout).report.to_json()
+
+
+def test_causes_may_follow_from_fewer_steps_than_figures(tmp_path):
+    slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
+    whole = load(tmp_path / "job.parquet").report
+    found = in_batches(tmp_path / "job.parquet", evidence_ops=whole.ops // 3)
+    assert found.evidence_steps == 3
+    assert found.replay.graph.steps.tolist() == [0, 4, 8]
+    assert (found.slowdown, found.steps_traced, found.ops) == (whole.slowdown, 9, whole.ops)
+    assert found.by_worker.equals(whole.by_worker)
+    assert "3 of 9 steps" in dict(found.remarks_of_source())["Causes"]
+
+
+def test_processes_of_which_one_is_killed_in_every_round(tmp_path):
+    slow_trace(range(4)).write_parquet(tmp_path / "job.parquet")
+
+    class Killing(LocalExecutor):
+        def run(self, tasks, *, alone=False):
+            for count, done in enumerate(super().run(tasks, alone=alone)):
+                yield type(done)(done.url, died=True, reason="killed") if count == 0 and not alone else done
+
+    found = in_batches(tmp_path / "job.parquet", Killing(2, 1 << 30), batch_ops=1)
+    assert found.to_json() == load(tmp_path / "job.parquet").report.to_json()
+
+
+def test_a_batch_that_always_dies_ends_the_analysis(tmp_path):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+
+    class Dying(InTurn):
+        def run(self, tasks, *, alone=False):
+            for done in super().run(tasks, alone=alone):
+                yield type(done)(done.url, died=True, reason="its analysis was killed by SIGKILL")
+
+    with pytest.raises(TraceError, match=r"steps 0 to 0: its analysis was killed by SIGKILL, 3 times$"):
+        in_batches(tmp_path / "job.parquet", Dying(), batch_ops=1)
+
+
+def test_an_error_in_a_batch_is_that_of_one_piece(tmp_path):
+    ops = slow_trace(range(3)).ops.with_columns(
+        duration=pl.when((pl.col("step") == 2) & (pl.col("seq") == 1)).then(-1.0).otherwise("duration")
+    )
+    path = write_canonical(tmp_path / "job.parquet", ops)
+    with pytest.raises(TraceError, match="expected 0 or more"):
+        in_batches(path, batch_ops=1)
