@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.attribution.test_exact_attribution import specs
-from tests.handmade import published_columns, slow_trace, write_canonical
+from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
-from tracekit.base.errors import SelectionError, TraceError
+from tracekit.base.errors import OutputError, SelectionError, TraceError
 from tracekit.fleet.batches import JobFile, analysed_in_batches
 from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.worker import work
 from tracekit.job.load import load
+from tracekit.show.documents.worst_steps import worst_steps
 from tracekit.synth import synthesize
 
 
@@ -106,3 +107,49 @@ def test_an_error_in_a_batch_is_that_of_one_piece(tmp_path):
     path = write_canonical(tmp_path / "job.parquet", ops)
     with pytest.raises(TraceError, match="expected 0 or more"):
         in_batches(path, batch_ops=1)
+
+
+def test_a_full_disk_is_one_error(tmp_path):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+    with little_space(1000), pytest.raises(OutputError, match=r"File too large; set TMPDIR to a folder with more"):
+        in_batches(tmp_path / "job.parquet", batch_ops=1)
+
+
+def test_the_command_prints_the_same_with_either_engine(tmp_path):
+    slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
+    for options in ((), ("--fix", "worker=1,0", "--by", "host"), ("--ignore-steps", "1", "--redact")):
+        one, many = (run("whatif", tmp_path / "job.parquet", "--engine", engine, "--json", *options)
+                     for engine in ("local", "processes"))  # fmt: skip
+        assert many == one
+
+
+def test_only_pipelines_are_analysed_in_batches(tmp_path):
+    (tmp_path / "job.json").write_text("{}")
+    done = run("whatif", tmp_path / "job.json", "--engine", "processes")
+    assert (done.code, done.message) == (
+        2,
+        "tracekit: --engine processes is for one Parquet file of a pipeline; leave it out",
+    )
+
+
+def test_a_job_that_needs_more_memory_than_is_free_is_analysed_in_batches(tmp_path, monkeypatch):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+    expected = run("whatif", tmp_path / "job.parquet", "--json")
+    monkeypatch.setattr("tracekit.commands.whatif._free_bytes", lambda: 1000)
+    done = run("whatif", tmp_path / "job.parquet", "--json")
+    assert (done.code, done.out) == (0, expected.out)
+    assert "in batches of steps, as with --engine processes" in done.message
+
+
+@pytest.mark.fleet
+def test_ray_prints_the_same_as_one_piece(tmp_path):
+    slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
+    one, many = (run_process("whatif", tmp_path / "job.parquet", "--engine", engine, "--json")
+                 for engine in ("local", "ray"))  # fmt: skip
+    assert (many.code, many.out) == (0, one.out)
+
+
+def test_the_page_shows_the_slowest_of_the_steps_that_causes_follow_from(tmp_path):
+    slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
+    found = in_batches(tmp_path / "job.parquet", evidence_ops=300)
+    assert {step["step"] for step in worst_steps(found)["steps"]} <= set(found.replay.graph.steps.tolist())

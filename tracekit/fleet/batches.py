@@ -36,6 +36,7 @@ from tracekit.trace.canonical import (
     Coverage,
     Trace,
     read_parquet,
+    rows_of_file,
     rows_of_steps,
     traced_dp_ranks,
 )
@@ -46,14 +47,19 @@ if TYPE_CHECKING:
 
 #: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
-#: Upper bound for the memory of the analysis, bytes for each op.
-BYTES_PER_OP = 160
+#: Upper bounds for the memory of the analysis, bytes for each op: of a batch, and of a job whose rows are shuffled.
+BYTES_PER_OP, _BYTES_IN_ONE_PIECE = 160, 200
 #: Times that a task is tried.
 _ATTEMPTS = 3
 #: The rule of an outcome whose files could not be written.
 _NO_ROOM = "no room"
 
 Progress = Callable[[str], None]
+
+
+def memory_needed(path: Path) -> int:
+    """Memory for the analysis of a Parquet file in one piece, bytes. Raises FormatError."""
+    return _BYTES_IN_ONE_PIECE * rows_of_file(path)
 
 
 class JobFile(Struct, frozen=True):
@@ -94,16 +100,16 @@ class _Result(Struct, frozen=True):
 def analyse_batch(batch: Batch) -> Outcome:
     """Analyse a batch as far as the answers in its folder allow, and leave the result there."""
     folder = Path(batch.folder)
+    job, batches = _load(folder / "job")
+    found: _Result | TracekitError
     try:
-        job, batches = _load(folder / "job")
-        found: _Result | TracekitError
-        try:
-            found = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
-        except TracekitError as error:
-            found = error
+        found = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
+    except TracekitError as error:
+        found = error
+    try:
         _save(folder / f"result-{batch.number}", found)
-    except OSError as error:
-        return Outcome(batch.name, rule=_NO_ROOM, reason=f"{folder}: {error.strerror or error}")
+    except OutputError as error:
+        return Outcome(batch.name, rule=_NO_ROOM, reason=str(error))
     return Outcome(batch.name)
 
 
@@ -217,7 +223,7 @@ class _Whole:
                     reason = outcome.reason
                     continue
                 if outcome.rule == _NO_ROOM:
-                    raise OutputError(f"{outcome.reason}; set TMPDIR to a folder with more room")
+                    raise OutputError(outcome.reason)
                 if outcome.rule is not None:
                     raise RuntimeError(outcome.reason)
                 del left[int(outcome.url)]
@@ -322,8 +328,13 @@ def _load(path: Path) -> Any:
 
 
 def _save(path: Path, value: Any) -> None:
-    """Write a file as a whole, so that a task that dies leaves none."""
+    """Write a file as a whole, so that a task that dies leaves none. Raises OutputError."""
     whole = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(whole, "wb") as file:
-        pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
-    whole.replace(path)
+    try:
+        with open(whole, "wb") as file:
+            pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
+        whole.replace(path)
+    except OSError as error:
+        raise OutputError(
+            f"{path.parent}: temporary files of the analysis: {error.strerror}; set TMPDIR to a folder with more room"
+        ) from None

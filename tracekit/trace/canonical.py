@@ -414,6 +414,11 @@ def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFra
     return found.rechunk()
 
 
+def rows_of_file(path: str | os.PathLike[str]) -> int:
+    """The number of rows of a Parquet file, as its footer says. Raises FormatError as `read_columns` does."""
+    return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
+
+
 def rows_of_steps(path: str | os.PathLike[str]) -> dict[int, int]:
     """The number of rows of each step of a Parquet file, ascending. Raises FormatError as `read_columns` does."""
     by_step = _parquet(path, lambda file: pl.scan_parquet(file).group_by("step").len().collect(engine="streaming"))
@@ -422,8 +427,7 @@ def rows_of_steps(path: str | os.PathLike[str]) -> dict[int, int]:
 
 def _check_size(path: str | os.PathLike[str], columns: int) -> None:
     """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
-    size = Path(path).stat().st_size
-    rows = int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
+    size, rows = Path(path).stat().st_size, rows_of_file(path)
     values = rows * max(columns, USUAL_COLUMNS)
     if columns > MOST_COLUMNS or values > max(MOST_VALUES_PER_BYTE * size, FEWEST_VALUES):
         raise FormatError(
