@@ -153,3 +153,35 @@ def test_the_page_shows_the_slowest_of_the_steps_that_causes_follow_from(tmp_pat
     slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
     found = in_batches(tmp_path / "job.parquet", evidence_ops=300)
     assert {step["step"] for step in worst_steps(found)["steps"]} <= set(found.replay.graph.steps.tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (pl.col("start") + 1.7e9 + 20 * pl.col("step"), "starts count from one clock"),
+        (pl.col("start") - pl.when(pl.col("step") == 4).then(0.25).otherwise(0.0), "workers begin a step before"),
+    ],
+)
+def test_what_only_one_piece_can_tell_is_refused(tmp_path, change, reason):
+    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(5)).ops.with_columns(start=change))
+    assert load(path).report.steps_traced == 5
+    with pytest.raises(SelectionError, match=f"^{reason}.*--engine local"):
+        in_batches(path, batch_ops=1)
+
+
+def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
+    ops = slow_trace(range(6)).ops.filter((pl.col("step") != 1) | (pl.col("dp_rank") == 0))
+    path = write_canonical(tmp_path / "job.parquet", ops)
+    expected = load(path).report
+    assert expected.left_out_steps == (1,)
+    assert in_batches(path, batch_ops=1).to_json() == expected.to_json()
+    with pytest.raises(SelectionError, match="DP ranks are missing from some steps"):
+        in_batches(write_canonical(path, ops.filter(pl.col("step") < 2)), batch_ops=1)
+
+
+def test_steps_whose_recording_was_cut_are_left_out_alike(tmp_path):
+    cut = (pl.col("step") == 5) & (pl.col("kind") == "backward-compute") & (pl.col("seq") == 1)
+    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~cut))
+    expected = load(path).report
+    assert expected.left_out_steps == (5,)
+    assert in_batches(path, batch_ops=1).to_json() == expected.to_json()

@@ -35,12 +35,14 @@ from tracekit.trace.canonical import (
     MOST_MISSING,
     Coverage,
     Trace,
+    read_header,
     read_parquet,
     rows_of_file,
     rows_of_steps,
     traced_dp_ranks,
 )
 from tracekit.trace.model import Layout, Unit, Worker
+from tracekit.trace.units import FEWEST_STEPS
 
 if TYPE_CHECKING:
     from tracekit.job.pipeline_report import PipelineReport
@@ -75,13 +77,19 @@ class JobFile(Struct, frozen=True):
     redact: bool = False
 
     def read(self, steps: Sequence[int]) -> Trace:
-        """The trace of these steps. Raises FormatError, TraceError or LayoutError."""
+        """The trace of these steps. Raises FormatError, TraceError or LayoutError; SelectionError if its clock runs
+        across steps.
+        """
+        known: Mapping[str, float] = {}
         if self.layout is None:
             trace = read_parquet(self.path, unit=self.unit, steps=steps)
+            known = (read_header(self.path) or {}).get("step_starts", {})
         else:
             from tracekit.collectors.importers.published import read_published
 
             trace = read_published(self.path, self.layout, unit=self.unit, steps=steps)
+        if trace.step_starts != {int(step): float(start) for step, start in known.items()}:
+            raise SelectionError("starts count from one clock for all steps: use --engine local")
         return trace.redacted() if self.redact else trace
 
 
@@ -156,6 +164,7 @@ def analysed_in_batches(
     steps = {step: ops for step, ops in rows.items() if step not in ignored}
     if not steps or (ignored and len(steps) == len(rows)):
         raise SelectionError(f"--ignore-steps leaves {len(steps)} of {len(rows)} steps, {min(rows)} to {max(rows)}")
+    job.read(list(steps)[:FEWEST_STEPS])  # what is wrong with the file, and a clock that runs on, shows at once
     ops = sum(steps.values())
     whole = _Whole(job, executor, progress)
     fields = whole.fields(steps, batch_ops)
@@ -279,13 +288,22 @@ class _Whole:
         )
         del trace
         report = lean.whatif(**asked)
+        attribution = structs.replace(report.attribution, **fields)
+        diagnosis = report.diagnosis
+        if not all_here:
+            trust = attribution.trust_given(diagnosis.trust.unexplained)
+            reasons = trust.reasons or diagnosis.trust.reasons
+            diagnosis = structs.replace(
+                diagnosis, trust=structs.replace(trust, trustworthy=not reasons, reasons=reasons)
+            )
         return replace(
             report,
+            diagnosis=diagnosis,
             coverage=self._coverage(report.layout),
             dropped_lanes=self.dropped or (),
             left_out_steps=tuple(sorted((*self.cut, *self.incomplete))),
             ranks=dict(sorted(self.ranks.items())),
-            attribution=structs.replace(report.attribution, **fields),
+            attribution=attribution,
             published=report.published if all_here else None,
             evidence_steps=None if all_here else len(some),
         )

@@ -178,12 +178,13 @@ class PipelineReport(ReportTables):
         from tracekit.report import plain_data as shapes
 
         found = self.attribution
+        some = {} if self.evidence_steps is None else {"evidence_steps": self.evidence_steps}
         gaps = [
             shapes.MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
             for gap in found.gaps
         ]
         return {
-            "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops},
+            "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops} | some,
             "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
             "wasted_gpu_hours": found.wasted_gpu_hours,
             "method": shapes.MethodUsed(
