@@ -182,6 +182,7 @@ class _Whole:
         self.answers: list[Any] = []
         self.ranks: dict[Worker, int] = {}
         self.worker_steps = self.all_steps = 0
+        self.counted = False
         self.steps: dict[int, int] = {}
 
     def fields(self, steps: Mapping[int, int], batch_ops: int) -> dict[str, Any]:
@@ -195,7 +196,12 @@ class _Whole:
                 try:
                     parts = self._rounds(Path(folder), batches)
                 except GraphError:
-                    self.cut = tuple(step for some in batches for step in cut_steps(self.job.read(some)))
+                    for some in batches:
+                        trace = self.job.read(some)
+                        self.cut += cut_steps(trace)
+                        if not self.counted:
+                            self._count(trace.worker_ranks(), trace.coverage().worker_steps_traced)
+                    self.counted = True
                     if left_out or not 0 < len(self.cut) < len(self.steps):
                         raise
                     continue
@@ -208,8 +214,9 @@ class _Whole:
         while True:
             _save(folder / "answers", self.answers)
             results = self._round(folder, batches)
-            if not self.worker_steps:
-                self._count(results)
+            for result in () if self.counted else results:
+                self._count(result.ranks, result.worker_steps)
+            self.counted = True
             asked = {result.asked for result in results}
             if asked == {None}:
                 return [result.part for result in results]
@@ -249,15 +256,12 @@ class _Whole:
                 raise result
         return found
 
-    def _count(self, results: Sequence[_Result]) -> None:
-        """Keep the ranks of workers, and the number of steps that each has. Raises TraceError if one has two ranks."""
-        for result in results:
-            self.worker_steps += result.worker_steps
-            for worker, rank in result.ranks.items():
-                if self.ranks.setdefault(worker, rank) != rank:
-                    raise TraceError(
-                        f"{self.job.path}: worker {worker} has rank {rank} in some steps, others in others"
-                    )
+    def _count(self, ranks: Mapping[Worker, int], worker_steps: int) -> None:
+        """Keep the ranks of workers, and in how many steps they are. Raises TraceError if one has two ranks."""
+        self.worker_steps += worker_steps
+        for worker, rank in ranks.items():
+            if self.ranks.setdefault(worker, rank) != rank:
+                raise TraceError(f"{self.job.path}: worker {worker} has rank {rank} in some steps only")
 
     def _leaves_out(self, lanes: JobLanes) -> bool:
         """Whether more steps have to be left out. Raises SelectionError if steps without some DP ranks remain."""
