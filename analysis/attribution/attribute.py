@@ -7,9 +7,12 @@ Large Model Training Using What-if Analysis" (OSDI'25).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution, Contribution, CriticalTimes
 from tracekit.analysis.attribution.correlation import forward_backward_correlation
@@ -18,12 +21,13 @@ from tracekit.analysis.attribution.exact_attribution import add_back_lanes, repr
 from tracekit.analysis.attribution.one_changed import step_times_each_changed
 from tracekit.analysis.attribution.resolution import coarse_starts_s
 from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.scenario import IDEAL, ORIGINAL, RECORDED, Action, Base, Edit, Scenario
 from tracekit.analysis.whatif.selection import Selection, kind, labelled, stage, worker
 from tracekit.base.errors import TraceError
 from tracekit.trace.canonical import traced_dp_ranks
-from tracekit.trace.model import DP_COLLECTIVES, OpKind, Worker, kind_groups
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
 
 #: M_W idealises this share of the workers, at least one of them.
 SLOWEST_WORKERS_SHARE = 0.03
@@ -33,98 +37,166 @@ COSTLIEST_BY_DP_RANK = 200_000_000
 Progress = Callable[[str], None]
 
 
+class ReplayedSteps(Struct, frozen=True, eq=False):
+    """The replays of some steps of a job, or of all: what its attribution is made of.
+
+    `times`: fields of `Attribution`, arrays with the steps as first axis. `slowest_workers`: of the whole job;
+    `slowest`: the ideal job with these as recorded, and the original job with these idealised, [steps] each. `hidden`:
+    see `_hidden_times`. `paths`: of the recorded, the original and the ideal job, as in `CriticalTimes`, per step and
+    kind of op.
+    """
+
+    times: Mapping[str, Any]
+    slowest_workers: tuple[Worker, ...]
+    slowest: tuple[Floats, ...]
+    hidden: Floats | None
+    paths: Mapping[str, tuple[Mapping[Any, list[float]], Mapping[Any, list[float]], Floats]]
+    clamped_transfers: int
+    clamped_delays: int
+    ops: int
+    incomplete_steps: int
+
+    @classmethod
+    def of(cls, replay: JobReplay, whole: Whole = UNDIVIDED, *, progress: Progress | None = None) -> ReplayedSteps:
+        """Replay every what-if question about the steps of `replay`, of the job `whole`."""
+        tell = progress or (lambda _: None)
+        graph, durations = replay.graph, replay.durations
+        stages = graph.layout.pp
+        tell("step times")
+        recorded = replay.recorded_step_times()
+        ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
+        _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
+        tell("op kinds")
+        chosen_kinds = {name: kind(*kinds) for name, kinds in kind_groups(graph.job.kinds).items()}
+        by_kind = {name: replay.step_times(Scenario.addition(chosen)) for name, chosen in chosen_kinds.items()}
+        removed_by_kind = {name: replay.step_times(Scenario.removal(chosen)) for name, chosen in chosen_kinds.items()}
+        tell("stages")
+        by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
+        removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
+        tell("DP ranks and workers")
+        represented = representative_lanes(replay)
+        by_dp_rank = add_back_lanes(replay, represented)
+        each = [by_dp_rank] if stages == 1 else [add_back_lanes(replay, represented, at) for at in range(stages)]
+        tell("launch delays")
+        delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
+        times = {
+            "steps": graph.steps,
+            "recorded": recorded,
+            "original": original,
+            "ideal": ideal,
+            "with_delays": replay.step_times(RECORDED),
+            "by_kind": by_kind,
+            "by_stage": by_stage,
+            "by_dp_rank": by_dp_rank,
+            "by_worker": np.stack(each, axis=2),
+            "removed_by_kind": removed_by_kind,
+            "removed_by_stage": removed_by_stage,
+            "delayed_by_kind": {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()},
+            "delayed_by_stage": delayed_by_stage,
+            "delayed_by_dp_rank": step_times_each_changed(replay, _delayed, COSTLIEST_BY_DP_RANK),
+        }
+        tell("DP ranks fixed")
+        times["removed_by_dp_rank"] = step_times_each_changed(replay, Scenario.removal, COSTLIEST_BY_DP_RANK)
+        tell("critical path")
+        paths = {name: critical_path(replay, scenario) for name, scenario in _WITH_PATH.items()}
+        tell("slowest workers and last stage")
+        approx = whole.agreed(lambda: (by_dp_rank, by_stage), _approximate)
+        slowest = _slowest_workers(approx, graph.dp_ranks)
+        changes = Scenario.addition(worker(*slowest)), Scenario.removal(worker(*slowest))
+        return cls(
+            times=times,
+            slowest_workers=slowest,
+            slowest=tuple(replay.step_times(change) for change in changes),
+            hidden=_hidden_times(replay),
+            paths={
+                name: (path.step_seconds_by(["kind"]), path.step_seconds_by(["dp_rank", "stage"]), path.step_delays_s)
+                for name, path in paths.items()
+            },
+            clamped_transfers=durations.clamped_transfers,
+            clamped_delays=durations.clamped_delays,
+            ops=graph.ops,
+            incomplete_steps=len(_incomplete_steps(replay)),
+        )
+
+
+#: Scenarios whose critical path is reported.
+_WITH_PATH = {"recorded": RECORDED, "original": ORIGINAL, "ideal": IDEAL}
+
+
 def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribution:
     """Answer every what-if question about `replay`. `progress` is called with the name of each stage of the work."""
-    tell = progress or (lambda _: None)
-    graph, durations = replay.graph, replay.durations
-    stages = graph.layout.pp
-    tell("step times")
-    recorded = replay.recorded_step_times()
-    ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
-    _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
-    tell("op kinds")
-    groups = kind_groups(graph.kinds)
-    chosen_kinds = {name: kind(*kinds) for name, kinds in groups.items()}
-    by_kind = {name: replay.step_times(Scenario.addition(chosen)) for name, chosen in chosen_kinds.items()}
-    removed_by_kind = {name: replay.step_times(Scenario.removal(chosen)) for name, chosen in chosen_kinds.items()}
-    tell("stages")
-    by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
-    removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
-    tell("DP ranks and workers")
-    represented = representative_lanes(replay)
-    by_dp_rank = add_back_lanes(replay, represented)
-    each = [by_dp_rank] if stages == 1 else [add_back_lanes(replay, represented, at) for at in range(stages)]
-    by_worker = np.stack(each, axis=2)
-    tell("launch delays")
-    with_delays = replay.step_times(RECORDED)
-    delayed_by_kind = {name: replay.step_times(_delayed(chosen)) for name, chosen in chosen_kinds.items()}
-    delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
-    delayed_by_dp_rank = step_times_each_changed(replay, _delayed, COSTLIEST_BY_DP_RANK)
-    tell("DP ranks fixed")
-    removed_by_dp_rank = step_times_each_changed(replay, Scenario.removal, COSTLIEST_BY_DP_RANK)
-    tell("critical path")
-    critical = {
-        name: _critical_times(replay, scenario)
-        for name, scenario in (("recorded", RECORDED), ("original", ORIGINAL), ("ideal", IDEAL))
-    }
-    tell("slowest workers and last stage")
-    approx = np.minimum(by_dp_rank.mean(axis=0)[:, None], by_stage.mean(axis=0)[None, :])
-    slowest, mean_s = _slowest_workers(approx, graph.dp_ranks), (float(original.mean()), float(ideal.mean()))
+    graph = replay.graph
     return Attribution(
-        steps=graph.steps,
         dp_ranks=graph.dp_ranks,
-        stages=stages,
+        stages=graph.layout.pp,
         world_size=graph.layout.world_size,
-        recorded=recorded,
-        original=original,
-        ideal=ideal,
-        with_delays=with_delays,
-        by_kind=by_kind,
-        by_stage=by_stage,
-        by_dp_rank=by_dp_rank,
-        by_worker=by_worker,
-        removed_by_kind=removed_by_kind,
-        removed_by_stage=removed_by_stage,
-        removed_by_dp_rank=removed_by_dp_rank,
-        delayed_by_kind=delayed_by_kind,
-        delayed_by_stage=delayed_by_stage,
-        delayed_by_dp_rank=delayed_by_dp_rank,
-        critical=critical,
-        m_w=Contribution(
-            *mean_s,
-            added_s=replay.mean_step_time(Scenario.addition(worker(*slowest))),
-            removed_s=replay.mean_step_time(Scenario.removal(worker(*slowest))),
-        ),
-        m_s=Contribution(
-            *mean_s, added_s=float(by_stage[:, -1].mean()), removed_s=float(removed_by_stage[:, -1].mean())
-        ),
-        slowest_workers=slowest,
         correlation=forward_backward_correlation(replay),
-        clamped_transfers=durations.clamped_transfers,
-        clamped_delays=durations.clamped_delays,
-        ops=graph.ops,
         gaps=graph.gaps,
         slowdown_as_recorded=None if replay.as_recorded is None else slowdown_of(replay.as_recorded),
-        hidden_slowdown=_hidden_slowdown(replay, mean_s[0]),
-        incomplete_steps=len(_incomplete_steps(replay)),
         clock_doubts=replay.clocks.doubts,
         coarse_starts_s=coarse_starts_s(graph),
         one_clock=graph.trace is not None and graph.trace.one_clock,
+        **joined([ReplayedSteps.of(replay, progress=progress)]),
     )
 
 
-def _critical_times(replay: JobReplay, scenario: Scenario) -> CriticalTimes:
-    path = critical_path(replay, scenario)
-    of_kind = path.seconds_by(["kind"])
-    groups = kind_groups(replay.graph.kinds)
+def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
+    """The fields of `Attribution` that follow from replays, given those of each batch of steps, in order."""
+    times = {name: _concatenated([part.times[name] for part in parts]) for name in parts[0].times}
+    original_s, ideal_s = float(times["original"].mean()), float(times["ideal"].mean())
+    added_s, removed_s = (
+        float(_concatenated(some).mean()) for some in zip(*(part.slowest for part in parts), strict=True)
+    )
+    hidden = _concatenated([part.hidden for part in parts])
+    hidden_s = None if hidden is None else float(hidden.mean())
+    return times | {
+        "critical": {
+            name: _critical_times([part.paths[name] for part in parts], times["by_kind"]) for name in _WITH_PATH
+        },
+        "m_w": Contribution(original_s, ideal_s, added_s=added_s, removed_s=removed_s),
+        "m_s": Contribution(
+            original_s,
+            ideal_s,
+            added_s=float(times["by_stage"][:, -1].mean()),
+            removed_s=float(times["removed_by_stage"][:, -1].mean()),
+        ),
+        "slowest_workers": parts[0].slowest_workers,
+        "hidden_slowdown": None if hidden_s is None else original_s / hidden_s if hidden_s > 0 else math.inf,
+        **{
+            name: sum(getattr(part, name) for part in parts)
+            for name in ("clamped_transfers", "clamped_delays", "ops", "incomplete_steps")
+        },
+    }
+
+
+def _concatenated(values: Sequence[Any]) -> Any:
+    """Arrays, one after the other; the same for each value of mappings; None if there are none."""
+    if len(values) == 1 or values[0] is None:
+        return values[0]
+    if isinstance(values[0], dict):
+        return {name: _concatenated([value[name] for value in values]) for name in values[0]}
+    return np.concatenate(values)
+
+
+def _critical_times(
+    parts: Sequence[tuple[Mapping[Any, list[float]], Mapping[Any, list[float]], Floats]], reported: Collection[str]
+) -> CriticalTimes:
+    """Means over the steps of all parts. `reported`: the reported kinds of the job."""
+    of_kinds, of_workers, delays = zip(*parts, strict=True)
+    steps = sum(map(len, delays))
+    of_kind, of_worker = (
+        {key: math.fsum(chain.from_iterable(some)) / steps for key, some in by_name(found).items()}
+        for found in (of_kinds, of_workers)
+    )
+    groups = kind_groups(KINDS)
     return CriticalTimes(
-        by_kind={name: sum(of_kind.get((str(kind),), 0.0) for kind in kinds) for name, kinds in groups.items()},
+        by_kind={name: sum(of_kind.get((str(kind),), 0.0) for kind in groups[name]) for name in reported},
         by_worker={
             Worker(int(dp_rank), int(at)): seconds
-            for (dp_rank, at), seconds in path.seconds_by(["dp_rank", "stage"]).items()
+            for (dp_rank, at), seconds in sorted(of_worker.items(), key=lambda item: (-item[1], item[0]))
             if dp_rank is not None and at is not None
         },
-        delay_s=path.mean_delay_s,
+        delay_s=math.fsum(chain.from_iterable(delays)) / steps,
     )
 
 
@@ -144,21 +216,20 @@ def slowdown_of(replay: JobReplay) -> float:
     return replay.mean_step_time(ORIGINAL) / replay.mean_step_time(IDEAL)
 
 
-def _hidden_slowdown(replay: JobReplay, original_s: float) -> float | None:
-    """S if the collectives that lack DP ranks of the layout did nothing but wait for them; None if no DP rank is
-    missing.
+def _hidden_times(replay: JobReplay) -> Floats | None:
+    """Step times, seconds, [steps], if the collectives that lack DP ranks of the layout did nothing but wait for them;
+    None if no DP rank is missing.
 
     If DP ranks are missing from some steps only, only those steps count.
     """
     graph, incomplete = replay.graph, _incomplete_steps(replay)
     waiting = DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}
-    if not len(incomplete) or not waiting & set(graph.kinds):
+    if not len(incomplete) or not waiting & set(graph.job.kinds):
         return None
     selection = kind(*waiting)
     if len(incomplete) < len(graph.steps):
         selection = selection & labelled("step", *incomplete.tolist())
-    ideal_s = replay.mean_step_time(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
-    return original_s / ideal_s if ideal_s > 0 else math.inf
+    return replay.step_times(Scenario(Base.IDEAL, (Edit(selection, Action.SET, 0.0),)))
 
 
 def _incomplete_steps(replay: JobReplay) -> Int32s:
@@ -172,6 +243,14 @@ def _incomplete_steps(replay: JobReplay) -> Int32s:
 
 def _delayed(selection: Selection) -> Scenario:
     return Scenario(Base.ORIGINAL, launch_delays=selection)
+
+
+def _approximate(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Mean step times, seconds, by the paper's approximation of each worker, [dp_ranks, stages]. In: `by_dp_rank` and
+    `by_stage` of batches of steps.
+    """
+    by_dp_rank, by_stage = (np.concatenate(some).mean(axis=0) for some in zip(*parts, strict=True))
+    return np.asarray(np.minimum(by_dp_rank[:, None], by_stage[None, :]))
 
 
 def _slowest_workers(times: Floats, dp_ranks: tuple[int, ...]) -> tuple[Worker, ...]:

@@ -7,6 +7,7 @@ collective or transfer waited for one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -50,27 +51,37 @@ class CriticalPath(Struct, frozen=True, eq=False):
 
         Leaves out delays. Raises SelectionError for a label that no op has.
         """
-        totals: dict[tuple[Value | None, ...], float] = {}
+        steps = len(self.graph.steps)
+        means = {key: math.fsum(seconds) / steps for key, seconds in self.step_seconds_by(names).items()}
+        return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+    def step_seconds_by(self, names: Sequence[str]) -> dict[tuple[Value | None, ...], list[float]]:
+        """Like `seconds_by`: seconds of each step in which such ops are on the path, in any order."""
+        found: dict[tuple[Value | None, ...], list[float]] = {}
         for number in np.unique(self.block).tolist():
             here = self.block == number
             labels = [self.graph.label(number, name) for name in names]
             shape = self.graph.blocks[number].start.shape
             codes = [np.broadcast_to(label.codes, shape)[self.row[here], self.lane[here]] for label in labels]
-            combined, found = combinations(codes)
-            seconds = np.bincount(found, weights=self.cost_s[here])
-            for key_codes, total in zip(combined.tolist(), seconds.tolist(), strict=True):
+            combined, at = combinations([*codes, self.step[here]])
+            seconds = np.bincount(at, weights=self.cost_s[here])
+            for (*key_codes, _), total in zip(combined.tolist(), seconds.tolist(), strict=True):
                 key = tuple(
                     None if code == UNLABELLED else label.value(code)
                     for label, code in zip(labels, key_codes, strict=True)
                 )
-                totals[key] = totals.get(key, 0.0) + total
-        steps = len(self.graph.steps)
-        return {key: total / steps for key, total in sorted(totals.items(), key=lambda item: -item[1])}
+                found.setdefault(key, []).append(total)
+        return found
+
+    @property
+    def step_delays_s(self) -> Floats:
+        """Seconds of each step in which nothing on the path ran, [steps]."""
+        return np.asarray(np.bincount(self.step, self.delay_s, len(self.graph.steps)), np.float64)
 
     @property
     def mean_delay_s(self) -> float:
         """Mean seconds per step in which nothing on the path ran."""
-        return float(self.delay_s.sum()) / len(self.graph.steps)
+        return math.fsum(self.step_delays_s) / len(self.graph.steps)
 
 
 def critical_path(replay: GraphReplay, scenario: CostRule) -> CriticalPath:

@@ -36,7 +36,7 @@ def step_times_each_changed(
     """
     graph = replay.graph
     passes = 2 * (graph.rendezvous_count + 1)
-    if min(passes, len(graph.dp_ranks)) * graph.ops > most_op_replays:
+    if min(passes, len(graph.dp_ranks)) * graph.job.ops > most_op_replays:
         return None
     if len(graph.dp_ranks) <= passes:
         return np.stack([replay.step_times(change(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)

@@ -8,6 +8,7 @@ structure: a block records which ops are present.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,14 @@ from tracekit.analysis.graph.compiled import NO_RENDEZVOUS
 from tracekit.analysis.graph.gaps import Gap, MissingOps, with_missing_ops
 from tracekit.analysis.graph.labels import UNLABELLED, Label, Mask, unknown_label
 from tracekit.analysis.graph.lanes import LaneGroup, Lanes, place_lanes
+from tracekit.analysis.graph.lanes_of_job import (
+    JobLanes,
+    StructureKey,
+    by_key,
+    lanes_here,
+    merged_lanes,
+    merged_samples,
+)
 from tracekit.analysis.graph.rules.gathering import (
     gathers_first,
     with_gathering_among_work,
@@ -29,12 +38,13 @@ from tracekit.analysis.graph.rules.posting import (
     PUBLISHED,
     RECORDED,
     PostingRule,
-    RecordedLanes,
     infer_posting,
     with_posting,
 )
+from tracekit.analysis.graph.structure import Structure
 from tracekit.analysis.graph.template import Template, build_templates, rendezvous_keys
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.base.errors import GraphError, extra
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, Layout, OpKind, Worker
@@ -50,7 +60,7 @@ Node = tuple[int, int, OpKind, int]
 
 
 class Block(LaneGroup, frozen=True, eq=False, kw_only=True):
-    """A template and the lanes that it covers, ordered by (step, dp_rank).
+    """A template and the lanes that it covers, ordered by (step, dp_rank). `key`: of its structure in the job.
 
     `step`: index into `DependencyGraph.steps`. `first_lane`: where the lanes of each step begin, [steps here + 1]. The
     other fields: as in `PlacedLanes`; `posted` and `resumed` are None.
@@ -58,16 +68,12 @@ class Block(LaneGroup, frozen=True, eq=False, kw_only=True):
 
     template: Template
     first_lane: Ints
+    key: StructureKey
 
     @property
     def lanes(self) -> int:
         """The number of lanes in the block."""
         return int(self.start.shape[1])
-
-    @property
-    def ops(self) -> int:
-        """The number of ops in the block."""
-        return self.start.size if self.present is None else int(self.present.sum())
 
     @property
     def occasional_rows(self) -> Mask:
@@ -105,7 +111,8 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     summary of the trace, with its ranks and hosts. `rank_begin_s`: usual begin of a step on each worker, seconds after
     the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together. `lanes`:
     those of the whole trace, without inferred rules. `inferred_transfers`: no transfer was recorded; each was inferred
-    from the computes at its ends. `virtual`: the `virtual_stages` of the job.
+    from the computes at its ends. `virtual`: the `virtual_stages` of the job. `job`: the lanes of the whole job, of
+    which the trace may be some steps.
     """
 
     layout: Layout
@@ -114,6 +121,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     rendezvous_count: int
     dropped_lanes: tuple[tuple[int, int], ...]
     virtual: Ints
+    job: JobLanes
     gaps: tuple[Gap, ...] = ()
     reconstructed: bool = False
     posting: PostingRule = PUBLISHED
@@ -124,50 +132,66 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def from_trace(
-        cls, trace: Trace, *, reconstruct: bool = False, posting: PostingRule | None = PUBLISHED
+        cls,
+        trace: Trace,
+        *,
+        reconstruct: bool = False,
+        posting: PostingRule | None = PUBLISHED,
+        whole: Whole = UNDIVIDED,
+        lanes: Lanes | None = None,
     ) -> DependencyGraph:
         """Build the graph. Raises GraphError for unpaired sends, cycles and other contradictions.
 
         `reconstruct`: add members of collectives that only their peers recorded; each begins as soon as everything that
         it waits for has ended. `posting`: the rule by which receives are posted; None: infer it from the recording.
+        `whole`: the job of which `trace` may be some steps. `lanes`: those of the trace, if they are placed already.
         """
-        lanes = place_lanes(trace)
+        lanes = lanes or place_lanes(trace, whole)
         missing = lanes.missing
         if reconstruct and len(missing):
             lanes = place_lanes(with_missing_ops(trace, missing))
-            graph = cls._of_lanes(trace, lanes, posting)
+            graph = cls._of_lanes(trace, lanes, posting, whole)
             return replace(_begun_when_ready(graph, missing), gaps=missing.gaps(), reconstructed=True)
-        return replace(cls._of_lanes(trace, lanes, posting), gaps=missing.gaps())
+        return replace(cls._of_lanes(trace, lanes, posting, whole), gaps=missing.gaps())
 
     @classmethod
-    def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None) -> DependencyGraph:
+    def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None, whole: Whole) -> DependencyGraph:
+        job = whole.agreed(lambda: lanes_here(lanes), merged_lanes)
         if posting is None:
+            structures, rule = _posted(lanes, job, whole)
             try:
-                return replace(cls._built(trace, *_posted(lanes)), lanes=lanes)
+                return cls._built(trace, lanes, job, structures, rule)
             except GraphError:  # if the recorded order contradicts the other rules, keep the rules
                 pass
-        return replace(cls._built(trace, lanes, PUBLISHED), lanes=lanes)
+        return cls._built(trace, lanes, job, job.structures, PUBLISHED)
 
     def as_published(self) -> DependencyGraph:
         """The graph of the same trace by the rules of the published method, which infers none."""
         assert self.lanes is not None, "a graph built from a trace"
         assert self.trace is not None, "a graph built from a trace"
-        graph = DependencyGraph._built(self.trace, self.lanes, PUBLISHED)
-        return replace(graph, gaps=self.gaps, lanes=self.lanes)
+        return replace(
+            DependencyGraph._built(self.trace, self.lanes, self.job, self.job.structures, PUBLISHED), gaps=self.gaps
+        )
 
     @classmethod
-    def _built(cls, trace: Trace, lanes: Lanes, posting: PostingRule) -> DependencyGraph:
+    def _built(
+        cls,
+        trace: Trace,
+        lanes: Lanes,
+        job: JobLanes,
+        structures: Mapping[StructureKey, Structure],
+        posting: PostingRule,
+    ) -> DependencyGraph:
         replayed = np.unique(np.concatenate([group.step for group in lanes.groups]))
-        lanes_of_step = sum(np.bincount(group.step, minlength=len(lanes.steps)) for group in lanes.groups)
-        keys = (
-            rendezvous_keys([group.structure for group in lanes.groups]) if np.max(lanes_of_step) > 1 else NO_RENDEZVOUS
-        )
-        templates = build_templates([group.structure for group in lanes.groups], keys)
+        every = list(structures.values())  # of the whole job: rendezvous and rounds must not depend on the steps here
+        keys = rendezvous_keys(every) if job.lanes_of_step.max() > 1 else NO_RENDEZVOUS
+        templates = dict(zip(structures, build_templates(every, keys), strict=True))
         return cls(
             layout=trace.layout,
             steps=lanes.steps[replayed],
             blocks=tuple(
-                _block(group, template, replayed) for group, template in zip(lanes.groups, templates, strict=True)
+                _block(replace(group, structure=structures[key]), templates[key], key, replayed)
+                for key, group in by_key(lanes).items()
             ),
             rendezvous_count=len(keys),
             dropped_lanes=lanes.dropped_lanes,
@@ -175,6 +199,8 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
             trace=trace.outline(),
             inferred_transfers=lanes.inferred_transfers,
             virtual=lanes.virtual,
+            lanes=lanes,
+            job=job,
         )
 
     @property
@@ -286,34 +312,27 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         return graph
 
 
-def _posted(lanes: Lanes) -> tuple[Lanes, PostingRule]:
-    """The lanes with receives posted and parameters gathered as recorded, and the rule by which receives are posted."""
-    recorded = [
-        RecordedLanes.sampled(group.structure, group.start, group.duration, group.present, group.posted, group.resumed)
-        for group in lanes.groups
-    ]
-    known = [structure for some in recorded if (structure := with_host_order(some)) is not None]
+def _posted(lanes: Lanes, job: JobLanes, whole: Whole) -> tuple[dict[StructureKey, Structure], PostingRule]:
+    """The structures of the job with receives posted and parameters gathered as recorded, and the rule by which
+    receives are posted.
+    """
+    recorded = whole.agreed(lambda: job.samples_in(lanes), merged_samples)
+    known = {key: known for key, some in recorded.items() if (known := with_host_order(some)) is not None}
     if len(known) == len(recorded):
         rule, structures = RECORDED, known
     else:
-        rule = PUBLISHED if lanes.inferred_transfers else infer_posting(recorded)
-        structures = [with_posting(some, rule) for some in recorded]
-    if gathers_first(recorded):
-        structures = [with_gathers_first(structure) for structure in structures]
-    structures = [
-        with_gathering_among_work(structure, some) for structure, some in zip(structures, recorded, strict=True)
-    ]
-    groups = tuple(
-        replace(group, structure=structure) for group, structure in zip(lanes.groups, structures, strict=True)
-    )
-    return replace(lanes, groups=groups), rule
+        rule = PUBLISHED if lanes.inferred_transfers else infer_posting(recorded.values())
+        structures = {key: with_posting(some, rule) for key, some in recorded.items()}
+    if gathers_first(recorded.values()):
+        structures = {key: with_gathers_first(structure) for key, structure in structures.items()}
+    return {key: with_gathering_among_work(structure, recorded[key]) for key, structure in structures.items()}, rule
 
 
-def _block(group: LaneGroup, template: Template, replayed: Ints) -> Block:
+def _block(group: LaneGroup, template: Template, key: StructureKey, replayed: Ints) -> Block:
     step = np.searchsorted(replayed, group.step).astype(np.int32)
     fields = {name: getattr(group, name) for name in group.__struct_fields__}
     changed = {"step": step, "first_lane": first_lanes(step), "posted": None, "resumed": None}
-    return Block(**fields | changed, template=template)
+    return Block(**fields | changed, template=template, key=key)
 
 
 def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> DependencyGraph:

@@ -24,6 +24,7 @@ from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.graph.virtual_stages import is_v_shaped, virtual_stages
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
@@ -59,10 +60,10 @@ class Lanes(Struct, frozen=True, eq=False):
     inferred_transfers: bool = False
 
 
-def place_lanes(trace: Trace) -> Lanes:
+def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     """Place every op of `trace`. Raises GraphError if a lane's ops contradict each other, or no lane is complete."""
     layout = trace.layout
-    virtual = virtual_stages(layout, v_shaped=is_v_shaped(trace))
+    virtual = virtual_stages(layout, v_shaped=is_v_shaped(trace, whole))
     ops = _Ops(trace)
     counts = ops.counts()
     inferred = layout.pp > 1 and not counts.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()

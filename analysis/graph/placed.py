@@ -50,6 +50,11 @@ class PlacedLanes(Struct, frozen=True, eq=False):
         """`counts` as [stages, kinds]."""
         return self.counts.reshape(-1, len(KINDS))
 
+    @property
+    def ops(self) -> int:
+        """The number of ops of all lanes."""
+        return self.start.size if self.present is None else int(self.present.sum())
+
     def only(self, lanes: Ints) -> Self:
         """Only these lanes; no copy if that is all of them."""
         names = ("start", "duration", "chunk", "microbatch", "seq", "present", "posted", "resumed")

@@ -6,10 +6,13 @@ pipeline (ZBV, DualPipeV), it stays on the last stage and runs back to the first
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Ints
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, OpKind
 
@@ -22,7 +25,7 @@ def virtual_stages(layout: Layout, *, v_shaped: bool = False) -> Ints:
     return number
 
 
-def is_v_shaped(trace: Trace) -> bool:
+def is_v_shaped(trace: Trace, whole: Whole = UNDIVIDED) -> bool:
     """Whether most lanes compute in the order of a V-shaped pipeline.
 
     Between its forward and its backward, a microbatch passes all later parts of the model. So an odd chunk holds it
@@ -30,8 +33,18 @@ def is_v_shaped(trace: Trace) -> bool:
     its own clock.
     """
     layout = trace.layout
-    if layout.pp == 1 or layout.vpp == 1:
-        return False
+    return layout.pp > 1 and layout.vpp > 1 and whole.agreed(lambda: _v_shaped_lanes(trace), _most)
+
+
+def _most(lanes: Sequence[tuple[int, int]]) -> bool:
+    """Whether most lanes are V-shaped, given how many are, and how many there are, in each batch of steps."""
+    v_shaped, total = np.sum(lanes, axis=0).tolist()
+    return bool(2 * v_shaped > total)
+
+
+def _v_shaped_lanes(trace: Trace) -> tuple[int, int]:
+    """The number of lanes in that order, and of all that can tell."""
+    layout = trace.layout
     first, forward = pl.col("pp_rank") == 0, pl.col("kind") == OpKind.FORWARD_COMPUTE
     lanes = (
         trace.ops.filter(
@@ -45,4 +58,4 @@ def is_v_shaped(trace: Trace) -> bool:
         .agg(pl.len(), pl.col("count").n_unique(), pl.col("longer").sum())  # on the first stage than on the last
         .filter(len=4, count=1)  # the same microbatches on both
     )
-    return 2 * int((lanes["longer"] < 0).sum()) > lanes.height
+    return int((lanes["longer"] < 0).sum()), lanes.height

@@ -17,8 +17,10 @@ from msgspec import Struct
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.labels import LabelledBlock, LabelledGraph
+from tracekit.analysis.graph.rules.posting import Posting
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.analysis.replay.calls import separate_transfers
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.method import Method
@@ -47,14 +49,17 @@ class Durations(Struct, frozen=True, eq=False):
     clamped_delays: int
 
 
-def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT) -> Durations:
-    """Split every recorded duration of a pipeline job into the op's own cost and waiting."""
+def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT, whole: Whole = UNDIVIDED) -> Durations:
+    """Split every recorded duration of a pipeline job into the op's own cost and waiting. `whole`: the job of which
+    the graph may be some steps.
+    """
 
-    def separate(number: int, cost: Floats) -> None:
-        if graph.blocks[number].structure.call is not None:
-            separate_transfers(graph.blocks[number], cost)
+    def ideals(costs: Sequence[Floats]) -> tuple[Floats, ...]:
+        if graph.posting.rule is Posting.BATCHED:
+            separate_transfers(graph.blocks, costs, whole)
+        return ideal_rows(graph.blocks, costs, graph.layout.pp, method, whole=whole)
 
-    durations = _split(graph, separate, lambda costs: ideal_rows(graph.blocks, costs, graph.layout.pp, method))
+    durations = _split(graph, ideals)
     for block, delay in zip(graph.blocks, durations.launch_delay, strict=True):
         if block.present is not None:  # an absent op at the start of a lane does not delay others
             first = np.broadcast_to(block.begins(), delay.shape)
@@ -70,15 +75,11 @@ def measure_op_durations(graph: FoldedGraph) -> Durations:
     """Split every recorded duration of an op graph into the op's own cost and waiting."""
     from tracekit.analysis.replay.ideal_of_peers import ideals_of_peers
 
-    return _split(graph, None, lambda costs: ideals_of_peers(graph, costs))
+    return _split(graph, lambda costs: ideals_of_peers(graph, costs))
 
 
-def _split(
-    graph: LabelledGraph,
-    separate: Callable[[int, Floats], None] | None,
-    ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]],
-) -> Durations:
-    """Split the durations. `separate`: subtracts other waits of a block's ops from its costs, by block number."""
+def _split(graph: LabelledGraph, ideals: Callable[[Sequence[Floats]], tuple[Floats, ...]]) -> Durations:
+    """Split the durations. `ideals`: the ideal costs, given costs from which it may subtract other waits."""
     rendezvous_start = np.full((graph.rendezvous_count, len(graph.steps)), -np.inf)
     for block in graph.blocks:
         template = block.template
@@ -87,20 +88,19 @@ def _split(
         )
     costs, delays = [], []
     clamped_transfers = clamped_delays = 0
-    for number, block in enumerate(graph.blocks):
+    for block in graph.blocks:
         (cost, transfers), (block_delay, late) = parallel.both(
             partial(_op_costs, block, rendezvous_start), partial(_launch_delays, block), numbers=block.start.size
         )
-        if separate is not None:
-            separate(number, cost)
         costs.append(cost)
         delays.append(block_delay)
         clamped_transfers += transfers
         clamped_delays += late
+    ideal = ideals(costs)
     return Durations(
         cost=tuple(costs),
         launch_delay=tuple(delays),
-        ideal=ideals(costs),
+        ideal=ideal,
         clamped_transfers=clamped_transfers,
         clamped_delays=clamped_delays,
     )

@@ -5,7 +5,7 @@ In: a `Trace`. Out: step times or timelines per scenario, of a graph with correc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,15 +14,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.gaps import gaps_text
+from tracekit.analysis.graph.lanes import Lanes
+from tracekit.analysis.graph.lanes_of_job import JobLanes
 from tracekit.analysis.graph.rules.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.graph_replay import CostRule, GraphReplay
 from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay
 from tracekit.analysis.replay.method import Method
-from tracekit.analysis.replay.step_overlap import EarlyBeginnings, with_beginnings, with_early_beginnings
+from tracekit.analysis.replay.step_overlap import (
+    EarlyBeginnings,
+    begins_early,
+    with_beginnings,
+    with_early_beginnings,
+)
 from tracekit.base.errors import GraphError, SelectionError
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
@@ -117,7 +126,7 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
     """The graph of a pipeline job with corrected clocks: what its replay needs of the trace, in half the memory.
 
     `as_recorded`: the graph without reconstructed members of collectives, None if nothing was reconstructed.
-    `left_out_steps`: as in `JobReplay`.
+    `left_out_steps`: as in `JobReplay`. `whole`: the job of which this may be some steps.
     """
 
     graph: DependencyGraph
@@ -125,45 +134,57 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
     method: Method
     left_out_steps: tuple[int, ...]
     as_recorded: DependencyGraph | None = None
+    whole: Whole = UNDIVIDED
 
     @classmethod
-    def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobGraph:
+    def from_trace(
+        cls,
+        trace: Trace,
+        method: Method = Method.TRACEKIT,
+        whole: Whole = UNDIVIDED,
+        lanes: Lanes | None = None,
+        reread: Callable[[], Trace] | None = None,
+    ) -> JobGraph:
         """Build the graph of `trace` and correct its clocks.
 
         The published method does not correct clocks. Raises GraphError if the ops contradict each other; steps whose
-        recording was cut are left out.
+        recording was cut are left out. If `trace` is some steps of a job, `whole`, these must be whole; Raises
+        SelectionError for what only a job in one piece can answer. `lanes`: those of the trace, which then may be an
+        outline; `reread`: reads all of it.
         """
         posting = PUBLISHED if method is Method.PUBLISHED else None
         cut: tuple[int, ...] = ()
         try:
-            graph = DependencyGraph.from_trace(trace, posting=posting)
+            graph = DependencyGraph.from_trace(trace, posting=posting, whole=whole, lanes=lanes)
         except GraphError:
-            cut = _cut_steps(trace)
-            if not 0 < len(cut) < len(trace.steps):
+            cut = cut_steps(trace)
+            if whole.divided or not 0 < len(cut) < len(trace.steps):
                 raise
             trace = trace.without_steps(cut)
             graph = DependencyGraph.from_trace(trace, posting=posting)
         if method is Method.PUBLISHED:
-            return cls(graph, Clocks.right(graph), method, cut)
-        left_out = _incomplete_steps(graph)
+            return cls(graph, Clocks.right(graph), method, cut, whole=whole)
+        left_out = incomplete_steps(graph.job)
         if left_out:
             trace = trace.without_steps(left_out)
             graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         left_out = tuple(sorted((*cut, *left_out)))
-        clocks = measure_clocks(graph, trace.step_starts)
+        clocks = measure_clocks(graph, trace.step_starts, whole)
         if trace.one_host and (clocks.moves or clocks.doubts or not clocks.any_off):
             # A shared clock does not move relative to itself: such doubts come from ranks that wake up unevenly.
-            clocks = Clocks.right(graph, clocks.linked)
+            clocks = Clocks.correct(graph.steps, clocks.linked)
         if clocks.any_off:
-            trace = with_clocks_set(trace, graph, clocks)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=dropped)
+            trace = with_clocks_set(reread() if reread else trace, graph, clocks)
+            graph = replace(DependencyGraph.from_trace(trace, posting=None, whole=whole), dropped_lanes=dropped)
+        if whole.divided:
+            _check_divisible(graph)
         graph = with_early_beginnings(graph)
         if not graph.gaps:
-            return cls(graph, clocks, method, left_out)
+            return cls(graph, clocks, method, left_out, whole=whole)
         # A missing member ends when its peers did, by the corrected clocks.
-        whole = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
-        return cls(with_early_beginnings(whole), clocks, method, left_out, as_recorded=graph)
+        rebuilt = replace(DependencyGraph.from_trace(trace, reconstruct=True, posting=None), dropped_lanes=dropped)
+        return cls(with_early_beginnings(rebuilt), clocks, method, left_out, as_recorded=graph)
 
     @cached_property
     def replay(self) -> JobReplay:
@@ -172,11 +193,11 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
         return replace(self._measured(self.graph), as_recorded=recorded)
 
     def _measured(self, graph: DependencyGraph) -> JobReplay:
-        durations = measure_durations(graph, self.method)
+        durations = measure_durations(graph, self.method, self.whole)
         return JobReplay(graph, durations, self.clocks, left_out_steps=self.left_out_steps)
 
 
-def _cut_steps(trace: Trace) -> tuple[int, ...]:
+def cut_steps(trace: Trace) -> tuple[int, ...]:
     """The numbers of the steps in which a worker has not as many backwards as forwards, or as the other stages."""
     kind = pl.col("kind")
     counts = trace.ops.group_by("step", "dp_rank", "pp_rank").agg(
@@ -190,12 +211,21 @@ def _cut_steps(trace: Trace) -> tuple[int, ...]:
     return tuple(of_lane.filter(pl.col("fewest") < pl.col("most"))["step"].unique().sort().to_list())
 
 
-def _incomplete_steps(graph: DependencyGraph) -> tuple[int, ...]:
+def incomplete_steps(job: JobLanes) -> tuple[int, ...]:
     """The numbers of the steps with missing DP ranks, if enough others are complete: waiting for an unrecorded rank
     would count as communication.
     """
-    lanes = sum(np.bincount(block.step, minlength=len(graph.steps)) for block in graph.blocks)
-    complete = np.asarray(lanes == len(graph.dp_ranks))
+    complete = job.lanes_of_step == len(job.dp_ranks)
     if complete.all() or complete.sum() < min(ENOUGH_STEPS, len(complete) / 2) or not complete.any():
         return ()
-    return tuple(graph.steps[~complete].tolist())
+    return tuple(job.steps[~complete].tolist())
+
+
+def _check_divisible(graph: DependencyGraph) -> None:
+    """Raise SelectionError if some of the graph follows from all steps in a way that no batch of steps can tell."""
+    if graph.gaps:
+        raise SelectionError(f"{gaps_text(graph.gaps)} were not recorded: only --engine local reconstructs them")
+    if begins_early(graph):
+        raise SelectionError(
+            "workers begin a step while others still end the last one: only --engine local prices that"
+        )

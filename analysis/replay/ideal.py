@@ -13,14 +13,17 @@ absence from other steps makes no worker slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import lower_median_of
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.method import Method
 from tracekit.trace.model import KINDS, OpKind
 
@@ -38,10 +41,12 @@ def ideal_rows(
     stages: int,
     method: Method,
     known: Sequence[Floats] | None = None,
+    whole: Whole = UNDIVIDED,
 ) -> tuple[Floats, ...]:
     """The ideal cost of each row, seconds, [rows] per block, or [rows, lanes] if some ops of a row are absent.
 
-    `costs`: the cost of each op, seconds, [rows, lanes] per block. `known`: the ideal cost by another method.
+    `costs`: the cost of each op, seconds, [rows, lanes] per block. `known`: the ideal cost by another method. `whole`:
+    the job of which the blocks may be some steps.
     """
     ideal = [np.zeros(block.template.rows) for block in blocks]
     rows_of = {kind: [np.flatnonzero(block.template.kind == kind.code) for block in blocks] for kind in KINDS}
@@ -54,25 +59,35 @@ def ideal_rows(
             for block, one in zip(blocks, known, strict=True)
         ]
     usual: dict[OpKind, float] = {}
+    by_op = [kind for kind in here if kind not in by_total]
 
     def compare(kind: OpKind) -> None:
-        usual[kind] = _usual_cost(
-            kind,
-            [
-                matrix[part].ravel() if block.present is None else matrix[part][block.present[part]]
-                for block, matrix, part in zip(blocks, costs, rows_of[kind], strict=True)
-                if len(part)
-            ],
-        )
+        usual[kind] = _usual_cost(kind, [_costs_of(kind, blocks, costs, rows_of[kind])])
 
-    parallel.each(compare, [kind for kind in here if kind not in by_total], numbers=sum(one.size for one in costs))
-    for kind in here:
-        for number, part in enumerate(rows_of[kind] if kind in usual else ()):
+    if not whole.divided:  # the costs of all kinds at once would take as much memory as the matrices
+        parallel.each(compare, by_op, numbers=sum(one.size for one in costs))
+    totals = {
+        (kind, group): _Totals.of(blocks, costs, kind, group)
+        for kind in by_total
+        for group in ([range(stages)] if kind in OCCASIONAL else [range(at, at + 1) for at in range(stages)])
+    }
+
+    def contribution() -> _Contribution:
+        some = {kind: _costs_of(kind, blocks, costs, rows_of[kind]) for kind in by_op if whole.divided}
+        present = {name: found.present for name, found in totals.items() if name[0] not in SCHEDULED}
+        return _Contribution(some, present, sum(block.lanes for block in blocks))
+
+    agreed, usual_totals = whole.agreed(contribution, _usual_costs)
+    usual |= agreed
+    for kind in by_op:
+        for number, part in enumerate(rows_of[kind]):
             _set(blocks, ideal, number, part, usual[kind])
-        if kind in by_total:
-            groups = [range(stages)] if kind in OCCASIONAL else [range(at, at + 1) for at in range(stages)]
-            for group in groups:
-                _compare_totals(blocks, costs, kind, group, ideal)
+    for (kind, group), found in totals.items():
+        by_step = found.by_step(blocks, len(group)) if kind in SCHEDULED else None
+        for (number, rows), count in zip(found.workers, found.counts, strict=True):
+            cost = usual_totals[kind, group] if by_step is None else by_step[blocks[number].step]
+            same = (count == count[0]).all()
+            _set(blocks, ideal, number, rows, cost / count[0] if same else cost / np.maximum(count, 1))
     return tuple(ideal)
 
 
@@ -89,32 +104,83 @@ def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: np.nda
         ideal[number][rows] = here if block.present is None else np.where(block.present[rows], here, 0.0)
 
 
-def _usual_cost(kind: OpKind, parts: Sequence[Floats]) -> float:
+#: A kind of op and the stages whose workers are peers.
+_Group = tuple[OpKind, range]
+#: Of the ops of a kind: the cost of each transfer, or the sums over each lane, seconds, and how many there are.
+_Costs = tuple[Sequence[Floats], int]
+
+
+class _Contribution(Struct, frozen=True, eq=False):
+    """What some steps contribute to the ideals of a job. `present`: `_Totals.present`. `lanes`: how many there are."""
+
+    costs: Mapping[OpKind, _Costs]
+    present: Mapping[_Group, Floats]
+    lanes: int
+
+
+def _usual_costs(parts: Sequence[_Contribution]) -> tuple[dict[OpKind, float], dict[_Group, float]]:
+    """The usual cost of each kind, and the usual total of a worker and step, seconds."""
+    lanes = sum(part.lanes for part in parts)
+    usual = {kind: _usual_cost(kind, some) for kind, some in by_name([part.costs for part in parts]).items()}
+    totals = {
+        (kind, group): lower_median_of(np.concatenate(present), len(group) * lanes)
+        for (kind, group), present in by_name([part.present for part in parts]).items()
+    }
+    return usual, totals
+
+
+def _costs_of(kind: OpKind, blocks: Sequence[Block], costs: Sequence[Floats], rows: Sequence[Ints]) -> _Costs:
+    found, ops = [], 0
+    for block, matrix, part in zip(blocks, costs, rows, strict=True):
+        if len(part):
+            here, present = matrix[part], None if block.present is None else block.present[part]
+            ops += here.size if present is None else int(present.sum())
+            if not kind.is_communication:
+                here = sum_of_rows(here)
+            elif present is not None:
+                here = here[present]
+            found.append(here.ravel())
+    return found, ops
+
+
+def _usual_cost(kind: OpKind, parts: Sequence[_Costs]) -> float:
     """Mean (compute) or median (communication) of a kind's own costs, seconds."""
-    values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    # Indexing copied the values, so the median may sort them in place.
-    return float(np.median(values, overwrite_input=True) if kind.is_communication else values.mean())
+    arrays = [one for some, _ in parts for one in some]
+    values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    if kind.is_communication:  # indexing copied the values, so the median may sort them in place
+        return float(np.median(values, overwrite_input=True))
+    return math.fsum(values) / sum(ops for _, ops in parts)  # exact, so that it does not depend on the batches
 
 
-def _compare_totals(
-    blocks: Sequence[Block], costs: Sequence[Floats], kind: OpKind, stages: range, ideal: list[Floats]
-) -> None:
-    """Fill `ideal` for `kind` on `stages`: the usual total of a worker and step, distributed over its ops."""
-    workers = list(_workers_with(blocks, kind, stages))
-    counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
-    totals = [costs[number][rows].sum(axis=0)[count > 0] for (number, rows), count in zip(workers, counts, strict=True)]
-    present = np.concatenate(totals) if totals else np.empty(0)
-    by_step = np.zeros(0)
-    if kind in SCHEDULED:
-        steps = [blocks[number].step[count > 0] for (number, _), count in zip(workers, counts, strict=True)]
+def sum_of_rows(matrix: Floats) -> Floats:
+    """The sum of each column, [columns]; one row after the other, however many columns there are."""
+    return np.asarray(np.cumsum(matrix, axis=0)[-1] if matrix.shape[1] == 1 and len(matrix) else matrix.sum(axis=0))
+
+
+class _Totals(Struct, frozen=True, eq=False):
+    """The total cost of a kind on each worker and step. `workers`: (block, rows) of each stage of each block that has
+    such ops; `counts`: the number of these that each lane has, [lanes] per worker. `present`: totals of workers and
+    steps that have some, seconds, of all `workers` one after the other.
+    """
+
+    workers: Sequence[tuple[int, Ints]]
+    counts: Sequence[Ints]
+    present: Floats
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], costs: Sequence[Floats], kind: OpKind, stages: range) -> _Totals:
+        workers = list(_workers_with(blocks, kind, stages))
+        counts = [_ops_of_lanes(blocks[number], rows) for number, rows in workers]
+        parts = zip(workers, counts, strict=True)
+        totals = [sum_of_rows(costs[number][rows])[count > 0] for (number, rows), count in parts]
+        return cls(workers, counts, np.concatenate(totals) if totals else np.empty(0))
+
+    def by_step(self, blocks: Sequence[Block], stages: int) -> Floats:
+        """The usual total of a worker in each step, seconds, [steps]."""
+        parts = zip(self.workers, self.counts, strict=True)
+        steps = [blocks[number].step[count > 0] for (number, _), count in parts]
         lanes = np.bincount(np.concatenate([block.step for block in blocks]))
-        by_step = _usual_by_step(present, np.concatenate([np.empty(0, np.int64), *steps]), len(stages) * lanes)
-    cells = len(stages) * sum(block.lanes for block in blocks)
-    usual_s = lower_median_of(present, cells)
-    for (number, rows), count in zip(workers, counts, strict=True):
-        usual = by_step[blocks[number].step] if kind in SCHEDULED else usual_s
-        same = (count == count[0]).all()
-        _set(blocks, ideal, number, rows, usual / count[0] if same else usual / np.maximum(count, 1))
+        return _usual_by_step(self.present, np.concatenate([np.empty(0, np.int64), *steps]), stages * lanes)
 
 
 def _usual_by_step(present: Floats, step: np.ndarray, cells: np.ndarray) -> Floats:

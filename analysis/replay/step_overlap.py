@@ -33,9 +33,14 @@ SMALLEST_SHARE = 5e-3
 _IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 
 
+def begins_early(graph: DependencyGraph) -> bool:
+    """Whether an op that waits for nothing begins before its step."""
+    return any((block.start[_firsts(block.template)] < 0).any() for block in graph.blocks)
+
+
 def with_early_beginnings(graph: DependencyGraph) -> DependencyGraph:
     """The graph in which ops that wait for nothing begin as early as they usually did, at the latest at 0."""
-    if not any((block.start[_firsts(block.template)] < 0).any() for block in graph.blocks):
+    if not begins_early(graph):
         return graph
     begin_s = _begin_s(graph)
     last_s = begin_s.max(axis=1)

@@ -8,6 +8,7 @@ Columns of the file: dp_rank, stage, rank, step, optype, start_ts, duration, seq
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
-from tracekit.trace.canonical import Trace, read_columns
+from tracekit.trace.canonical import Trace, read_columns, read_steps
 from tracekit.trace.model import LARGEST_SIZE, Layout, Unit, is_size
 from tracekit.trace.schema import SCHEMA
 
@@ -49,15 +50,20 @@ REQUIRED_SIZES = ("dp_size", "pp_size", "world_size")
 
 
 def read_published(
-    path: str | os.PathLike[str], layout_path: str | os.PathLike[str], *, unit: Unit | None = None
+    path: str | os.PathLike[str],
+    layout_path: str | os.PathLike[str],
+    *,
+    unit: Unit | None = None,
+    steps: Sequence[int] | None = None,
 ) -> Trace:
-    """Read a published trace; `unit`: of its times, by default seconds.
+    """Read a published trace; `unit`: of its times, by default seconds. `steps`: only these.
 
     Raises FormatError, TraceError or LayoutError, each naming the file at fault.
     """
     header = read_layout_file(layout_path)
     layout = _layout(header, str(layout_path))
-    ops = read_columns(path, {column: SCHEMA[name] for column, name in COLUMNS.items()})
+    types = {column: SCHEMA[name] for column, name in COLUMNS.items()}
+    ops = read_columns(path, types) if steps is None else read_steps(path, steps)
     if missing := [name for name in COLUMNS if name not in ops.columns]:
         raise FormatError(
             f"{path}: column {missing[0]!r} is missing; a published trace has {', '.join(COLUMNS)}."

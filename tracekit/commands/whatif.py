@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: The FILE that stands for stdout.
 STDOUT = Path("-")
+#: Memory of an analysis in one piece for each byte of a Parquet file, at most.
+_BYTES_PER_BYTE = 40
 
 
 @click.command("whatif")
@@ -72,6 +74,11 @@ STDOUT = Path("-")
     show_default=True,
     help="Rules of the analysis: tracekit's own, or exactly those of the OSDI'25 paper.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "processes", "ray"]),
+    help="Analyse in one piece, or in batches of steps on processes or Ray [default: as memory allows].",
+)
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
 @click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
@@ -98,6 +105,7 @@ def whatif_command(
     layers: str | None,
     ignore_steps: str | None,
     method: str,
+    engine: str | None,
     full: bool,
     explain: bool,
     gpu_hour: float | None,
@@ -131,32 +139,49 @@ def whatif_command(
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
     with progress() as tell:
         tell("reading the trace")
-        try:
-            loaded = source.load(method=method, kernel_classes=kernel_classes)
-        except FormatError:
-            found = _loads_without_gpus(source.traces, priced, logged) if experts else None
-            if found is None:
-                raise
-            _print_loads(found, as_json=as_json)
-            return ExitCode.DONE
-        if parquet_file is not None and not loaded.has_workers:
-            raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
-        if (bubbles or schedules) and not loaded.has_workers:
-            raise SelectionError(
-                f"--bubbles is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}, whose stages and"
-                " microbatches are not known"
-            )
-        if ignore_steps is not None:
-            loaded = loaded.without_steps(parse_steps(ignore_steps, "--ignore-steps"))
-        if redact:
-            loaded = loaded.redacted()
-        tell("building the dependency graph")
-        prepared = loaded.lean()
+        steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
+        engine = engine or _engine_for(source)
         named = "JOB" if redact else source.arguments
-        del loaded  # and with it the ops of a pipeline, which nothing reads any more
-        report = prepared.whatif(
-            fix=fix, keep=keep, by=by, layers=parse_layers(layers), expert_loads=logged, progress=tell
-        )
+        if engine != "local":
+            report = _in_batches(
+                source,
+                engine,
+                method=method,
+                redact=redact,
+                ignored=steps,
+                progress=tell,
+                fix=fix,
+                keep=keep,
+                by=by,
+                layers=parse_layers(layers),
+                expert_loads=logged,
+            )
+        else:
+            try:
+                loaded = source.load(method=method, kernel_classes=kernel_classes)
+            except FormatError:
+                found = _loads_without_gpus(source.traces, priced, logged) if experts else None
+                if found is None:
+                    raise
+                _print_loads(found, as_json=as_json)
+                return ExitCode.DONE
+            if parquet_file is not None and not loaded.has_workers:
+                raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
+            if (bubbles or schedules) and not loaded.has_workers:
+                raise SelectionError(
+                    f"--bubbles is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}, whose stages and"
+                    " microbatches are not known"
+                )
+            if steps:
+                loaded = loaded.without_steps(steps)
+            if redact:
+                loaded = loaded.redacted()
+            tell("building the dependency graph")
+            prepared = loaded.lean()
+            del loaded  # and with it the ops of a pipeline, which nothing reads any more
+            report = prepared.whatif(
+                fix=fix, keep=keep, by=by, layers=parse_layers(layers), expert_loads=logged, progress=tell
+            )
         if (bubbles or schedules) and report.pipeline is not None:
             tell("the bubbles of the pipeline")
             report = report.pipeline.with_bubbles(schedules)
@@ -198,6 +223,63 @@ def whatif_command(
         print_report(report, console(), source=named, full=full, explain=explain, gpu_hour=gpu_hour)
     _say_written(csv_directory, parquet_file, markdown, html)
     return ExitCode.DONE if condition is None else condition.judge(report)
+
+
+def _engine_for(source: Source) -> str:
+    """The engine for a job: batches of steps for a Parquet file that is too large for the memory that is free."""
+    (path, *more) = source.traces or (None,)
+    if path is None or more or path.suffix != ".parquet" or not path.is_file():
+        return "local"
+    free = _free_bytes()
+    if path.stat().st_size * _BYTES_PER_BYTE < free:  # also avoids importing the analysis in batches
+        return "local"
+    from tracekit.fleet.batches import memory_needed
+
+    needed = memory_needed(path)
+    if needed < free or not _is_pipeline(path, source):
+        return "local"
+    say(
+        f"tracekit: the job needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free: analysing it"
+        " in batches of steps, as with --engine processes"
+    )
+    return "processes"
+
+
+def _is_pipeline(path: Path, source: Source) -> bool:
+    from tracekit.trace.op import is_op_trace
+
+    return path.suffix == ".parquet" and path.is_file() and (source.layout is not None or not is_op_trace(path))
+
+
+def _free_bytes() -> int:
+    """Memory that the system could still give to processes, bytes."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+
+
+def _in_batches(source: Source, engine: str, *, method: str, redact: bool, **asked: Any) -> Report:
+    """The report on a job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
+    import os
+
+    from tracekit.analysis.replay.method import Method
+    from tracekit.fleet.batches import JobFile, analysed_in_batches
+    from tracekit.fleet.executor import Executor
+    from tracekit.trace.model import unit_of_time
+
+    if len(source.traces) != 1 or source.store or source.job or not _is_pipeline(source.traces[0], source):
+        raise SelectionError(f"--engine {engine} is for one Parquet file of a pipeline; leave it out")
+    executor: Executor
+    if engine == "ray":
+        from tracekit.fleet.on_ray import RayExecutor
+
+        executor = RayExecutor(os.environ.get("RAY_ADDRESS"), len(os.sched_getaffinity(0)))
+    else:
+        from tracekit.fleet.local import LocalExecutor
+
+        executor = LocalExecutor(len(os.sched_getaffinity(0)), _free_bytes() * 3 // 4)
+    unit = None if source.unit is None else unit_of_time(source.unit)
+    job = JobFile(source.traces[0], source.layout, unit, Method(method), redact)
+    return analysed_in_batches(job, executor, **asked)
 
 
 def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[Plan], Loads | None]:

@@ -1,7 +1,8 @@
 """The interface between executors, which run the analyses of a study, and the driver.
 
 In: `Task`s, largest first. Out: an `Outcome` for each, in the order in which they end. `local.LocalExecutor` runs
-processes on this machine, `on_ray.RayExecutor` tasks on a Ray cluster; both call only `analyse.analyse`.
+processes on this machine, `on_ray.RayExecutor` tasks on a Ray cluster; both call only `analyse.analyse`, or
+`batches.analyse_batch` for a part of a job.
 """
 
 from __future__ import annotations
@@ -31,10 +32,29 @@ class Task:
         """Upper bound for the memory of the analysis, bytes, given the size of the trace."""
         return BASE_BYTES + BYTES_PER_BYTE * self.source.bytes
 
+    @property
+    def name(self) -> str:
+        """What people know it by."""
+        return self.source.url
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some steps of one job to analyse: number `number` of the batches in `folder`, see `batches`."""
+
+    folder: str
+    number: int
+    memory_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What people know it by."""
+        return str(self.number)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a task. `digest`: of the content, None if it could not be read.
+    """The outcome of a task. `url`: its name. `digest`: of the content, None if it could not be read.
 
     `rule`, `reason`: why there is no lasting result, None if there is one. `died`: the process ended while working on
     it. `stamp`: of the source as it was read, "" if other content could have the same. `reused`: the result existed
@@ -57,8 +77,11 @@ class Outcome:
     peak_bytes: int = 0
 
 
+AnyTask = Task | Batch
+
+
 class Executor(Protocol):
     """Runs tasks. Yields an outcome for each task, even if its process dies."""
 
-    def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
         """The outcomes, as tasks end. `alone`: one task at a time, each in a process of its own."""

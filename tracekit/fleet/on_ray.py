@@ -14,7 +14,7 @@ from typing import Any
 from tracekit.base.errors import SelectionError, extra
 from tracekit.base.text import short
 from tracekit.fleet.exclusions import Rule
-from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, Outcome, Task
+from tracekit.fleet.executor import BASE_BYTES, ONE_THREAD, AnyTask, Outcome
 
 #: Number of tasks to submit to Ray ahead of the running ones, per processor.
 _AHEAD = 2
@@ -31,7 +31,7 @@ class RayExecutor:
     def __init__(self, address: str | None, processes: int) -> None:
         self.address, self.processes = address, processes
 
-    def run(self, tasks: Sequence[Task], *, alone: bool = False) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[Outcome]:
         """See `Executor.run`."""
         if not tasks:
             return
@@ -59,13 +59,13 @@ class RayExecutor:
             else:
                 return
 
-    def _outcomes(self, ray: Any, tasks: Sequence[Task], *, alone: bool) -> Iterator[Outcome]:
+    def _outcomes(self, ray: Any, tasks: Sequence[AnyTask], *, alone: bool) -> Iterator[Outcome]:
         """Submit tasks as others return, so that Ray never holds many."""
         work = ray.remote(num_cpus=1, max_retries=0)(_work)
         most = 1 if alone else max(1, int(ray.cluster_resources().get("CPU", 1)) * _AHEAD)
         largest = max((node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         waiting = list(reversed(tasks))
-        running: dict[Any, Task] = {}
+        running: dict[Any, AnyTask] = {}
         while waiting or running:
             while waiting and len(running) < most:
                 task = waiting.pop()
@@ -77,7 +77,7 @@ class RayExecutor:
                 yield Outcome(**ray.get(done))
             except ray.exceptions.RayError as error:
                 reason = f"its analysis died: {type(error).__name__}"
-                yield Outcome(task.source.url, rule=str(Rule.CRASHED), reason=reason, died=True)
+                yield Outcome(task.name, rule=str(Rule.CRASHED), reason=reason, died=True)
 
 
 def _work(plain: dict[str, Any]) -> dict[str, Any]:

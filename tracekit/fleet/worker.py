@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracekit.base import memory
-from tracekit.fleet.executor import Outcome, Task
+from tracekit.fleet.executor import AnyTask, Batch, Outcome, Task
 from tracekit.fleet.sources import Source
 
 
@@ -29,20 +29,26 @@ def main() -> None:
         answers.flush()
 
 
-def task_of(plain: dict[str, Any]) -> Task:
+def task_of(plain: dict[str, Any]) -> AnyTask:
     """The inverse of `asdict`."""
+    if "folder" in plain:
+        return Batch(**plain)
     return Task(**{**plain, "source": Source(**plain["source"])})
 
 
-def work(task: Task) -> Outcome:
-    """Like `analyse`, but a defect costs only one trace and not the run."""
-    from tracekit.fleet.analyse import analyse
-
+def work(task: AnyTask) -> Outcome:
+    """Like `analyse` or `analyse_batch`, but a defect costs only one trace and not the run."""
     try:
+        if isinstance(task, Batch):
+            from tracekit.fleet.batches import analyse_batch
+
+            return analyse_batch(task)
+        from tracekit.fleet.analyse import analyse
+
         return analyse(task)
     except Exception as error:  # a defect that one trace triggers must not cost the others their figures
         return Outcome(
-            task.source.url, rule="crashed", reason=f"the analysis ended with {type(error).__name__}: {error}"[:400]
+            task.name, rule="crashed", reason=f"the analysis ended with {type(error).__name__}: {error}"[:400]
         )
 
 

@@ -60,7 +60,8 @@ class PipelineReport(ReportTables):
     `method`: the rules of the analysis. `clocks`: which clocks were corrected. `posting`: when receives are
     posted, as inferred from the recording. `published`: S by the published method, None if it cannot differ. `replay`:
     the source of the figures of single steps. `exchanges`: the all-to-alls and the work between them, None without
-    any. `bubbles`: where stages are idle, None if nobody asked. The other fields
+    any. `bubbles`: where stages are idle, None if nobody asked. `evidence_steps`: causes, fixes
+    and answers follow from so many steps, None for all; `replay` has only these. The other fields
     are those of `ReportTables` and `Report`.
     """
 
@@ -76,6 +77,7 @@ class PipelineReport(ReportTables):
     published: PublishedView | None = None
     exchanges: OpEvidence | None = None
     bubbles: Bubbles | None = None
+    evidence_steps: int | None = None
 
     def with_bubbles(self, schedules: Sequence[str] = ()) -> PipelineReport:
         """The same report, with the idle time of the stages and the prices of these schedules.
@@ -176,12 +178,13 @@ class PipelineReport(ReportTables):
         from tracekit.report import plain_data as shapes
 
         found = self.attribution
+        some = {} if self.evidence_steps is None else {"evidence_steps": self.evidence_steps}
         gaps = [
             shapes.MissingOps(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
             for gap in found.gaps
         ]
         return {
-            "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops},
+            "job": {"source": "pipeline", "steps": self.steps_traced, "layout": self.layout, "ops": self.ops} | some,
             "trust": {"clamped_transfers": found.clamped_transfers, "clamped_delays": found.clamped_delays},
             "wasted_gpu_hours": found.wasted_gpu_hours,
             "method": shapes.MethodUsed(

@@ -53,6 +53,7 @@ class Job(Struct, frozen=True):
     steps: int
     layout: Maybe[Layout] = UNSET
     ops: Maybe[int] = UNSET
+    evidence_steps: Maybe[int] = UNSET
     ranks: Maybe[int] = UNSET
     world_size: Maybe[int | None] = UNSET
     gpu: Maybe[str | None] = UNSET

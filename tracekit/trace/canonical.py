@@ -313,8 +313,10 @@ def _of_pandas(frame: pandas.DataFrame, source: Source) -> pl.DataFrame:
     return ops.with_columns(pl.col(whole).cast(pl.Int64)) if whole else ops
 
 
-def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> Trace:
-    """Read a canonical Parquet file, whose times may be in another `unit` than seconds.
+def read_parquet(
+    path: str | os.PathLike[str], *, unit: Unit | None = None, steps: Sequence[int] | None = None
+) -> Trace:
+    """Read a canonical Parquet file, whose times may be in another `unit` than seconds. `steps`: only these.
 
     Raises FormatError if it is not one, TraceError if its content is invalid.
     """
@@ -343,7 +345,7 @@ def read_parquet(path: str | os.PathLike[str], *, unit: Unit | None = None) -> T
     except LayoutError as error:
         raise LayoutError(f"{source}: {error}") from None
     return Trace.from_frame(
-        read_columns(path),
+        read_columns(path) if steps is None else read_steps(path, steps),
         layout,
         name=name,
         step_starts=step_starts,
@@ -404,10 +406,28 @@ def read_columns(
         return pl.DataFrame(list(columns))
 
 
+def read_steps(path: str | os.PathLike[str], steps: Sequence[int]) -> pl.DataFrame:
+    """All columns of these steps. Raises FormatError as `read_columns` does."""
+    step = pl.col("step")
+    here = step.is_between(min(steps), max(steps)) & step.is_in(list(steps))  # statistics of row groups know ranges
+    found: pl.DataFrame = _parquet(path, lambda file: pl.scan_parquet(file).filter(here).collect())
+    return found.rechunk()
+
+
+def rows_of_file(path: str | os.PathLike[str]) -> int:
+    """The number of rows of a Parquet file, as its footer says. Raises FormatError as `read_columns` does."""
+    return int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
+
+
+def rows_of_steps(path: str | os.PathLike[str]) -> dict[int, int]:
+    """The number of rows of each step of a Parquet file, ascending. Raises FormatError as `read_columns` does."""
+    by_step = _parquet(path, lambda file: pl.scan_parquet(file).group_by("step").len().collect(engine="streaming"))
+    return dict(by_step.sort("step").iter_rows())
+
+
 def _check_size(path: str | os.PathLike[str], columns: int) -> None:
     """Raise FormatError if the file claims more values than its bytes can hold, or more columns than any trace has."""
-    size = Path(path).stat().st_size
-    rows = int(_parquet(path, lambda file: pl.scan_parquet(file).select(pl.len()).collect().item()))
+    size, rows = Path(path).stat().st_size, rows_of_file(path)
     values = rows * max(columns, USUAL_COLUMNS)
     if columns > MOST_COLUMNS or values > max(MOST_VALUES_PER_BYTE * size, FEWEST_VALUES):
         raise FormatError(

@@ -12,7 +12,7 @@ match how coarsely a job's times are rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 
@@ -94,26 +94,12 @@ class RecordedLanes(Struct, frozen=True, eq=False):
     resumed: Floats | None = None
 
     @classmethod
-    def sampled(
-        cls,
-        structure: Structure,
-        start: Floats,
-        duration: Floats,
-        present: Bools | None = None,
-        posted: Floats | None = None,
-        resumed: Floats | None = None,
-    ) -> RecordedLanes:
-        """At most `MOST_LANES` of the lanes, evenly spread."""
-        lanes = np.unique(np.linspace(0, start.shape[1] - 1, MOST_LANES).astype(np.int64))
-        some = start[:, lanes]
-        return cls(
-            structure,
-            some,
-            some + duration[:, lanes],
-            None if present is None else present[:, lanes],
-            None if posted is None else posted[:, lanes],
-            None if resumed is None else resumed[:, lanes],
-        )
+    def joined(cls, parts: Sequence[RecordedLanes]) -> RecordedLanes:
+        """The lanes of several parts with the same structure, in order."""
+        names = ("start", "end", "present", "posted", "resumed")
+        columns = {name: [getattr(part, name) for part in parts] for name in names}
+        known = {name: np.concatenate(some, axis=1) for name, some in columns.items() if some[0] is not None}
+        return cls(parts[0].structure, **known)
 
     def is_behind(self, first: int, second: int) -> bool:
         """True if row `second` began after row `first` wherever it could have begun before."""
@@ -133,6 +119,11 @@ class RecordedLanes(Struct, frozen=True, eq=False):
         """
         middle = (self.start[rows] + self.end[rows]) / 2
         return np.asarray([(middle < one).sum(axis=0) for one in times], np.int64).reshape(times.shape)
+
+
+def sampled_lanes(count: int) -> Ints:
+    """At most `MOST_LANES` of so many lanes, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, MOST_LANES).astype(np.int64))
 
 
 def in_most_lanes(counts: Ints) -> Ints:

@@ -10,7 +10,7 @@ evidence of each tie is weighed (`witnesses`); if there is too little evidence, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,9 +18,11 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
+from tracekit.analysis.graph.lanes_of_job import StructureKey
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.robust import MEDIAN_ERROR, median
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.clocks.course import (
     ERRORS,
     FEWEST_FOR_SCATTER,
@@ -51,6 +53,8 @@ RUN_ERRORS = 8.0
 FEWEST_OTHERS = 32
 #: If more than this share of the clocks is off, the others need not be correct.
 MAJORITY = 0.5
+#: The length of a step is that of the first lanes of each structure.
+LANES_FOR_LENGTH = 8
 #: Compare clocks with this many others to find the most common time, and name so many in a message.
 MOST_CANDIDATES = 256
 MOST_NAMED = 3
@@ -108,29 +112,39 @@ class Clocks(Struct, frozen=True, eq=False):
         return f"the clocks of {workers_text(others, dp_ranks)}"
 
     @classmethod
-    def right(cls, graph: DependencyGraph, linked: Ints | None = None) -> Clocks:
-        """Clocks that are correct, or that were not compared."""
-        stages, dp_ranks = graph.layout.pp, len(graph.dp_ranks)
-        zero = np.zeros((stages, dp_ranks))
+    def right(cls, graph: DependencyGraph) -> Clocks:
+        """Clocks of a graph that were not compared."""
+        return cls.correct(graph.steps, np.arange(graph.layout.pp * len(graph.dp_ranks)).reshape(graph.layout.pp, -1))
+
+    @classmethod
+    def correct(cls, steps: Int32s, linked: Ints) -> Clocks:
+        """Clocks that are correct. `steps`, `linked`: as in `Clocks`."""
+        zero = np.zeros(linked.shape)
         return cls(
             offset_s=zero,
             drift=zero,
             jump_s=zero,
             jump_step=np.full(zero.shape, -1),
             error_s=np.full(zero.shape, np.nan),
-            linked=np.arange(zero.size).reshape(zero.shape) if linked is None else linked,
+            linked=linked,
             doubts=(),
-            steps=graph.steps[:1],
+            steps=steps[:1],
             ahead_s=zero[None],
         )
 
 
-def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Clocks:
-    """Compare the clocks of all workers. `step_starts`: start of each step, seconds, as far as known."""
+def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float], whole: Whole = UNDIVIDED) -> Clocks:
+    """Compare the clocks of all workers. `step_starts`: start of each step, seconds, as far as known. `whole`: the job
+    of which the graph may be some steps.
+    """
     workers = graph.layout.pp * len(graph.dp_ranks)
     if workers < 2:
         return Clocks.right(graph)
-    return _Measurement(graph, step_starts).clocks()
+    return whole.agreed(lambda: _Observed.of(graph, step_starts), _compared)
+
+
+def _compared(parts: Sequence[_Observed]) -> Clocks:
+    return _Measurement(_Observed.joined(parts)).clocks()
 
 
 def with_clocks_set(trace: Trace, graph: DependencyGraph, clocks: Clocks) -> Trace:
@@ -148,18 +162,85 @@ def with_clocks_set(trace: Trace, graph: DependencyGraph, clocks: Clocks) -> Tra
     return replace(trace, ops=ops.with_columns(start=pl.col("start") - pl.Series(ahead)))
 
 
-class _Measurement:
-    """One comparison of all clocks of a graph."""
+class _Observed(Struct, frozen=True, eq=False):
+    """What some steps show of the clocks. `steps`: their numbers; `starts`: of each step, nan if unknown, seconds;
+    [steps]. `spans`: of each stage in the first lanes of each structure, seconds, [stages, lanes]. `firsts`: start of
+    each worker's first op of each step, seconds, [steps, stages, dp_ranks]; nan if it has none.
+    """
 
-    def __init__(self, graph: DependencyGraph, step_starts: Mapping[int, float]) -> None:
-        self.graph = graph
-        self.steps = len(graph.steps)
-        self.times = step_times(graph, step_starts)
-        self.step_s = _step_length_s(graph)
+    steps: Int32s
+    dp_ranks: tuple[int, ...]
+    starts: Floats
+    spans: Mapping[StructureKey, Floats]
+    firsts: Floats
+    ties: TieSource
+
+    @classmethod
+    def of(cls, graph: DependencyGraph, step_starts: Mapping[int, float]) -> _Observed:
+        stages = graph.layout.pp
+        firsts = np.full((len(graph.steps), stages, len(graph.dp_ranks)), np.nan)
+        for block in graph.blocks:
+            leading = (block.template.seq == 0) | block.occasional_rows
+            for stage in range(stages):
+                rows = np.flatnonzero((block.template.pp_rank == stage) & leading)
+                firsts[block.step, stage, graph.dp_index(block)] = block.start[rows].min(axis=0)
+        return cls(
+            graph.steps,
+            graph.dp_ranks,
+            np.array([step_starts.get(step, np.nan) for step in graph.steps.tolist()]),
+            {block.key: _spans(block, stages) for block in graph.blocks},
+            firsts,
+            TieSource.of(graph),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Observed]) -> _Observed:
+        """The steps of several batches, one after the other."""
+        spans = by_name([part.spans for part in parts])
+        return cls(
+            np.concatenate([part.steps for part in parts]),
+            parts[0].dp_ranks,
+            np.concatenate([part.starts for part in parts]),
+            {key: np.concatenate(some, axis=1)[:, :LANES_FOR_LENGTH] for key, some in spans.items()},
+            np.concatenate([part.firsts for part in parts]),
+            TieSource.joined([part.ties for part in parts], [len(part.steps) for part in parts]),
+        )
+
+    @property
+    def step_s(self) -> float:
+        """The approximate length of a step, seconds: from the first start to the latest end on any of a few lanes."""
+        return max(float(np.median(np.concatenate(list(self.spans.values()), axis=1))), RESOLUTION_S)
+
+    @property
+    def times(self) -> Floats:
+        """Start of each step, seconds: as recorded, else as if all steps of the job had the length of these."""
+        if np.isfinite(self.starts).all() and (np.diff(self.starts) > 0).all():
+            return np.asarray(self.starts - self.starts[0], np.float64)
+        return np.asarray((self.steps - self.steps[0]) * self.step_s, np.float64)
+
+
+def _spans(block: Block, stages: int) -> Floats:
+    """From the first start to the latest end of each stage in the first lanes, seconds, [stages, lanes].
+
+    By the clock of each stage, which may be off.
+    """
+    start, duration = block.start[:, :LANES_FOR_LENGTH], block.duration[:, :LANES_FOR_LENGTH]
+    of_stages = [block.template.pp_rank == stage for stage in range(stages)]
+    return np.stack([(start[rows] + duration[rows]).max(axis=0) - start[rows].min(axis=0) for rows in of_stages])
+
+
+class _Measurement:
+    """One comparison of all clocks of a job."""
+
+    def __init__(self, seen: _Observed) -> None:
+        self.seen = seen
+        self.steps = len(seen.steps)
+        self.times = seen.times
+        self.step_s = seen.step_s
         self.floor_s = max(RESOLUTION_S, SMALLEST_SHARE * self.step_s)
-        self.source = TieSource(graph)
-        self.lanes = np.arange(len(graph.dp_ranks))
-        workers = graph.layout.pp * len(graph.dp_ranks)
+        self.source = seen.ties
+        self.lanes = np.arange(len(seen.dp_ranks))
+        workers = seen.firsts[0].size
         self.most_runs = int(np.clip(MOST_VALUES // workers, FEWEST_RUNS, MOST_RUNS))
 
     def clocks(self) -> Clocks:
@@ -168,7 +249,7 @@ class _Measurement:
         linked = ties.linked()
         suspects = _suspects(ties, self.floor_s)
         if not suspects.any():
-            return Clocks.right(self.graph, linked)
+            return Clocks.correct(self.seen.steps, linked)
         self.lanes = _with_company(suspects)
         ties, near = ties.only(self.lanes), linked[:, self.lanes]
         offsets = estimate_offsets(ties, EXACTNESS * self.floor_s)
@@ -186,11 +267,11 @@ class _Measurement:
             offset_s=self._everywhere(ahead.mean(axis=0)),
             drift=self._everywhere(np.where(off, courses.drift, 0.0)),
             jump_s=self._everywhere(np.where(off, courses.jump_s, 0.0)),
-            jump_step=self._everywhere(np.where(first >= 0, self.graph.steps[np.maximum(first, 0)], -1), rest=-1),
+            jump_step=self._everywhere(np.where(first >= 0, self.seen.steps[np.maximum(first, 0)], -1), rest=-1),
             error_s=self._everywhere(np.where(alone, np.nan, courses.error_s), rest=np.nan),
             linked=linked,
             doubts=self._doubts(courses, off, heard),
-            steps=self.graph.steps,
+            steps=self.seen.steps,
             ahead_s=self._everywhere(ahead),
             early_s=self._early_s(ahead) if off.mean() > MAJORITY else 0.0,
         )
@@ -202,9 +283,8 @@ class _Measurement:
 
     def _everywhere(self, values: np.ndarray, rest: float = 0) -> np.ndarray:
         """Values of the compared workers, [..., workers], as [..., stages, dp_ranks]; `rest` for the others."""
-        stages, dp_ranks = self.graph.layout.pp, len(self.graph.dp_ranks)
-        wide = np.full((*values.shape[:-1], stages, dp_ranks), rest, values.dtype)
-        wide[..., self.lanes] = values.reshape(*values.shape[:-1], stages, -1)
+        wide = np.full((*values.shape[:-1], *self.seen.firsts.shape[1:]), rest, values.dtype)
+        wide[..., self.lanes] = values.reshape(*values.shape[:-1], self.seen.firsts.shape[1], -1)
         return wide
 
     def _in_step(self, offsets: Floats, linked: Ints) -> np.ndarray:
@@ -235,17 +315,8 @@ class _Measurement:
 
     @cached_property
     def _firsts(self) -> Floats:
-        """Start of each worker's first op of each step, seconds, [steps, compared workers]; nan if it has none."""
-        graph = self.graph
-        dp_ranks = np.array(graph.dp_ranks)
-        first = np.full((self.steps, graph.layout.pp, len(dp_ranks)), np.nan)
-        for block in graph.blocks:
-            dp_index = np.searchsorted(dp_ranks, block.dp_rank)
-            for stage in range(graph.layout.pp):
-                leading = (block.template.seq == 0) | block.occasional_rows
-                rows = np.flatnonzero((block.template.pp_rank == stage) & leading)
-                first[block.step, stage, dp_index] = block.start[rows].min(axis=0)
-        return first[:, :, self.lanes].reshape(self.steps, -1)
+        """Start of each compared worker's first op of each step, seconds, [steps, compared workers]."""
+        return self.seen.firsts[:, :, self.lanes].reshape(self.steps, -1)
 
     def _first_after_jump(
         self, runs: list[Ints], courses: Courses, off: np.ndarray, reference: np.ndarray, linked: Ints
@@ -301,7 +372,7 @@ class _Measurement:
         )
 
     def _named(self, which: np.ndarray) -> str:
-        return workers_text(self._everywhere(which), self.graph.dp_ranks)
+        return workers_text(self._everywhere(which), self.seen.dp_ranks)
 
 
 def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
@@ -347,27 +418,6 @@ def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
         here = numbers == number
         flat[:, here] -= np.median(flat[:, here & reference], axis=1)[:, None]
     return flat.reshape(offsets.shape)
-
-
-def step_times(graph: DependencyGraph, step_starts: Mapping[int, float]) -> Floats:
-    """Start of each step, seconds: as recorded, else as if all steps of the job had the length of these."""
-    known = [step_starts.get(int(step)) for step in graph.steps]
-    starts = np.array([np.nan if start is None else start for start in known])
-    if np.isfinite(starts).all() and (np.diff(starts) > 0).all():
-        return np.asarray(starts - starts[0], np.float64)
-    return np.asarray((graph.steps - graph.steps[0]) * _step_length_s(graph), np.float64)
-
-
-def _step_length_s(graph: DependencyGraph) -> float:
-    """The approximate length of a step, seconds: from the first start to the latest end on any of a few lanes."""
-    spans = []
-    for block in graph.blocks:
-        start, duration = block.start[:, :8], block.duration[:, :8]
-        # By the clock of each stage, which may be off.
-        for stage in range(graph.layout.pp):
-            rows = block.template.pp_rank == stage
-            spans.append((start[rows] + duration[rows]).max(axis=0) - start[rows].min(axis=0))
-    return max(float(np.median(np.concatenate(spans))), RESOLUTION_S)
 
 
 def _runs(steps: Ints, most: int) -> list[Ints]:

@@ -10,7 +10,8 @@ link bound the offset between its ends from both sides, as in NTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
@@ -105,10 +106,13 @@ def _seen(values: Floats) -> np.ndarray:
 
 
 class _Tied(Struct, frozen=True, eq=False):
-    """Ops that end together, [slots, ops, steps, dp_ranks]: how much later than the median member each left."""
+    """Ops that end together: how much later than the median member each left, seconds, [slots, ops, steps, dp_ranks].
+
+    `quickest_s`: the shortest duration of a member, without the last axes.
+    """
 
     left: Floats
-    took_s: float
+    quickest_s: Floats
 
     @classmethod
     def of(cls, graph: DependencyGraph, kind: OpKind, axes: tuple[int, ...], most: int) -> _Tied | None:
@@ -120,45 +124,98 @@ class _Tied(Struct, frozen=True, eq=False):
         ends = grid.gather([block.start for block in graph.blocks]) + duration
         # The last to arrive did not wait: its duration is the shortest, which no clock changes.
         quickest = np.fmin.reduce(duration, axis=axes[-1])
-        return cls(ends - np.expand_dims(median(ends, axes), axes), float(np.nanmedian(quickest)))
+        return cls(ends - np.expand_dims(median(ends, axes), axes), quickest)
+
+    @property
+    def took_s(self) -> float:
+        """The usual duration of the transfer, seconds."""
+        return float(np.nanmedian(self.quickest_s))
 
 
-class TieSource:
-    """Reads the ends of a graph's tied ops once, and aggregates them over any runs of steps."""
+class TieSource(Struct, frozen=True, eq=False, dict=True):
+    """The ends of the tied ops of a graph, to be aggregated over any runs of steps.
 
-    def __init__(self, graph: DependencyGraph) -> None:
-        self._shape = (graph.layout.pp, len(graph.dp_ranks))
-        self._dp_kinds: list[_Tied] = []
-        if graph.rendezvous_count:
-            tied = [_Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS]
-            self._dp_kinds = [one for one in tied if one is not None]
-        self._clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
+    `shape`: stages, DP ranks. `dp_kinds`, `clip`: collectives over the DP ranks of a stage, and over all workers.
+    `embedding`: ends of the exchange of embedding gradients, [stages, ops, steps, dp_ranks]. `lag`: how much later each
+    receive ends than its send, [slots, ops, steps, dp_ranks], and `took`: the duration of the transfer. Seconds.
+    """
+
+    shape: tuple[int, int]
+    dp_kinds: Mapping[OpKind, _Tied]
+    clip: _Tied | None
+    embedding: Floats | None
+    lag: Floats | None
+    took: Floats | None
+
+    @classmethod
+    def of(cls, graph: DependencyGraph) -> TieSource:
+        """Read them."""
+        shape = (graph.layout.pp, len(graph.dp_ranks))
+        tied = {kind: _Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS if graph.rendezvous_count}
+        dp_kinds = {kind: one for kind, one in tied.items() if one is not None}
+        clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
         embedding = op_grid(graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,), most=OPS_PER_STEP)
-        self._embedding = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
+        exchanged = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
         transfers = transfer_grid(graph, most=OPS_PER_STEP)
-        self._lag, self._link_took_s = None, 0.0
-        if graph.layout.pp > 1 and not transfers.empty:
-            self._lag = _ends(graph, transfers.recvs) - _ends(graph, transfers.sends)
-            self._link_took_s = float(np.nanmedian(transfers.gather([block.duration for block in graph.blocks])))
+        if graph.layout.pp < 2 or transfers.empty:
+            return cls(shape, dp_kinds, clip, exchanged, None, None)
+        lag = _ends(graph, transfers.recvs) - _ends(graph, transfers.sends)
+        return cls(shape, dp_kinds, clip, exchanged, lag, transfers.gather([block.duration for block in graph.blocks]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[TieSource], steps: Sequence[int]) -> TieSource:
+        """The ties of several batches of so many steps, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def grids(found: Sequence[Floats | None]) -> Floats | None:
+            known = [one for one in found if one is not None]
+            if not known:
+                return None
+            slots, _, _, *more = known[0].shape
+            grid = np.full((slots, max(one.shape[1] for one in known), sum(steps), *more), np.nan)
+            for one, last, count in zip(found, np.cumsum(steps).tolist(), steps, strict=True):
+                if one is not None:
+                    grid[:, : one.shape[1], last - count : last] = one
+            return grid
+
+        def tied(found: Sequence[_Tied | None]) -> _Tied | None:
+            left = grids([None if one is None else one.left for one in found])
+            quickest_s = grids([None if one is None else one.quickest_s for one in found])
+            return None if left is None or quickest_s is None else _Tied(left, quickest_s)
+
+        of_kinds = {kind: tied([part.dp_kinds.get(kind) for part in parts]) for kind in OF_DP_RANKS}
+        return cls(
+            parts[0].shape,
+            {kind: one for kind, one in of_kinds.items() if one is not None},
+            tied([part.clip for part in parts]),
+            grids([part.embedding for part in parts]),
+            grids([part.lag for part in parts]),
+            grids([part.took for part in parts]),
+        )
+
+    @cached_property
+    def _link_took_s(self) -> float:
+        return 0.0 if self.took is None else float(np.nanmedian(self.took))
 
     def ties(self, runs: Sequence[Ints]) -> Ties:
         """The median ties of each of these runs of steps."""
-        weight = OF_DP_RANKS_WEIGHT / max(len(self._dp_kinds), 1)
-        groups = [Group(_by_run(one.left, runs), weight, False, one.took_s) for one in self._dp_kinds]
-        if self._clip is not None:
-            groups.append(Group(_by_run(self._clip.left, runs), 1.0, True, self._clip.took_s))
-        stages, dp_ranks = self._shape
+        weight = OF_DP_RANKS_WEIGHT / max(len(self.dp_kinds), 1)
+        groups = [Group(_by_run(one.left, runs), weight, False, one.took_s) for one in self.dp_kinds.values()]
+        if self.clip is not None:
+            groups.append(Group(_by_run(self.clip.left, runs), 1.0, True, self.clip.took_s))
+        stages, dp_ranks = self.shape
         low, high = np.full((2, len(runs), stages, dp_ranks), np.inf) * np.array([-1, 1])[:, None, None, None]
-        if self._lag is not None:
-            lag = _by_run(self._lag, runs)
+        if self.lag is not None:
+            lag = _by_run(self.lag, runs)
             forward, backward = lag[:, ::2], lag[:, 1::2]
             low, high = np.fmin(-backward, forward), np.fmax(-backward, forward)
             # If only one direction was recorded, it bounds one side.
             low = np.where(np.isnan(backward), -np.inf, low)
             high = np.where(np.isnan(forward), np.inf, high)
         ends = np.full((len(runs), dp_ranks), np.nan)
-        if self._embedding is not None:
-            ends = _by_run(self._embedding[:1] - self._embedding[-1:], runs)[:, 0]
+        if self.embedding is not None:
+            ends = _by_run(self.embedding[:1] - self.embedding[-1:], runs)[:, 0]
         return Ties(tuple(groups), low, high, ends, self._link_took_s)
 
 

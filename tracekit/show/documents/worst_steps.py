@@ -35,7 +35,8 @@ def worst_steps(report: PipelineReport) -> dict[str, Any]:
     that did not fit, the shortest ones.
     """
     found = report.attribution
-    order = np.argsort(-found.recorded, kind="stable")[:MOST_STEPS]
+    order = np.argsort(-found.recorded, kind="stable")
+    order = order[np.isin(found.steps[order], report.replay.graph.steps)][:MOST_STEPS]
     steps = [int(step) for step in found.steps[order]]
     frame = compared_frame(report.replay.only_steps(sorted(steps))).with_columns(kind=pl.col("kind").cast(pl.String))
     rows = _rows(report, frame.height // max(_worker_count(frame), 1))

@@ -1,0 +1,110 @@
+"""One job that does not fit into memory: `python -m benchmarks.one_job FOLDER --steps 1000 --dp 64`.
+
+Writes a canonical trace of that many steps, a row group each, into FOLDER, analyses it in batches of steps, and prints
+wall clock, the largest process and the largest sum over all processes. Deletes the trace unless told to keep it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchmarks.measure import descendants
+from tracekit.synth import SynthSpec, parse_cause, synthesize
+from tracekit.trace.canonical import METADATA_KEY, SCHEMA_VERSION
+from tracekit.trace.model import Layout
+
+#: Different steps to repeat, each time scaled by a factor of its own.
+DISTINCT = 4
+
+
+def write(path: Path, steps: int, layout: Layout, microbatches: int) -> int:
+    """Write a trace; returns the number of ops."""
+    import pyarrow.parquet as pq
+
+    spec = SynthSpec(
+        layout=layout,
+        microbatches=microbatches,
+        steps=DISTINCT,
+        seed=1,
+        causes=(parse_cause("slow-worker"),),
+    )
+    made = synthesize(spec)
+    parts = [made.ops.filter(pl.col("step") == step) for step in made.steps.tolist()]
+    header = {"schema_version": SCHEMA_VERSION, "name": "one job", "layout": layout.to_dict()}
+    schema = parts[0].to_arrow().schema.with_metadata({METADATA_KEY: json.dumps(header)})
+    factors, ops = np.random.default_rng(1).normal(1.0, 0.02, steps), 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for step, factor in enumerate(factors.tolist()):
+            part = parts[step % DISTINCT].with_columns(
+                pl.lit(step, pl.Int32).alias("step"), pl.col("start") * factor, pl.col("duration") * factor
+            )
+            writer.write_table(part.to_arrow().cast(schema))
+            ops += part.height
+    return ops
+
+
+def measured(command: list[str | Path]) -> tuple[dict[str, Any], float, int, int]:
+    """Run a command: its JSON, seconds, the largest resident size of a process and of all together, bytes."""
+    began, done = time.monotonic(), threading.Event()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    largest, together = 0, 0
+
+    def watch() -> None:
+        nonlocal largest, together
+        while not done.wait(0.2):
+            sizes = [_resident(pid) for pid in (process.pid, *descendants(process.pid))]
+            largest, together = max(largest, *sizes), max(together, sum(sizes))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    out, _ = process.communicate()
+    done.set()
+    watcher.join()
+    return json.loads(out), time.monotonic() - began, largest, together
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    except (OSError, IndexError):
+        return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--dp", type=int, default=64)
+    parser.add_argument("--pp", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=32)
+    parser.add_argument("--engine", default="processes")
+    parser.add_argument("--keep", action="store_true")
+    asked = parser.parse_args()
+    path = asked.folder / "one_job.parquet"
+    if not path.exists():
+        began = time.monotonic()
+        ops = write(path, asked.steps, Layout(dp=asked.dp, pp=asked.pp), asked.microbatches)
+        print(
+            f"{ops:,} ops, {path.stat().st_size / 1e9:.2f} GB, written in {time.monotonic() - began:.0f} s", flush=True
+        )
+    found, wall_s, largest, together = measured(
+        [sys.executable, "-m", "tracekit.cli", "whatif", path, "--engine", asked.engine, "--json"]
+    )
+    print(f"{asked.engine}: {wall_s:.0f} s, largest process {largest / 1e9:.2f} GB, all {together / 1e9:.2f} GB")
+    print(f"S {found['slowdown']!r}, {found['job']['ops']:,} ops, {found['job']['steps']} steps")
+    if not asked.keep:
+        path.unlink()
+
+
+if __name__ == "__main__":
+    main()

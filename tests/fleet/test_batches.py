@@ -1,0 +1,188 @@
+"""A job analysed in batches of steps gives the bytes of the job analysed in one piece."""
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.analysis.attribution.test_exact_attribution import specs
+from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
+from tests.properties import examples
+from tracekit.base.errors import OutputError, SelectionError, TraceError
+from tracekit.fleet.batches import JobFile, analysed_in_batches
+from tracekit.fleet.local import LocalExecutor
+from tracekit.fleet.worker import work
+from tracekit.job.load import load
+from tracekit.show.documents.worst_steps import worst_steps
+from tracekit.synth import synthesize
+
+
+class InTurn:
+    """Runs every task in this process, and the first of each round twice."""
+
+    def run(self, tasks, *, alone=False):  # noqa: ARG002 - the interface of executors
+        work(tasks[0])
+        yield from map(work, tasks)
+
+
+def in_batches(path, executor=None, layout=None, **settings):
+    return analysed_in_batches(JobFile(path, layout), executor or InTurn(), **settings)
+
+
+def or_refused(make):
+    """The report as JSON, or the message that only the analysis in one piece will do."""
+    try:
+        return make().to_json()
+    except SelectionError as error:
+        return str(error)
+
+
+@given(specs(), st.data())
+@examples(8)
+def test_batches_of_any_size_give_the_bytes_of_one_piece(tmp_path_factory, spec, data):
+    path = tmp_path_factory.mktemp("drawn") / "job.parquet"
+    trace = synthesize(spec)
+    trace.write_parquet(path)
+    size = data.draw(st.integers(1, trace.ops.height))
+    found = or_refused(lambda: in_batches(path, batch_ops=size))
+    assert found == load(path).report.to_json() or "--engine local" in found
+
+
+def test_every_size_of_the_hand_made_job(tmp_path):
+    trace = slow_trace(range(5))
+    trace.write_parquet(tmp_path / "job.parquet")
+    expected = load(tmp_path / "job.parquet").report.to_json()
+    for steps in range(1, 6):
+        assert in_batches(tmp_path / "job.parquet", batch_ops=steps * trace.ops.height // 5).to_json() == expected
+
+
+def test_a_published_file_whose_rows_are_shuffled(tmp_path):
+    trace = slow_trace(range(4))
+    published_columns(trace.ops.sample(fraction=1, shuffle=True, seed=1)).write_parquet(tmp_path / "job.parquet")
+    layout = tmp_path / "meta.yaml"
+    layout.write_text("dp_size: 2\npp_size: 2\nworld_size: 4\n")
+    found = in_batches(tmp_path / "job.parquet", layout=layout, batch_ops=1)
+    assert found.to_json() == load(tmp_path / "job.parquet", layout=layout).report.to_json()
+
+
+def test_causes_may_follow_from_fewer_steps_than_figures(tmp_path):
+    slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
+    whole = load(tmp_path / "job.parquet").report
+    found = in_batches(tmp_path / "job.parquet", evidence_ops=whole.ops // 3)
+    assert found.evidence_steps == 3
+    assert found.replay.graph.steps.tolist() == [0, 4, 8]
+    assert (found.slowdown, found.steps_traced, found.ops) == (whole.slowdown, 9, whole.ops)
+    assert found.by_worker.equals(whole.by_worker)
+    assert "3 of 9 steps" in dict(found.remarks_of_source())["Causes"]
+
+
+def test_processes_of_which_one_is_killed_in_every_round(tmp_path):
+    slow_trace(range(4)).write_parquet(tmp_path / "job.parquet")
+
+    class Killing(LocalExecutor):
+        def run(self, tasks, *, alone=False):
+            for count, done in enumerate(super().run(tasks, alone=alone)):
+                yield type(done)(done.url, died=True, reason="killed") if count == 0 and not alone else done
+
+    found = in_batches(tmp_path / "job.parquet", Killing(2, 1 << 30), batch_ops=1)
+    assert found.to_json() == load(tmp_path / "job.parquet").report.to_json()
+
+
+def test_a_batch_that_always_dies_ends_the_analysis(tmp_path):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+
+    class Dying(InTurn):
+        def run(self, tasks, *, alone=False):
+            for done in super().run(tasks, alone=alone):
+                yield type(done)(done.url, died=True, reason="its analysis was killed by SIGKILL")
+
+    with pytest.raises(TraceError, match=r"steps 0 to 0: its analysis was killed by SIGKILL, 3 times$"):
+        in_batches(tmp_path / "job.parquet", Dying(), batch_ops=1)
+
+
+def test_an_error_in_a_batch_is_that_of_one_piece(tmp_path):
+    ops = slow_trace(range(3)).ops.with_columns(
+        duration=pl.when((pl.col("step") == 2) & (pl.col("seq") == 1)).then(-1.0).otherwise("duration")
+    )
+    path = write_canonical(tmp_path / "job.parquet", ops)
+    with pytest.raises(TraceError, match="expected 0 or more"):
+        in_batches(path, batch_ops=1)
+
+
+def test_a_full_disk_is_one_error(tmp_path):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+    with little_space(1000), pytest.raises(OutputError, match=r"File too large; set TMPDIR to a folder with more"):
+        in_batches(tmp_path / "job.parquet", batch_ops=1)
+
+
+def test_the_command_prints_the_same_with_either_engine(tmp_path):
+    slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
+    for options in ((), ("--fix", "worker=1,0", "--by", "host"), ("--ignore-steps", "1", "--redact")):
+        one, many = (run("whatif", tmp_path / "job.parquet", "--engine", engine, "--json", *options)
+                     for engine in ("local", "processes"))  # fmt: skip
+        assert many == one
+
+
+def test_only_pipelines_are_analysed_in_batches(tmp_path):
+    (tmp_path / "job.json").write_text("{}")
+    done = run("whatif", tmp_path / "job.json", "--engine", "processes")
+    assert (done.code, done.message) == (
+        2,
+        "tracekit: --engine processes is for one Parquet file of a pipeline; leave it out",
+    )
+
+
+def test_a_job_that_needs_more_memory_than_is_free_is_analysed_in_batches(tmp_path, monkeypatch):
+    slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
+    expected = run("whatif", tmp_path / "job.parquet", "--json")
+    monkeypatch.setattr("tracekit.commands.whatif._free_bytes", lambda: 1000)
+    done = run("whatif", tmp_path / "job.parquet", "--json")
+    assert (done.code, done.out) == (0, expected.out)
+    assert "in batches of steps, as with --engine processes" in done.message
+
+
+@pytest.mark.fleet
+def test_ray_prints_the_same_as_one_piece(tmp_path):
+    slow_trace(range(3)).write_parquet(tmp_path / "job.parquet")
+    one, many = (run_process("whatif", tmp_path / "job.parquet", "--engine", engine, "--json")
+                 for engine in ("local", "ray"))  # fmt: skip
+    assert (many.code, many.out) == (0, one.out)
+
+
+def test_the_page_shows_the_slowest_of_the_steps_that_causes_follow_from(tmp_path):
+    slow_trace(range(9)).write_parquet(tmp_path / "job.parquet")
+    found = in_batches(tmp_path / "job.parquet", evidence_ops=300)
+    assert {step["step"] for step in worst_steps(found)["steps"]} <= set(found.replay.graph.steps.tolist())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (pl.col("start") + 1.7e9 + 20 * pl.col("step"), "starts count from one clock"),
+        (pl.col("start") - pl.when(pl.col("step") == 4).then(0.25).otherwise(0.0), "workers begin a step while"),
+    ],
+)
+def test_what_only_one_piece_can_tell_is_refused(tmp_path, change, reason):
+    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(5)).ops.with_columns(start=change))
+    assert load(path).report.steps_traced == 5
+    with pytest.raises(SelectionError, match=f"^{reason}.*--engine local"):
+        in_batches(path, batch_ops=1)
+
+
+def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
+    ops = slow_trace(range(6)).ops.filter((pl.col("step") != 1) | (pl.col("dp_rank") == 0))
+    path = write_canonical(tmp_path / "job.parquet", ops)
+    expected = load(path).report
+    assert expected.left_out_steps == (1,)
+    assert in_batches(path, batch_ops=1).to_json() == expected.to_json()
+    lacks_most = (pl.col("step") == 4) | (pl.col("dp_rank") == 0)
+    with pytest.raises(SelectionError, match="DP ranks are missing from some steps"):
+        in_batches(write_canonical(path, slow_trace(range(5)).ops.filter(lacks_most)), batch_ops=1)
+
+
+def test_steps_whose_recording_was_cut_are_left_out_alike(tmp_path):
+    cut = (pl.col("step") == 5) & (pl.col("kind") == "backward-compute") & (pl.col("seq") == 1)
+    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~cut))
+    expected = load(path).report
+    assert expected.left_out_steps == (5,)
+    assert in_batches(path, batch_ops=1).to_json() == expected.to_json()
