@@ -148,7 +148,7 @@ def _map_panel(stored: Stored, found: WorkerMap, view: WorkerView) -> Component:
         id="workers-map",
     )
     return panel(
-        [term("slowdown alone", "Slowdown"), " of each ", term("worker"), " alone: DP ranks down, stages across"],
+        [term("slowdown alone", "Slowdown"), " of each ", term("worker"), ": DP ranks down, stages across"],
         _scrubber(stored, found, view),
         *parts,
         extra=go_to,

@@ -92,7 +92,7 @@ def detail(found: WorkerMap, cell: int, job: str, position: int | None, *, defau
     everyone = found.per_step.reshape(len(found.steps), -1)
     slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
     facts = {
-        "Slowdown alone": f"{found.slowdown.ravel()[cell]:.3f}  (approximated {found.approx.ravel()[cell]:.3f})",
+        "Slowdown": f"{found.slowdown.ravel()[cell]:.3f}",
         "Place": f"{found.place(cell):,} of {count:,}, the slowest first",
         "dp, stage": f"{worker.dp_rank}, {worker.pp_rank}",
         "Host": "unknown" if host is None else short(host),

@@ -60,7 +60,7 @@ def worker_cells(found: WorkerMap, job: str) -> Component:
         cells += [_cell(found, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
     size = pooled.row_block * pooled.column_block
     patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
-    caption = html.Figcaption(f"slowdown of each worker alone: DP ranks down, stages across{patch}")
+    caption = html.Figcaption(f"how much each worker slows the job: DP ranks down, stages across{patch}")
     grid = html.Div(cells, className="cells", style={"--columns": columns, "--height": f"{_height(rows)}px"})
     return html.Figure([grid, caption], className="picture")
 

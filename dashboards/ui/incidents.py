@@ -34,8 +34,8 @@ def _row(incident: Incident) -> list[Any]:
     state = badge("open", Tone.BAD, loud=True) if is_open else state
     what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
     if is_open:
-        who, *rest = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
-        what += [html.Div(who, className="note"), folded("What to do", *rest)]
+        told = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
+        what += [html.Div(told[:1], className="note"), *([folded("What to do", *told[1:])] if told[1:] else [])]
     changes = results().handled(incident.incident_id)
     what += [html.Div(words, className="note") for words in handling(changes, viewer().moment)]
     return [
