@@ -63,7 +63,10 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Outcome:
-    """The judged diagnosis of one run. `problem`: why there is none, else None."""
+    """The judged diagnosis of one run. `problem`: why there is none, else None. `ops`: how many were recorded.
+
+    `first`: the kind of the first cause, of ranks or of all.
+    """
 
     row: str
     part: str
@@ -74,6 +77,8 @@ class Outcome:
     saved_s: float
     causes: tuple[str, ...]
     problem: str | None = None
+    ops: int = 0
+    first: str = ""
 
 
 def blamed(cause: Mapping[str, Any], layout: Mapping[str, int]) -> frozenset[int]:
@@ -97,7 +102,9 @@ def judge(row: str, part: str, report: Mapping[str, Any]) -> Outcome:
     names = tuple(f"{cause['kind']}{sorted(ranks)}" for cause, ranks in placed[:3])
     saved_s = float(placed[0][0].get("saved_s") or 0.0) if placed else 0.0
     discrepancy = float(report["trust"]["discrepancy"])
-    return Outcome(row, part, right, float(report["slowdown"]), discrepancy, trusted, saved_s, names)
+    ops = report["job"].get("ops", 0)
+    first = causes[0]["kind"] if causes else "nothing"
+    return Outcome(row, part, right, float(report["slowdown"]), discrepancy, trusted, saved_s, names, None, ops, first)
 
 
 def run(row: str, part: str, folder: Path, *, ranks: int = 2, slow_ms: float = SLOW_MS) -> Outcome:
