@@ -66,16 +66,19 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         recorded = replay.recorded_step_times()
         ideal, original = replay.step_times(IDEAL), replay.step_times(ORIGINAL)
         _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
+        by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
+        represented = representative_lanes(replay)
+        by_dp_rank = add_back_lanes(replay, represented)
+        # Asked as early as possible: a round of batches replays all that comes before.
+        approx = whole.agreed(lambda: (by_dp_rank, by_stage), _approximate)
+        slowest = _slowest_workers(approx, graph.dp_ranks)
         tell("op kinds")
         chosen_kinds = {name: kind(*kinds) for name, kinds in kind_groups(graph.job.kinds).items()}
         by_kind = {name: replay.step_times(Scenario.addition(chosen)) for name, chosen in chosen_kinds.items()}
         removed_by_kind = {name: replay.step_times(Scenario.removal(chosen)) for name, chosen in chosen_kinds.items()}
         tell("stages")
-        by_stage = np.stack([replay.step_times(Scenario.addition(stage(at))) for at in range(stages)], axis=1)
         removed_by_stage = np.stack([replay.step_times(Scenario.removal(stage(at))) for at in range(stages)], axis=1)
         tell("DP ranks and workers")
-        represented = representative_lanes(replay)
-        by_dp_rank = add_back_lanes(replay, represented)
         each = [by_dp_rank] if stages == 1 else [add_back_lanes(replay, represented, at) for at in range(stages)]
         tell("launch delays")
         delayed_by_stage = np.stack([replay.step_times(_delayed(stage(at))) for at in range(stages)], axis=1)
@@ -100,8 +103,6 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         tell("critical path")
         paths = {name: critical_path(replay, scenario) for name, scenario in _WITH_PATH.items()}
         tell("slowest workers and last stage")
-        approx = whole.agreed(lambda: (by_dp_rank, by_stage), _approximate)
-        slowest = _slowest_workers(approx, graph.dp_ranks)
         changes = Scenario.addition(worker(*slowest)), Scenario.removal(worker(*slowest))
         return cls(
             times=times,
