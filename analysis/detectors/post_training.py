@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the replay of requests is imported for runs of post-trainin
 
 #: A loss is certain if it exceeds what the replay misses, and at least this share of the step.
 _SMALLEST_ERROR = 0.01
+#: What any job can try, as an edit and its title; trainers wait for a tail less.
+STALE = "staleness=1", "Generate the next samples while this step trains"
 
 
 class _LossOfStep(Detector):
@@ -105,6 +107,7 @@ class Tail(_LossOfStep):
     edits: ClassVar = {
         "partial=0.9": "End a generation once 90% of its requests have ended",
         "longest-first": "Start the longest requests first",
+        **dict([STALE]),
     }
 
     def effect(self, run: RlRun) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tracekit.analysis.attribution.attribution import Trust
 from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.detectors.post_training import alternative
+from tracekit.analysis.detectors.post_training import STALE, Tail, alternative
 from tracekit.analysis.detectors.registry import detector_of
 from tracekit.analysis.diagnosis.answer import answer_of
 from tracekit.analysis.diagnosis.diagnose import with_plug_ins
@@ -35,8 +35,8 @@ def _diagnosed(evidence: RlEvidence, account: RlAccount, detectors: Sequence[Det
     doubts = tuple(filter(None, [account.doubt]))
     fixes: tuple[Fix, ...] = ()
     if not account.flagged:
-        stale = alternative(evidence, "staleness=1", "Generate the next samples while this step trains")
-        fixes = priced(evidence, causes, [stale], withheld=doubts[0] if doubts else None)
+        anyway = [] if any(cause.kind == Tail.kind for cause in causes) else [alternative(evidence, *STALE)]
+        fixes = priced(evidence, causes, anyway, withheld=doubts[0] if doubts else None)
     trust = Trust(evidence.replay_error, 0.0, 0.0, not doubts, doubts)
     verdict = _verdict(evidence, account, causes)
     return Diagnosis(
