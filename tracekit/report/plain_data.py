@@ -288,7 +288,7 @@ class OfStep(Struct, frozen=True):
     recorded_s: float
     original_s: float
     ideal_s: float
-    lost_s: float
+    lost_s: Number
 
 
 class Correlation(Struct, frozen=True):
