@@ -105,9 +105,7 @@ def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
 def _waterfall(stored: Stored, report: dict[str, Any]) -> Component:
     """From the recorded step over the fixes to what is left."""
     levels = fix_levels(stored, report)
-    said = note(
-        "Fixes in the order in which they save most on top of each other: as fast as peers, all else as recorded."
-    )
+    said = note("Fixes in the order in which they save most on top of each other; all else stays as recorded.")
     table = pl.DataFrame({"level": [one.title for one in levels], "step_s": [one.end_s for one in levels]})
     return panel("What fixes would give back", waterfall(levels), said, as_table(table), id="waterfall")
 

@@ -128,7 +128,7 @@ def build(stored: Stored, **state: str) -> list[Component]:
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
     return [
         fixes_panel(stored.report),
-        losses_panel(stored),
+        *([losses_panel(stored)] if "rl" not in stored.report else []),
         _form(stored.report, view, seen),
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),

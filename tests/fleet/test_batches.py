@@ -1,5 +1,7 @@
 """A job analysed in batches of steps gives the bytes of the job analysed in one piece."""
 
+import json
+
 import polars as pl
 import pytest
 from hypothesis import given
@@ -74,6 +76,11 @@ def test_causes_may_follow_from_fewer_steps_than_figures(tmp_path):
     assert (found.slowdown, found.steps_traced, found.ops) == (whole.slowdown, 9, whole.ops)
     assert found.by_worker.equals(whole.by_worker)
     assert "3 of 9 steps" in dict(found.remarks_of_source())["Causes"]
+    shown = json.loads(found.to_json())
+    assert shown["job"]["evidence_steps"] == 3
+    known = [step["step"] for step in shown["by_step"] if step["lost_s"] is not None]
+    assert known == [0, 4, 8]
+    assert shown["slowdown"] == whole.slowdown
 
 
 def test_processes_of_which_one_is_killed_in_every_round(tmp_path):

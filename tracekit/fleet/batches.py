@@ -297,9 +297,11 @@ class _Whole:
         if not all_here:
             trust = attribution.trust_given(diagnosis.trust.unexplained)
             reasons = trust.reasons or diagnosis.trust.reasons
-            diagnosis = structs.replace(
-                diagnosis, trust=structs.replace(trust, trustworthy=not reasons, reasons=reasons)
-            )
+            trust = structs.replace(trust, trustworthy=not reasons, reasons=reasons)
+            lost_s = np.full(len(self.steps), np.nan)  # unknown for other steps
+            lost_s[np.isin(attribution.steps, some)] = diagnosis.verdict.step_lost_s
+            verdict = structs.replace(diagnosis.verdict, step_lost_s=lost_s)
+            diagnosis = structs.replace(diagnosis, trust=trust, verdict=verdict)
         return replace(
             report,
             diagnosis=diagnosis,

@@ -288,7 +288,7 @@ class OfStep(Struct, frozen=True):
     recorded_s: float
     original_s: float
     ideal_s: float
-    lost_s: float
+    lost_s: Number
     tokens: Maybe[Number] = UNSET
     loss: Maybe[Number] = UNSET
 
