@@ -144,9 +144,7 @@ def answer_panel(report: dict[str, Any], seen: Seen) -> Component:
     match seen.status:
         case None if seen.wrong is None:
             body: list[Any] = [
-                note(
-                    "Take a suggestion or ask your own question, then Replay: the whole job is replayed with that change."
-                )
+                note("Take a suggestion or ask your own, then Replay: the whole job is replayed with that change.")
             ]
         case None | Rejected(selection=True):
             body = [note("No answer: the selection above needs a correction.")]
