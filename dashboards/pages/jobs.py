@@ -27,7 +27,7 @@ from tracekit.dashboards.ui.forms import text_field
 from tracekit.dashboards.ui.sentences import Tone
 from tracekit.dashboards.ui.shell import page
 from tracekit.fleet.rows import TEAM_KEYS
-from tracekit.report.verdict import FINE, UNNAMED, LossKind
+from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.store import HANG, Incident
 
 #: Rows of a part of the table, cards above it, and values of a facet.
@@ -288,7 +288,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
 def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]:
     """The cells of a job, by column."""
     name, verdict = row["name"], row["verdict"]
-    tone = Tone.GOOD if verdict in FINE else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
+    tone = Tone.GOOD if verdict == LossKind.BALANCED else Tone.UNSURE if verdict in _UNSURE else Tone.BAD
     why = row["headline"] or row["problem"] or "stored without an analysis"
     causes = "; ".join(
         kind.replace("-", " ") + ("" if place == "whole job" else f": {place}")

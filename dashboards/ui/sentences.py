@@ -17,7 +17,7 @@ from typing import Any
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import cost, short, sure
 from tracekit.report.nodes import nodes_of
-from tracekit.report.verdict import FINE, UNNAMED, LossKind
+from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.figures.worker_map import WorkerMap
 from tracekit.trace.model import Worker
 
@@ -55,9 +55,9 @@ def headline(report: Report) -> Headline:
     if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
         reason = "" if kind is LossKind.CONTRADICTION else f" The {figure} is not to be trusted."
         return Headline(f"no verdict, {figure}", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
-    if kind is not LossKind.BALANCED and kind not in UNNAMED:
+    if kind is LossKind.MINOR or kind not in (LossKind.BALANCED, *UNNAMED):
         badge += f", {verdict['share']:.0%} lost"
-    if kind in FINE or kind in UNNAMED:
+    if kind is LossKind.BALANCED or kind in UNNAMED:
         misleading = [cause for cause in named_causes(report) if not costs_time(report, cause)]
         if misleading:
             return Headline(

@@ -42,9 +42,8 @@ class LossKind(StrEnum):
 OF_POST_TRAINING = frozenset(
     (LossKind.QUEUEING, LossKind.TAIL, LossKind.ENGINES, LossKind.TOOLS, LossKind.REWARD, LossKind.SYNC)
 )
-#: Kinds that leave nothing to act on, and kinds that do not say what to act on.
-FINE = frozenset((LossKind.BALANCED, LossKind.MINOR))
-UNNAMED = frozenset((LossKind.UNACCOUNTED, LossKind.PHASES, LossKind.CONTRADICTION))
+#: Kinds that name no loss to act on: it is small, or unknown. Only a balanced job loses nothing.
+UNNAMED = frozenset((LossKind.UNACCOUNTED, LossKind.PHASES, LossKind.MINOR, LossKind.CONTRADICTION))
 
 
 class Loss(Struct, frozen=True, eq=False):

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tracekit.base.text import printable, short
-from tracekit.report.verdict import FINE, UNNAMED, LossKind
+from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.figures.theme import DARK, LIGHT, Theme
 from tracekit.show.svg import pipeline, step_bars, worker_map
 from tracekit.show.words import answer_rows, tables
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tracekit.report.report import Report
     from tracekit.report.section import Table
 
-_TONES = dict.fromkeys(FINE, "good") | dict.fromkeys(UNNAMED, "unsure")
+_TONES = {LossKind.BALANCED: "good", **dict.fromkeys(UNNAMED, "unsure")}
 
 
 def fragment(report: Report) -> str:

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from tracekit.base.text import short
 from tracekit.report.report import Report
-from tracekit.report.verdict import FINE, UNNAMED, LossKind
+from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.terminal.colours import BAD, GOOD, UNSURE
 from tracekit.show.terminal.maps import small_map, steps_line
 from tracekit.show.terminal.tables import labelled, section_table, side_by_side
 from tracekit.show.words import MOST_CAUSES, answer_rows
 
-_VERDICT_STYLE = dict.fromkeys(FINE, GOOD) | dict.fromkeys(UNNAMED, UNSURE)
+_VERDICT_STYLE = {LossKind.BALANCED: GOOD, **dict.fromkeys(UNNAMED, UNSURE)}
 #: Lines of the first screen, with pictures and without; lines that the steps take, including an empty one before.
 _SCREEN, _PLAIN_SCREEN, _STEPS_LINES = 24, 20, 2
 #: A map with fewer rows is not informative, unless the job has no more.

@@ -20,7 +20,7 @@ from rich.text import Text
 from tracekit.base.errors import NotStoredError
 from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
 from tracekit.live.incident_words import advice, lasted
-from tracekit.report.verdict import FINE, UNNAMED
+from tracekit.report.verdict import UNNAMED, LossKind
 from tracekit.show.terminal.colours import BAD, GOOD, LOST, UNSURE
 from tracekit.show.terminal.maps import sparkline, worker_map
 from tracekit.show.terminal.tables import labelled, new_table
@@ -89,7 +89,7 @@ def _verdict(newest: dict[str, Any]) -> Text:
         return Text(printable(newest["problem"] or "not analysed"), style=UNSURE)
     doubt = "" if newest["trustworthy"] else " (cannot be trusted)"
     kind = newest["verdict"]
-    style = UNSURE if doubt or kind in UNNAMED else GOOD if kind in FINE else BAD
+    style = UNSURE if doubt or kind in UNNAMED else GOOD if kind == LossKind.BALANCED else BAD
     return Text(f"{newest['verdict'].upper()}{doubt}", style=style).append(
         f": {printable(newest['headline'])}", style="default"
     )
