@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,8 @@ def test_what_cannot_be_compared_or_understood_is_one_line(tmp_path: Path, runs:
             "the baseline small is of another job: dp 1 in the baseline, 2 in the run; world_size 2 in the baseline"),
         "one twice": ((slow, "--baseline", healthy, "--baseline", f"{tmp_path}/../{tmp_path.name}/{healthy.name}"),
                       "the same one twice does not show how far runs differ"),
+        "a copy": ((slow, "--baseline", healthy, "--baseline", shutil.copy(healthy, tmp_path / "again.parquet")),
+                   "two baselines have the same step times: a copy does not show how far runs differ"),
         "no baseline": ((slow, "--baseline", tmp_path / "gone.parquet"), "gone.parquet"),
         "no job": ((slow, "--baseline", f"{tmp_path}:gone"), "gone"),
         "limit": ((slow, "--baseline", healthy, "--max-regression", "three"), "expected a share such as 3% or 0.03"),

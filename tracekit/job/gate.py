@@ -41,7 +41,7 @@ def gate(
     """Judge a run by one or more baselines. `limit`: the largest increase that passes, as a share. `parts`, `noise`: as
     for `judge`. `ignored`: steps to leave out of all of them.
 
-    Raises SelectionError if the runs are of different jobs, naming all that differs; TraceError for one that cannot be
+    Raises SelectionError if a baseline is there twice, or of another job, naming all that differs; TraceError for one that cannot be
     replayed.
     """
     for baseline in baselines:
@@ -49,6 +49,8 @@ def gate(
             which = f"the baseline {short(baseline.trace.name)}" if len(baselines) > 1 else "the baseline"
             raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
     *before, after = (job.spent(ignored) for job in (*baselines, run))
+    if len({side.step_s.tobytes() for side in before}) < len(before):
+        raise SelectionError("two baselines have the same step times: a copy does not show how far runs differ")
     notes = [UNKNOWN_NOISE] if len(baselines) == 1 and noise is None else []
     now = after.ops_a_step
     most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
