@@ -110,6 +110,10 @@ def test_a_contradiction_is_the_verdict_of_every_command(tmp_path: Path) -> None
     assert report["rl"]["what_if"][0]["step_s"] is None
     assert run("import", flagged, "--store", tmp_path / "jobs.store").code == 0
     assert run("culprits", flagged).code == 5
+    whole = write(tmp_path / "whole.jsonl", lines())
+    for one, other in ((flagged, whole), (whole, flagged)):
+        gate = run("gate", one, "--baseline", other)
+        assert (gate.code, gate.err.count("flagged.jsonl: the phases of a step take 15.50 s")) == (2, 1)
 
 
 def test_two_logs_compare_by_their_phases(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ _BYTES_PER_BYTE = 40
 @click.option(
     "--engine",
     type=click.Choice(["local", "processes", "ray"]),
-    help="Analyse in one piece, or in batches of steps on processes or Ray [default: as memory allows].",
+    help="In one piece, or the file of a pipeline in batches of steps on processes or Ray [default: as memory allows].",
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")

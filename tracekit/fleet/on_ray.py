@@ -54,8 +54,10 @@ class RayExecutor:
                 ray.shutdown()
                 if not left:
                     reason = (str(error).splitlines() or [type(error).__name__])[0]
-                    where = "a cluster on this machine" if self.address is None else short(self.address)
-                    raise SelectionError(f"--ray: {where} does not answer ({reason:.200}); check the address") from None
+                    where, check = "a cluster on this machine", "use processes"
+                    if self.address is not None:
+                        where, check = short(self.address), "check the address"
+                    raise SelectionError(f"Ray: {where} does not answer ({reason:.200}); {check}") from None
             else:
                 return
 

@@ -41,8 +41,8 @@ def gate(
     """Judge a run by one or more baselines. `limit`: the largest increase that passes, as a share. `parts`, `noise`: as
     for `judge`. `ignored`: steps to leave out of all of them.
 
-    Raises SelectionError if a baseline is there twice, or of another job, naming all that differs; TraceError for one that cannot be
-    replayed.
+    Raises SelectionError if a baseline is there twice, or of another job, naming all that differs; TraceError for one
+    that cannot be replayed, or whose times contradict each other.
     """
     for baseline in baselines:
         if differing := "; ".join(_differences(_identity(baseline), _identity(run))):

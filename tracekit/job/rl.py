@@ -20,7 +20,7 @@ from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.logged import LoggedRun
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.timed import TimedRun
-from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.errors import FormatError, SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.collectors.importers.rl.reader import read_rl
 from tracekit.job.job import Exported, Job, PathLike, Progress
@@ -141,6 +141,8 @@ class RlJob(Job):
         return fix_named(self.report.diagnosis.fixes, text.removeprefix(_FIX)).change
 
     def spent(self, ignored: Collection[int] = ()) -> SpentPhases:
+        if flagged := self.evidence.account.flagged:
+            raise TraceError(f"{short(self.trace.name)}: {flagged}")
         run, kept = self.evidence.run, kept_steps(self.evidence.run.steps.tolist(), ignored)
         parts = {Part("kind", name): took[kept] for name, took in run.phases.items()}
         return SpentPhases(run.recorded[kept], parts, self.trace.ops.height / len(self.trace.steps))
