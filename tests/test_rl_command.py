@@ -33,6 +33,13 @@ def test_the_first_screen(tmp_path: Path) -> None:
     assert "partial=0.9 11.00 s 0.00 s 0%" in words  # all three requests, as 0.9 x 3 is more than two
 
 
+def test_a_price_from_one_measured_step_says_so(tmp_path: Path) -> None:
+    for steps, told in ((3, True), (4, False)):
+        log = write(tmp_path / f"{steps}.jsonl", [line for line in lines() if line["step"] < steps])
+        for price in json.loads(run("rl", log, "--json").out)["what_if"]:
+            assert ("one step was measured" in (price["assumes"] or "")) == told
+
+
 def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
     report = json.loads(run("rl", write(tmp_path / "run.jsonl", lines()), "--json").out)
     assert list(report) == KEYS

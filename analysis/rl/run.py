@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CONTRADICTION = 0.01
 #: An assumption of prices with staleness.
 SIDE_BY_SIDE = "generation and training take as long side by side"
+#: What a single measured step cannot show.
+_ONE_STEP = "one step was measured, which does not show how steps differ"
 
 
 class Assumed(Struct, frozen=True):
@@ -107,7 +109,8 @@ class RlRun(ABC):
         saved_s, error_s = float(saving.mean()), self.error_s(saving, [one])
         step_s = self.step_s - saved_s
         bounds = max(step_s - error_s, 0.0), step_s + error_s
-        return Price(one.text, step_s, *bounds, saved_s, found.oldest_sample_steps, "; ".join(found.assumes) or None)
+        assumes = "; ".join((*found.assumes, *([_ONE_STEP] if len(saving) == 1 else [])))
+        return Price(one.text, step_s, *bounds, saved_s, found.oldest_sample_steps, assumes or None)
 
 
 def contradiction(phases_s: float, step_s: float) -> str | None:
