@@ -23,8 +23,8 @@ SAMPLE = Path(__file__).parents[1] / "sample_traces" / "healthy.parquet"
 REFERENCE = Path(__file__).resolve().parents[2] / "shared" / "reference"
 PP, MICROBATCHES, STEPS = 16, 32, 10
 WORKERS = (512, 2048, 8192)
-#: How time grows: steps of a small job, and microbatches of a job of 32 workers.
-LONGER, DEEPER = (2_000, 8_000), (256, 1024)
+#: How time grows: steps of a small job, microbatches of a job of 32 workers, stages of a job of two DP ranks.
+LONGER, DEEPER, STAGES = (2_000, 8_000), (256, 1024), (32, 128)
 #: Steps of the long recording, and how many rounds `whatif` and kernel runs get.
 LONG_STEPS, RUNS, KERNEL_RUNS = 20_000, 3, 9
 #: The op graph: ranks, ops per rank, scenarios replayed side by side.
@@ -32,7 +32,7 @@ RANKS, OPS_OF_RANK, SCENARIOS = 64, 15_625, 16
 #: Share of computes followed by a garbage collection in the irregular job.
 COLLECTIONS = 0.01
 QUICK = {"WORKERS": (32,), "LONG_STEPS": 100, "RUNS": 1, "KERNEL_RUNS": 1, "RANKS": 4, "OPS_OF_RANK": 150,
-         "LONGER": (100, 200), "DEEPER": (8, 16)}  # fmt: skip
+         "LONGER": (100, 200), "DEEPER": (8, 16), "STAGES": (2, 4)}  # fmt: skip
 #: The least that any analysis does with a trace: read and sort it.
 BARE = "import polars, sys; polars.read_parquet(sys.argv[1]).sort(sys.argv[2:])"
 
@@ -88,13 +88,17 @@ def write_traces(folder: Path, long_steps: int, sizes: Sequence[int]) -> list[Me
 
 
 def _growing(folder: Path) -> list[Measured]:
-    """The same jobs with more steps, and with more microbatches."""
+    """The same jobs with more steps, with more microbatches, and with more stages."""
     steps = [_synth(folder / f"s{count}.parquet", f"{count:,} steps, dp 2 x pp 2", 2, 2, 4, count) for count in LONGER]
     deep = [
         _synth(folder / f"m{count}.parquet", f"{count:,} microbatches, dp 2 x pp {PP}", 2, PP, count, STEPS)
         for count in DEEPER
     ]
-    return [replace(one, grows="steps") for one in steps] + [replace(one, grows="microbatches") for one in deep]
+    staged = [
+        _synth(folder / f"p{count}.parquet", f"{count:,} stages, dp 2", 2, count, 4 * PP, STEPS) for count in STAGES
+    ]
+    kinds = (("steps", steps), ("microbatches", deep), ("stages", staged))
+    return [replace(one, grows=grows) for grows, found in kinds for one in found]
 
 
 def _of_users(trace: Measured) -> list[Measured]:
