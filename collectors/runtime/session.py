@@ -440,7 +440,7 @@ class Session(Guard):
             if value is None:
                 continue
             try:
-                bits = _bits(value, at_least=0.0 if name == "tokens" else -math.inf)
+                bits = _bits(value, is_count=name == "tokens")
             except Exception as error:  # whatever the user's object raises
                 if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
                     warn(
@@ -452,13 +452,13 @@ class Session(Guard):
             self.recorder.add((Category.VALUE, 0, self.name(name), self.step, NONE, NONE, NONE, now, now, bits))
 
 
-def _bits(value: Any, at_least: float) -> int:
-    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or too small."""
+def _bits(value: Any, is_count: bool) -> int:
+    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or no possible count."""
     if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
         value = value.item()
     if not isinstance(value, Real):
         raise TypeError(f"a {type(value).__name__}; expected a number in the memory of the host")
     number = float(value)
-    if not (math.isfinite(number) and number >= at_least):
-        raise ValueError(f"{number}; expected a finite number{', not below 0' if at_least == 0 else ''}")
+    if not math.isfinite(number) or (is_count and not 0 <= number <= 1 << 53):
+        raise ValueError(f"{number}; expected a {'count from 0 to 2^53' if is_count else 'finite number'}")
     return int.from_bytes(struct.pack("<d", number), "little", signed=True)

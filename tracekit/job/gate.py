@@ -18,7 +18,7 @@ from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
 from tracekit.trace.rl import POST_TRAINING
-from tracekit.trace.step_values import summary
+from tracekit.trace.step_values import step_values, tokens_per_s
 
 #: What a trace may say of its job that makes runs different ones.
 SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
@@ -71,12 +71,14 @@ def gate(
 
 def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent | SpentPhases]) -> float | None:
     """Tokens a second of the mean job; None if the loop of one logs no tokens."""
-    found = [
-        tokens / float(side.step_s.mean())
-        for job, side in zip(jobs, sides, strict=True)
-        if (tokens := summary(job.trace.metadata).get("tokens_per_step"))
-    ]
-    return sum(found) / len(found) if len(found) == len(jobs) else None
+    found = list[float]()
+    for job, side in zip(jobs, sides, strict=True):
+        tokens, times_s = step_values(job.trace.metadata).get("tokens", {}), side.step_s.tolist()
+        steps = ({"tokens": tokens.get(step), "recorded_s": s} for step, s in zip(side.steps, times_s, strict=True))
+        if (rate := tokens_per_s(steps)) is None:
+            return None
+        found.append(rate)
+    return sum(found) / len(found)
 
 
 def _identity(job: Job) -> dict[str, Any]:
