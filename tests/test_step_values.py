@@ -51,6 +51,12 @@ def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
     assert both["tokens"] / both["recorded_s"] == pytest.approx(2)
 
 
+def test_redacting_keeps_the_numbers() -> None:
+    redacted = slow_trace((0, 1, 2), metadata=VALUES | {"user": "ada"}).redacted()
+    assert PipelineJob(redacted).report.by_step["tokens"].to_list() == [31.0, 62.0, None]
+    assert "ada" not in str(redacted.metadata)
+
+
 def test_a_report_without_values_has_no_columns_for_them() -> None:
     report = PipelineJob(slow_trace((0, 1))).report
     assert report.by_step.columns == ["step", "slowdown", "recorded_s", "original_s", "ideal_s", "lost_s"]

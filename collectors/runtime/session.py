@@ -429,27 +429,29 @@ class Session(Guard):
 
     # ---- values ------------------------------------------------------------------------------------------------
 
-    def log(self, values: dict[str, Any]) -> None:
-        """Keep values of the current step; what is no number of the host is left out, and reported once."""
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Keep values of a step, by default the current one; what is no number of the host is left out, and reported
+        once.
+        """
         if self.recording:
-            self.attempt_hook("log", self._log, values)
+            self.attempt_hook("log", self._log, values, self.step if step is None else step)
 
-    def _log(self, values: dict[str, Any]) -> None:
+    def _log(self, values: dict[str, Any], step: int) -> None:
         now = now_ns()
         for name, value in values.items():
             if value is None:
                 continue
             try:
-                bits = _bits(value, is_count=name == "tokens")
+                at, bits = operator.index(step), _bits(value, is_count=name == "tokens")
             except Exception as error:  # whatever the user's object raises
                 if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
                     warn(
-                        f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
+                        f"rank {self.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
                         f" {error!s:.200}; such values are left out; training continues"
                     )
                 self._refused_value = True
                 continue
-            self.recorder.add((Category.VALUE, 0, self.name(name), self.step, NONE, NONE, NONE, now, now, bits))
+            self.recorder.add((Category.VALUE, 0, self.name(name), at, NONE, NONE, NONE, now, now, bits))
 
 
 def _bits(value: Any, is_count: bool) -> int:
