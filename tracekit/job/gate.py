@@ -12,12 +12,13 @@ from tracekit.analysis.attribution.compare import SAME_WORK, rates
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.attribution.spent import Spent, SpentPhases
 from tracekit.analysis.gpu.recorded import KEPT
+from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
-from tracekit.trace.rl import POST_TRAINING
+from tracekit.trace.rl import POST_TRAINING, Format
 from tracekit.trace.step_values import step_values, tokens_per_s
 
 #: What a trace may say of its job that makes runs different ones.
@@ -56,6 +57,8 @@ def gate(
     most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
     if abs(now / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
+    if run.trace.metadata.get(POST_TRAINING, {}).get("format") == Format.TRAJECTORIES:
+        notes.append(f"the first {WARM_UP} steps of a run warm up and do not count")
     if found := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
         notes.append(found)
     names = listed([short(job.trace.name) for job in baselines])

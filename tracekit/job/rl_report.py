@@ -90,12 +90,14 @@ class RlReport(Report):
         return _frame(self.account.what_if, Price)
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        yield "Step", "; ".join(_step(self.account))
+        yield "Step", "; ".join(_step(self.account, len(self.evidence.steps)))
         if self.account.generation is not None:
             yield "Engines", "; ".join(_engines(self.account.generation))
         if left_out := self.account.left_out:
             parts = "the step or its generation" if self.account.replayed_s is None else "generation, training or sync"
             yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
+        if restarts := self.account.restarts:
+            yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`: phases, losses and prices, all of them always."""
@@ -142,8 +144,12 @@ def _frame(rows: list[Any], shape: type[Any]) -> pl.DataFrame:
     return frame_of(rows, shape)
 
 
-def _step(account: RlAccount) -> Iterator[str]:
-    yield f"{seconds(account.step_s)} {'as logged' if account.trainer_wait_s is None else 'from sync to sync'}"
+def _step(account: RlAccount, measured: int) -> Iterator[str]:
+    if account.trainer_wait_s is None:
+        yield f"{seconds(account.step_s)} as logged"
+    else:
+        first = account.job.steps - measured
+        yield f"{seconds(account.step_s)} from sync to sync, the mean of {measured} after the first {first}"
     if account.generation_s is not None:
         yield f"generation {seconds(account.generation_s)}"
     if account.trainer_wait_s is not None:
