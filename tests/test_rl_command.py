@@ -174,3 +174,20 @@ def test_the_bill_of_a_run_is_as_long_as_the_run(tmp_path: Path) -> None:
     (job,) = json.loads(run("bill", store, "--json").out)["jobs"]
     assert job["wall_s"] == pytest.approx(53.0)
     assert "the first 2 steps of a run warm up" in run("gate", log, "--baseline", log, "--noise", "1%").out
+
+
+def test_staleness_has_no_price_where_the_training_is_not_known(tmp_path: Path) -> None:
+    """Neither of recorded times nor of a log; with train=S, both have one."""
+    written = [line for line in lines() if line.get("phase") != "train"]
+    timed, logged = write(tmp_path / "run.jsonl", written), tmp_path / "verl.log"
+    logged.write_text(VERL.replace("update_actor", "other"))
+    for path in (timed, logged):
+        unknown, stated = json.loads(
+            run("rl", path, "--what-if", "staleness=1", "--what-if", "staleness=1,train=4", "--json").out
+        )["what_if"]
+        assert (unknown["step_s"], unknown["assumes"]) == (
+            None,
+            "the time of the training is not known; state it with train=S",
+        )
+        assert stated["step_s"] is not None
+    assert "saves" not in run("rl", logged).out

@@ -12,7 +12,7 @@ import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.rl.account import Loss, LossTime, Run
-from tracekit.analysis.rl.run import SIDE_BY_SIDE, Assumed, RlRun, contradiction
+from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Scenario
 from tracekit.trace.rl import PhaseLog, StepTime
 
@@ -55,6 +55,8 @@ class LoggedRun(RlRun):
             return Assumed("needs trajectories, or generate=S and train=S: phases do not show what requests take")
         if "generate" not in self.mean and one.generate_s is None:
             return Assumed("the log lacks the time of the generation, or has only what no training hides")
+        if one.staleness is not None and "train" not in self.mean and one.train_s is None:
+            return Assumed(NO_TRAINING)
         assumes = [SIDE_BY_SIDE] * self._beside(one) + ["no time is spent outside phases"] * (
             self.unaccounted_s is None
         )

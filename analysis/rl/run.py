@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CONTRADICTION = 0.01
 #: An assumption of prices with staleness.
 SIDE_BY_SIDE = "generation and training take as long side by side"
+#: Why nothing that goes on beside the training has a price.
+NO_TRAINING = "the time of the training is not known; state it with train=S"
 #: What a single measured step cannot show.
 _ONE_STEP = "one step was measured, which does not show how steps differ"
 

@@ -16,7 +16,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.rl.account import Loss, LossTime, Run
 from tracekit.analysis.rl.generation import Generations
 from tracekit.analysis.rl.loop import WARM_UP, Loop
-from tracekit.analysis.rl.run import SIDE_BY_SIDE, Assumed, RlRun, contradiction
+from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.steps import Steps
 from tracekit.base.errors import FormatError, SelectionError
@@ -73,10 +73,15 @@ class TimedRun(RlRun):
     def facts(self) -> dict[str, Any]:
         made, whole = self.made, self.whole
         requests, engines = (0, 0) if made is None else (made.count, len(made.names))
-        basis = "phases" if made is None else "trajectories"
         waits = whole.train_start[WARM_UP:] - whole.sync_end[WARM_UP - 1 : -1]
         return {
-            "job": Run(Format.TRAJECTORIES, len(whole.numbers), requests, engines, basis),
+            "job": Run(
+                Format.TRAJECTORIES,
+                len(whole.numbers),
+                requests,
+                engines,
+                "phases" if made is None else "trajectories",
+            ),
             "length_s": float(whole.sync_end[-1] - whole.generate_start[0]),
             "replayed_s": float(self.unchanged.mean()),
             "generation_s": self.generation_s,
@@ -91,6 +96,8 @@ class TimedRun(RlRun):
     def assumed(self, one: Scenario) -> Assumed:
         if self.made is None and one.regenerates and one.generate_s is None:
             return Assumed("needs trajectories, or generate=S: phases do not show what requests take")
+        if one.train_s is None and not self.whole.trains and (one.staleness is not None or one.trainer is not None):
+            return Assumed(NO_TRAINING)
         return self._in_scenario(one, self.loop)[1]
 
     def _in_scenario(self, one: Scenario, loop: Loop) -> tuple[Loop, Assumed]:

@@ -13,6 +13,7 @@ import polars as pl
 
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
+from tracekit.analysis.rl.run import CONTRADICTION
 from tracekit.base.text import counted, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
 from tracekit.report.report import COMMON_TABLES, Report, StepTimes
@@ -156,6 +157,8 @@ def _step(account: RlAccount, measured: int) -> Iterator[str]:
         yield f"the trainer waits {seconds(account.trainer_wait_s)}"
     if account.staleness:
         yield f"weights lag behind by {counted(account.staleness, 'step')}"
+    if not account.flagged and sum(one.seconds for one in account.phases) > account.step_s * (1 + CONTRADICTION):
+        yield "phases overlap, so that their shares add up to more than 100%"
     if account.unaccounted_s is None:
         yield "logged as the sum of its phases, so time outside them is unknown"
 

@@ -200,9 +200,13 @@ def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
 
 
 def _sum_or_clock(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
-    """OpenRLHF's synchronous trainer adds up its timers; the other one reads a clock, while the next batch is made."""
-    summed = math.isclose(timers["step_total"], math.fsum(phases.values()), rel_tol=1e-6)
-    return StepTime.SUMMED if summed else StepTime.OVERLAPPED
+    """OpenRLHF's synchronous trainer adds up its timers; the other one reads a clock, while the next batch is made. If
+    timers are missing, those that are left overlap only if they are more than the step.
+    """
+    step_s, phases_s = timers["step_total"], math.fsum(phases.values())
+    if math.isclose(step_s, phases_s, rel_tol=1e-6):
+        return StepTime.SUMMED
+    return StepTime.OVERLAPPED if phases_s > step_s * (1 + TOLERANCE) else StepTime.SERIAL
 
 
 def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:

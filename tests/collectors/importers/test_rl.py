@@ -101,6 +101,19 @@ def test_openrlhf_adds_up_or_reads_a_clock(tmp_path: Path) -> None:
         assert means(log) == {"generate": 30, "experience": 3, "train": 8, "sync": 1}
 
 
+def test_openrlhf_without_some_of_its_timers_overlaps_only_if_those_left_exceed_the_step(tmp_path: Path) -> None:
+    """A step of 42 s: 30 s of generation and 8 s of training fit into it, with 20 s of training they overlap."""
+    for train_s, expected, unaccounted_s, said in (
+        (8.0, StepTime.SERIAL, 4.0, False),
+        (20.0, StepTime.OVERLAPPED, 12.0, True),
+    ):
+        timing = {"timing/generation": 30.0, "timing/ppo_train": train_s, "timing/step_total": 42.0}
+        assert phases_of(tmp_path / "log", f"Global step 7: {timing}\n").step_time is expected
+        report = RlJob.read([tmp_path / "log"]).report
+        assert report.account.unaccounted_s == unaccounted_s
+        assert ("phases overlap" in dict(report.remarks_of_source())["Step"]) is said
+
+
 def test_slime_reports_a_step_in_two_records_and_waits_for_its_rollout(tmp_path: Path) -> None:
     def text(wait: float) -> str:
         trainer = {
