@@ -6,6 +6,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
+
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
@@ -15,9 +17,9 @@ VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
 )
 KEYS = [
-    "headline", "job", "step_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases", "unaccounted_s",
-    "flagged", "doubt", "losses", "leading", "generation", "what_if",
-    "left_out",
+    "headline", "job", "step_s", "length_s", "replayed_s", "generation_s", "trainer_wait_s", "staleness", "phases",
+    "unaccounted_s", "flagged", "doubt", "losses", "leading", "generation", "what_if",
+    "left_out", "restarts",
 ]  # fmt: skip
 
 
@@ -157,3 +159,35 @@ def test_damaged_ops_are_one_error(tmp_path: Path) -> None:
         ran = run("whatif", tmp_path / "bad.parquet")
         assert (ran.code, "damaged ops of post-training" in ran.message) == (2, True)
         assert run("info", tmp_path / "bad.parquet").code == 0
+
+
+def test_the_bill_of_a_run_is_as_long_as_the_run(tmp_path: Path) -> None:
+    """Four steps of 11 s, the first of which starts 9 s late: 53 s, of which the last two steps are measured."""
+    written = [line | ({"start": -9.0} if line["step"] == 0 and line.get("phase") == "generate" else {})
+               for line in lines()]  # fmt: skip
+    log, store = write(tmp_path / "run.jsonl", written), tmp_path / "jobs.store"
+    account = json.loads(run("rl", log, "--json").out)
+    assert (account["job"]["steps"], account["step_s"], account["length_s"]) == (4, 11.0, 53.0)
+    shown = " ".join(run("rl", log).out.split())
+    assert "11.00 s from sync to sync, the mean of 2 after the first 2;" in shown
+    assert run("import", log, "--store", store).code == 0
+    (job,) = json.loads(run("bill", store, "--json").out)["jobs"]
+    assert job["wall_s"] == pytest.approx(53.0)
+    assert "the first 2 steps of a run warm up" in run("gate", log, "--baseline", log, "--noise", "1%").out
+
+
+def test_staleness_has_no_price_where_the_training_is_not_known(tmp_path: Path) -> None:
+    """Neither of recorded times nor of a log; with train=S, both have one."""
+    written = [line for line in lines() if line.get("phase") != "train"]
+    timed, logged = write(tmp_path / "run.jsonl", written), tmp_path / "verl.log"
+    logged.write_text(VERL.replace("update_actor", "other"))
+    for path in (timed, logged):
+        unknown, stated = json.loads(
+            run("rl", path, "--what-if", "staleness=1", "--what-if", "staleness=1,train=4", "--json").out
+        )["what_if"]
+        assert (unknown["step_s"], unknown["assumes"]) == (
+            None,
+            "the time of the training is not known; state it with train=S",
+        )
+        assert stated["step_s"] is not None
+    assert "saves" not in run("rl", logged).out

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
-from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
+from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 from tests.test_report import problems
 from tracekit.job.pipeline import PipelineJob
 from tracekit.show.trackers import series
+from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
 from tracekit.trace.step_values import STEP_VALUES
 
@@ -26,6 +28,33 @@ def test_steps_of_a_report_have_their_values_and_trackers_the_rate() -> None:
     assert [(row["tokens"], row["loss"]) for row in found["by_step"]] == [(31.0, None), (62.0, 2.5), (None, None)]
     assert series(found)["tracekit/tokens_per_s"] == pytest.approx(93 / 31)  # of the two steps that have tokens
     assert len(series(found)) == 10
+
+
+def test_steps_without_tokens_are_in_no_rate(tmp_path: Path) -> None:
+    """Of steps of 11.25, 11.25 and 15.5 s, the last has 31 tokens: 2 a second, wherever it is shown."""
+    ops = pl.concat([healthy_frame((0, 1)), slow_frame((2,))])
+    starts = {step: 1.7e9 + 20 * step for step in range(3)}
+    values = {STEP_VALUES: {"tokens": {"2": 31.0}}}
+    trace = Trace.from_frame(ops, LAYOUT, name="some", step_starts=starts, metadata=values)
+    job, path, store = PipelineJob(trace), tmp_path / "some.parquet", Store(tmp_path / "jobs.store")
+    trace.write_parquet(path)
+    assert series(job.report.to_dict())["tracekit/tokens_per_s"] == pytest.approx(2)
+    assert json.loads(run("compare", path, path, "--json").out)["after"]["tokens_per_s"] == pytest.approx(2)
+    gated = json.loads(run("gate", path, "--baseline", path, "--noise", "1%", "--json").out)
+    assert gated["notes"] == ["2 tokens a second before, 2 after (+0.0%)"]
+    store.append(Incoming(trace, "some", "file", job.stored()))
+    assert "Tokens/s 2 " in " ".join(run("top", "--store", store.path, "--once").out.split())
+    silent = slow_trace((3, 4), name="some", step_starts={3: 1.7e9 + 60, 4: 1.7e9 + 80})
+    store.append(Incoming(silent, "some", "file", PipelineJob(silent).stored()))
+    with store.reading() as catalogue:
+        (both,) = catalogue.live.spans("some", 1).iter_rows(named=True)
+    assert both["tokens"] / both["recorded_s"] == pytest.approx(2)
+
+
+def test_redacting_keeps_the_numbers() -> None:
+    redacted = slow_trace((0, 1, 2), metadata=VALUES | {"user": "ada"}).redacted()
+    assert PipelineJob(redacted).report.by_step["tokens"].to_list() == [31.0, 62.0, None]
+    assert "ada" not in str(redacted.metadata)
 
 
 def test_a_report_without_values_has_no_columns_for_them() -> None:

@@ -8,7 +8,7 @@ The parts of one job are ranges of steps; both are measured against the ideal of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,6 +20,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, seconds, three_digits
+from tracekit.trace.step_values import tokens_per_s
 
 #: Ignore a difference of less than this share, however clear it is.
 NEGLIGIBLE = 0.001
@@ -200,12 +201,6 @@ def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.ND
         whole=unit(report),
         tokens_per_s=tokens_per_s(rows),
     )
-
-
-def tokens_per_s(rows: Sequence[Report]) -> float | None:
-    """Tokens a second over the rows of `by_step` that have any; None if none has."""
-    told = [(row["tokens"], row["recorded_s"]) for row in rows if row.get("tokens")]
-    return sum(tokens for tokens, _ in told) / sum(time_s for _, time_s in told) if told else None
 
 
 def rates(before: float | None, after: float | None) -> str | None:

@@ -37,6 +37,7 @@ class Part(Struct, frozen=True):
 class SpentPhases(Struct, frozen=True, eq=False):
     """What steps of post-training take, [steps], as `Spent` says it of other jobs; no ranks are known."""
 
+    steps: list[int]
     step_s: Floats
     parts: Mapping[Part, Floats]
     ops_a_step: float
@@ -73,6 +74,11 @@ class Spent(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _kept(self) -> Bools:
         return kept_steps(self._steps, self.ignored)
+
+    @property
+    def steps(self) -> list[int]:
+        """The numbers of the steps that are kept, ascending."""
+        return [step for step, kept in zip(self._steps, self._kept.tolist(), strict=True) if kept]
 
     @property
     def ops_a_step(self) -> float:

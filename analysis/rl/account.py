@@ -77,13 +77,16 @@ class RlAccount(Struct, frozen=True):
     """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
     contradict each other; such a run has no losses. `doubt`: why there are no prices, None if there are.
 
+    `length_s`: all steps of the run together, those that warm up included.
     `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
     `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
-    `left_out`: numbers of steps that lack the time of the step or of a phase that others have.
+    `left_out`: numbers of steps that lack the time of the step or of a phase that others have. `restarts`: steps that a
+    later attempt logged again; from each on, that one counts.
     """
 
     job: Run
     step_s: float
+    length_s: float
     replayed_s: float | None
     generation_s: float | None
     trainer_wait_s: float | None
@@ -97,6 +100,7 @@ class RlAccount(Struct, frozen=True):
     generation: Generation | None
     what_if: list[Price]
     left_out: list[int]
+    restarts: list[int]
 
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.means import saving_error_s
-from tracekit.analysis.rl.account import UNEXPLAINED, Loss, Price, RlAccount
+from tracekit.analysis.rl.account import UNEXPLAINED, Loss, LossTime, PhaseTime, Price, RlAccount, leading
 from tracekit.analysis.rl.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CONTRADICTION = 0.01
 #: An assumption of prices with staleness.
 SIDE_BY_SIDE = "generation and training take as long side by side"
+#: Why nothing that goes on beside the training has a price.
+NO_TRAINING = "the time of the training is not known; state it with train=S"
 #: What a single measured step cannot show.
 _ONE_STEP = "one step was measured, which does not show how steps differ"
 
@@ -61,8 +63,27 @@ class RlRun(ABC):
         """Return what a price rests on. Raises SelectionError for a scenario without the GPUs that it needs."""
 
     @abstractmethod
+    def losses(self) -> list[LossTime]:
+        """Return what each loss costs, of times that do not contradict each other."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of `RlAccount` that depend on what was recorded."""
+
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
         """Return where the mean step went, and what these alternatives save. Raises SelectionError, see `assumed`."""
+        losses = [] if self.flagged else self.losses()
+        taken = [PhaseTime(name, float(seconds.mean())) for name, seconds in self.phases.items()]
+        return RlAccount(
+            step_s=self.step_s,
+            phases=sorted(taken, key=lambda one: -one.seconds),
+            flagged=self.flagged,
+            doubt=self.doubt,
+            losses=losses,
+            leading=leading(losses, self.step_s),
+            what_if=[self.price(one) for one in scenarios],
+            **self.facts(),
+        )
 
     @cached_property
     def unchanged(self) -> Floats:

@@ -36,6 +36,7 @@ class Steps:
             generate = (*_extent(numbers, trajectories.step, trajectories.submit, trajectories.end), nothing)
         reward = self.spans.get("reward", (nothing, nothing, nothing))
         trainer = [span for name, span in self.spans.items() if name not in ("generate", "reward", "sync")]
+        self.trains = bool(trainer)
         # What begins before the generation has ended, such as an evaluation, is no training on it.
         started = _least([np.where(start >= generate[1] - _AT_ONCE_S, start, np.nan) for start, *_ in trainer], nothing)
         finished = -_least([-end for _, end, _ in trainer], nothing)

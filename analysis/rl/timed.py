@@ -7,15 +7,16 @@ not explain of the recording is in both.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Set
+from typing import Any
 
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.rl.account import Loss, LossTime, PhaseTime, RlAccount, Run, leading
+from tracekit.analysis.rl.account import Loss, LossTime, Run
 from tracekit.analysis.rl.generation import Generations
 from tracekit.analysis.rl.loop import WARM_UP, Loop
-from tracekit.analysis.rl.run import SIDE_BY_SIDE, Assumed, RlRun, contradiction
+from tracekit.analysis.rl.run import NO_TRAINING, SIDE_BY_SIDE, Assumed, RlRun, contradiction
 from tracekit.analysis.rl.scenario import Gpus, Scenario
 from tracekit.analysis.rl.steps import Steps
 from tracekit.base.errors import FormatError, SelectionError
@@ -65,41 +66,38 @@ class TimedRun(RlRun):
             loop = loop.replace(sync=np.zeros_like(loop.sync))
         return (loop if one is None else self._in_scenario(one, loop)[0]).step_times()
 
-    def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
-        made, losses = self.made, list[LossTime]()
-        if not self.flagged:
-            known: tuple[Loss, ...] = (*(() if made is None else _OF_REQUESTS), "reward", "sync")
-            losses = [LossTime(loss, float((self.unchanged - self.step_times({loss})).mean())) for loss in known]
-        taken = [PhaseTime(name, float(seconds.mean())) for name, seconds in self.phases.items()]
-        waits = self.whole.train_start[WARM_UP:] - self.whole.sync_end[WARM_UP - 1 : -1]
+    def losses(self) -> list[LossTime]:
+        known: tuple[Loss, ...] = (*(() if self.made is None else _OF_REQUESTS), "reward", "sync")
+        return [LossTime(loss, float((self.unchanged - self.step_times({loss})).mean())) for loss in known]
+
+    def facts(self) -> dict[str, Any]:
+        made, whole = self.made, self.whole
         requests, engines = (0, 0) if made is None else (made.count, len(made.names))
-        return RlAccount(
-            Run(
+        waits = whole.train_start[WARM_UP:] - whole.sync_end[WARM_UP - 1 : -1]
+        return {
+            "job": Run(
                 Format.TRAJECTORIES,
-                len(self.whole.numbers),
+                len(whole.numbers),
                 requests,
                 engines,
                 "phases" if made is None else "trajectories",
             ),
-            self.step_s,
-            float(self.unchanged.mean()),
-            self.generation_s,
-            float(waits.mean()),
-            self.loop.staleness,
-            sorted(taken, key=lambda one: -one.seconds),
-            self.whole.unaccounted_s(),
-            self.flagged,
-            self.doubt,
-            losses,
-            leading(losses, self.step_s),
-            None if made is None else made.fitted(),
-            [self.price(one) for one in scenarios],
-            self.whole.left_out,
-        )
+            "length_s": float(whole.sync_end[-1] - whole.generate_start[0]),
+            "replayed_s": float(self.unchanged.mean()),
+            "generation_s": self.generation_s,
+            "trainer_wait_s": float(waits.mean()),
+            "staleness": self.loop.staleness,
+            "unaccounted_s": whole.unaccounted_s(),
+            "generation": None if made is None else made.fitted(),
+            "left_out": whole.left_out,
+            "restarts": [],
+        }
 
     def assumed(self, one: Scenario) -> Assumed:
         if self.made is None and one.regenerates and one.generate_s is None:
             return Assumed("needs trajectories, or generate=S: phases do not show what requests take")
+        if one.train_s is None and not self.whole.trains and (one.staleness is not None or one.trainer is not None):
+            return Assumed(NO_TRAINING)
         return self._in_scenario(one, self.loop)[1]
 
     def _in_scenario(self, one: Scenario, loop: Loop) -> tuple[Loop, Assumed]:

@@ -429,36 +429,38 @@ class Session(Guard):
 
     # ---- values ------------------------------------------------------------------------------------------------
 
-    def log(self, values: dict[str, Any]) -> None:
-        """Keep values of the current step; what is no number of the host is left out, and reported once."""
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        """Keep values of a step, by default the current one; what is no number of the host is left out, and reported
+        once.
+        """
         if self.recording:
-            self.attempt_hook("log", self._log, values)
+            self.attempt_hook("log", self._log, values, self.step if step is None else step)
 
-    def _log(self, values: dict[str, Any]) -> None:
+    def _log(self, values: dict[str, Any], step: int) -> None:
         now = now_ns()
         for name, value in values.items():
             if value is None:
                 continue
             try:
-                bits = _bits(value, at_least=0.0 if name == "tokens" else -math.inf)
+                at, bits = operator.index(step), _bits(value, is_count=name == "tokens")
             except Exception as error:  # whatever the user's object raises
                 if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
                     warn(
-                        f"rank {self.rank}: tracekit.log({name}=...) in step {self.step}: {type(error).__name__}:"
+                        f"rank {self.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
                         f" {error!s:.200}; such values are left out; training continues"
                     )
                 self._refused_value = True
                 continue
-            self.recorder.add((Category.VALUE, 0, self.name(name), self.step, NONE, NONE, NONE, now, now, bits))
+            self.recorder.add((Category.VALUE, 0, self.name(name), at, NONE, NONE, NONE, now, now, bits))
 
 
-def _bits(value: Any, at_least: float) -> int:
-    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or too small."""
+def _bits(value: Any, is_count: bool) -> int:
+    """The bits of a number as a float of 64. Raises if it is no finite number of the host, or no possible count."""
     if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
         value = value.item()
     if not isinstance(value, Real):
         raise TypeError(f"a {type(value).__name__}; expected a number in the memory of the host")
     number = float(value)
-    if not (math.isfinite(number) and number >= at_least):
-        raise ValueError(f"{number}; expected a finite number{', not below 0' if at_least == 0 else ''}")
+    if not math.isfinite(number) or (is_count and not 0 <= number <= 1 << 53):
+        raise ValueError(f"{number}; expected a {'count from 0 to 2^53' if is_count else 'finite number'}")
     return int.from_bytes(struct.pack("<d", number), "little", signed=True)

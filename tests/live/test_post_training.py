@@ -66,9 +66,9 @@ def train(records: Path, clock: list[float], steps: Iterable[int], sync_s: float
     recorder._recorder.close()
 
 
-def verl(steps: Iterable[int]) -> str:
+def verl(steps: Iterable[int], step_s: float = 100.0) -> str:
     return "".join(
-        f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in steps
+        f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:{step_s}\n" for step in steps
     )
 
 
@@ -157,6 +157,28 @@ def test_steps_that_are_already_there_become_windows_of_the_same_size(
     assert watched.run.ended()
     watched.run.finish()
     assert watched.windows() == [(first, last) for first, last in windows if last - first > 1]
+
+
+def test_a_restarted_run_has_windows_of_its_own_from_where_it_began_again(tmp_path: Path, clock: list[float]) -> None:
+    """Ten steps of 100 s, then again from step 6 on in 90 s: windows of the first attempt stay, and nothing of it goes
+    into those of the second. A watch that is started again knows what is stored.
+    """
+    log = tmp_path / "train.log"
+    log.write_text(verl(range(10)))
+    watched = Watched(log, clock)
+    watched.look()
+    watched.look()
+    assert watched.windows() == [(0, 3), (4, 7)]
+    log.write_text(verl(range(10)) + verl(range(6, 11), 90.0))
+    watched.look()
+    assert watched.windows() == [(0, 3), (4, 7), (6, 9)]
+    assert watched.said == ["step 6 is logged again: windows of the new attempt begin there"]
+    assert watched.store.history("job")["recorded_s"].to_list() == [100.0, 100.0, 90.0]
+    log.write_text(verl(range(10)) + verl(range(6, 15), 90.0))
+    again = Watched(log, clock)
+    again.look()
+    assert again.windows() == [(0, 3), (4, 7), (6, 9), (10, 13)]
+    assert again.said == ["windows of 'job' go on after step 9; give another run another --name"]
 
 
 def test_steps_without_the_time_of_the_generation_are_named(tmp_path: Path, clock: list[float]) -> None:

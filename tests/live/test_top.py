@@ -9,13 +9,15 @@ from msgspec import structs
 
 from tests.handmade import run
 from tests.test_store_windows import window
+from tracekit.job.pipeline import PipelineJob
 from tracekit.store import Incoming, Store
 from tracekit.trace.step_values import STEP_VALUES
 
 
 def with_values(item: Incoming, **values: dict[str, float]) -> Incoming:
-    """The same window, with what its steps logged."""
-    return replace(item, trace=replace(item.trace, metadata={**item.trace.metadata, STEP_VALUES: values}))
+    """The same window, analysed with what its steps logged."""
+    trace = replace(item.trace, metadata={**item.trace.metadata, STEP_VALUES: values})
+    return replace(item, trace=trace, findings=PipelineJob(trace).stored())
 
 
 def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> None:
@@ -42,8 +44,8 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
 def test_tokens_a_second_and_the_last_loss_that_is_known_are_rows(tmp_path: Path) -> None:
     """A step of 15.5 s has 31 or 62 million tokens: 2 and 4 million a second. The last window logged neither."""
     store = Store(tmp_path / "jobs.store")
-    store.append(with_values(window(0, analysed=True), tokens={"0": 30e6, "1": 32e6}, loss={"1": 2.25, "0": 2.5}))
-    store.append(with_values(window(1, analysed=True), tokens={"2": 62e6}, loss={"2": 0.01234}))
+    store.append(with_values(window(0), tokens={"0": 30e6, "1": 32e6}, loss={"1": 2.25, "0": 2.5}))
+    store.append(with_values(window(1), tokens={"2": 62e6}, loss={"2": 0.01234}))
     store.append(window(2, analysed=True))
     for width in (80, 120):
         lines = run("top", "--store", store.path, "--once", env={"COLUMNS": str(width)}).out.splitlines()

@@ -26,12 +26,14 @@ _UNEXPLAINED = "unexplained"
 class Costs(Struct, frozen=True):
     """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path. `lost`: to
     stragglers, by kind of finding, to data that no op shows, and to pauses and stalls; of post-training, to its losses,
-    and what is in no phase. `rest`: what all else went to.
+    and what is in no phase. `rest`: what all else went to. `length_s`: seconds of all steps, None if they are as many
+    times the mean step.
     """
 
     planned: dict[Part, float]
     lost: dict[tuple[Part, str], float]
     rest: Claim = USEFUL
+    length_s: float | None = None
 
 
 def costs_of(report: str) -> Costs | None:
@@ -42,15 +44,15 @@ def costs_of(report: str) -> Costs | None:
         of = {loss["kind"]: loss["lost_s"] for loss in found["verdict"]["losses"]}
         causes = [(cause["kind"], max(cause["saved_s"], cause["alone_s"], 0.0), bool(cause["where"]["workers"]))
                   for cause in found["causes"]]  # fmt: skip
-        trusted, times, unaccounted_s = found["trust"]["trustworthy"], found["step_time_s"], 0.0
+        trusted, times, unaccounted_s, length_s = found["trust"]["trustworthy"], found["step_time_s"], 0.0, None
         if "rl" in found:
-            unaccounted_s = found["rl"]["unaccounted_s"] or 0.0
+            unaccounted_s, length_s = found["rl"]["unaccounted_s"] or 0.0, found["rl"].get("length_s")
         together_s = times["original"] - times["ideal"]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     planned = {part: sum(max(s, 0.0) for kind, s in on_path if kind == of_part) for of_part, part in PLANNED.items()}
     if not trusted:
-        return Costs(planned, {}, (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL))
+        return Costs(planned, {}, (Part.UNKNOWN, "steps whose analysis is not to be trusted", ALL), length_s)
     lost_s = of.get(LossKind.STRAGGLER, 0.0)
     lost = _divided(Part.STRAGGLERS, [one for one in causes if _is_straggler(one[0], one[2])], lost_s)
     lost[Part.STRAGGLERS, _UNEXPLAINED] = lost_s - sum(lost.values())
@@ -60,7 +62,7 @@ def costs_of(report: str) -> Costs | None:
     lost[Part.INPUT, "late data"] = max(of.get(LossKind.INPUT, 0.0) - planned[Part.INPUT], 0.0)
     still_s = of.get(LossKind.STALLS, 0.0) + of.get(LossKind.IDLE, 0.0) - planned[Part.CHECKPOINTS]
     lost[Part.IDLE, "pauses and stalls"] = max(still_s, 0.0)
-    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S})
+    return Costs(planned, {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}, length_s=length_s)
 
 
 def _divided(part: Part, causes: list[tuple[str, float, bool]], lost_s: float) -> dict[tuple[Part, str], float]:

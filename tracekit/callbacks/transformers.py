@@ -13,7 +13,7 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not 
     """Records steps under the trainer's numbers, also after a resume, and each evaluation and checkpoint as one op.
 
     Tokens are recorded if the trainer counts them (`include_num_input_tokens_seen`), the loss whenever it logs one: the
-    mean since it last did, under the number of the step at which it says so.
+    mean since it last did, under the number of the last step in it.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not 
         set_step(state.global_step)
         self.on_epoch_end(args, state, control)
 
-    def on_log(self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
-        """Record the loss, which the trainer has brought to the host."""
-        log(loss=(logs or {}).get("loss"))
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+        """Record the loss, which the trainer has brought to the host, of the step that has ended."""
+        log(loss=(logs or {}).get("loss"), step=state.global_step - 1)
 
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """Start the evaluation or checkpoint that follows."""

@@ -12,13 +12,14 @@ from tracekit.analysis.attribution.compare import SAME_WORK, rates
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.attribution.spent import Spent, SpentPhases
 from tracekit.analysis.gpu.recorded import KEPT
+from tracekit.analysis.rl.loop import WARM_UP
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
 from tracekit.job.job import Job
 from tracekit.job.pipeline import PipelineJob
 from tracekit.trace.model import OpKind
-from tracekit.trace.rl import POST_TRAINING
-from tracekit.trace.step_values import summary
+from tracekit.trace.rl import POST_TRAINING, Format
+from tracekit.trace.step_values import step_values, tokens_per_s
 
 #: What a trace may say of its job that makes runs different ones.
 SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
@@ -56,6 +57,8 @@ def gate(
     most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
     if abs(now / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
+    if run.trace.metadata.get(POST_TRAINING, {}).get("format") == Format.TRAJECTORIES:
+        notes.append(f"the first {WARM_UP} steps of a run warm up and do not count")
     if found := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
         notes.append(found)
     names = listed([short(job.trace.name) for job in baselines])
@@ -71,12 +74,14 @@ def gate(
 
 def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent | SpentPhases]) -> float | None:
     """Tokens a second of the mean job; None if the loop of one logs no tokens."""
-    found = [
-        tokens / float(side.step_s.mean())
-        for job, side in zip(jobs, sides, strict=True)
-        if (tokens := summary(job.trace.metadata).get("tokens_per_step"))
-    ]
-    return sum(found) / len(found) if len(found) == len(jobs) else None
+    found = list[float]()
+    for job, side in zip(jobs, sides, strict=True):
+        tokens, times_s = step_values(job.trace.metadata).get("tokens", {}), side.step_s.tolist()
+        steps = ({"tokens": tokens.get(step), "recorded_s": s} for step, s in zip(side.steps, times_s, strict=True))
+        if (rate := tokens_per_s(steps)) is None:
+            return None
+        found.append(rate)
+    return sum(found) / len(found)
 
 
 def _identity(job: Job) -> dict[str, Any]:

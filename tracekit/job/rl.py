@@ -145,7 +145,9 @@ class RlJob(Job):
             raise TraceError(f"{short(self.trace.name)}: {flagged}")
         run, kept = self.evidence.run, kept_steps(self.evidence.run.steps.tolist(), ignored)
         parts = {Part("kind", name): took[kept] for name, took in run.phases.items()}
-        return SpentPhases(run.recorded[kept], parts, self.trace.ops.height / len(self.trace.steps))
+        return SpentPhases(
+            run.steps[kept].tolist(), run.recorded[kept], parts, self.trace.ops.height / len(self.trace.steps)
+        )
 
     def attribute_by(self, *labels: str) -> ByLabel:
         raise self._not_for(f"S by {', '.join(labels)}")

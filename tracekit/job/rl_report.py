@@ -13,6 +13,7 @@ import polars as pl
 
 from tracekit.analysis.evidence.rl import RlEvidence
 from tracekit.analysis.rl.account import Generation, LossTime, PhaseTime, Price, RlAccount
+from tracekit.analysis.rl.run import CONTRADICTION
 from tracekit.base.text import counted, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.report.question import question_table
 from tracekit.report.report import COMMON_TABLES, Report, StepTimes
@@ -90,12 +91,14 @@ class RlReport(Report):
         return _frame(self.account.what_if, Price)
 
     def remarks_of_source(self) -> Iterator[tuple[str, str]]:
-        yield "Step", "; ".join(_step(self.account))
+        yield "Step", "; ".join(_step(self.account, len(self.evidence.steps)))
         if self.account.generation is not None:
             yield "Engines", "; ".join(_engines(self.account.generation))
         if left_out := self.account.left_out:
             parts = "the step or its generation" if self.account.replayed_s is None else "generation, training or sync"
             yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
+        if restarts := self.account.restarts:
+            yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
 
     def sections(self, *, full: bool = False) -> Iterator[Table]:
         """See `Report.sections`: phases, losses and prices, all of them always."""
@@ -142,14 +145,20 @@ def _frame(rows: list[Any], shape: type[Any]) -> pl.DataFrame:
     return frame_of(rows, shape)
 
 
-def _step(account: RlAccount) -> Iterator[str]:
-    yield f"{seconds(account.step_s)} {'as logged' if account.trainer_wait_s is None else 'from sync to sync'}"
+def _step(account: RlAccount, measured: int) -> Iterator[str]:
+    if account.trainer_wait_s is None:
+        yield f"{seconds(account.step_s)} as logged"
+    else:
+        first = account.job.steps - measured
+        yield f"{seconds(account.step_s)} from sync to sync, the mean of {measured} after the first {first}"
     if account.generation_s is not None:
         yield f"generation {seconds(account.generation_s)}"
     if account.trainer_wait_s is not None:
         yield f"the trainer waits {seconds(account.trainer_wait_s)}"
     if account.staleness:
         yield f"weights lag behind by {counted(account.staleness, 'step')}"
+    if not account.flagged and sum(one.seconds for one in account.phases) > account.step_s * (1 + CONTRADICTION):
+        yield "phases overlap, so that their shares add up to more than 100%"
     if account.unaccounted_s is None:
         yield "logged as the sum of its phases, so time outside them is unknown"
 

@@ -17,6 +17,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.report.answer import Account
+from tracekit.trace.step_values import tokens_per_s
 
 #: Figures of a report that lists of jobs show, stored separately so that nobody parses a thousand reports.
 FIGURES = (
@@ -118,6 +119,12 @@ class Findings(Struct, frozen=True, dict=True):
             "cause_places": [cause["where_text"] for cause in causes],
             "cause_hosts": [self._host_of(cause["where"]) for cause in causes],
         }
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens of the mean step, at the rate of the steps that log tokens; None if none does."""
+        rate = tokens_per_s(self._content["by_step"])
+        return None if rate is None else rate * float(self._content["step_time_s"]["recorded"])
 
     def verdict(self) -> WindowVerdict:
         """What alerts need."""

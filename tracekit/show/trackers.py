@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.compare import steps_in_whole, tokens_per_s
+from tracekit.analysis.attribution.compare import steps_in_whole
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import say
 from tracekit.base.text import short
+from tracekit.trace.step_values import tokens_per_s
 
 if TYPE_CHECKING:
     from tracekit.report.report import Report

@@ -30,7 +30,6 @@ from tracekit.store.frames import frame
 from tracekit.store.live_tables import LiveTables
 from tracekit.store.possible import TABLES, impossible, without_impossible
 from tracekit.store.window import (
-    AnyTrace,
     Incoming,
     Part,
     StoredFile,
@@ -38,7 +37,7 @@ from tracekit.store.window import (
     StoredWindow,
 )
 from tracekit.trace.model import Layout, TraceKind
-from tracekit.trace.step_values import summary
+from tracekit.trace.step_values import step_values
 
 if TYPE_CHECKING:
     import duckdb
@@ -248,7 +247,7 @@ class Catalogue:
     ) -> None:
         """Add a window whose files have been written."""
         window = {"job_id": job_id, "number": number}
-        insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item.trace) | _found(item))
+        insert(self.connection, "windows", window | {"added_at": added_at} | _facts(item) | _found(item))
         for part, file in parts.items():
             insert(self.connection, "files", window | {"part": part} | asdict(file))
         if isinstance(item.findings, Findings):
@@ -322,10 +321,15 @@ def _found(item: Incoming) -> dict[str, Any]:
     return {"tracekit": __version__} | figures
 
 
-def _facts(trace: AnyTrace) -> dict[str, Any]:
+def _facts(item: Incoming) -> dict[str, Any]:
     """The columns of `windows` that describe a trace."""
+    trace = item.trace
     steps, starts = trace.steps, [float(start) for start in trace.step_starts.values()]
-    metadata = {name: value for name, value in trace.metadata.items() if _is_short(value)} | summary(trace.metadata)
+    metadata = {name: value for name, value in trace.metadata.items() if _is_short(value)}
+    if loss := step_values(trace.metadata).get("loss"):
+        metadata["loss"] = loss[max(loss)]
+    if isinstance(item.findings, Findings) and (tokens := item.findings.tokens_per_step) is not None:
+        metadata["tokens_per_step"] = tokens
     return {
         "kind": trace.kind,
         **trace.sizes,

@@ -123,7 +123,10 @@ SELECT span, min(number) AS number, max(number) AS last, count(*) AS windows, mi
        sum(recorded_s * steps) / sum(steps) FILTER (recorded_s IS NOT NULL) AS recorded_s,
        sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value(world_size) AS gpus, sum(ops)::BIGINT AS ops,
        any_value(coalesce(facts->>'gpu_model', facts->>'label_gpu_model')) AS gpu_model,
-       sum({_TOKENS} * steps) / sum(steps) FILTER ({_TOKENS} IS NOT NULL) AS tokens, max_by({_LOSS}, number) AS loss,
+       sum({_TOKENS} * steps) FILTER (recorded_s IS NOT NULL)
+           / sum(recorded_s * steps) FILTER ({_TOKENS} IS NOT NULL)
+           * sum(recorded_s * steps) / sum(steps) FILTER (recorded_s IS NOT NULL) AS tokens,
+       max_by({_LOSS}, number) AS loss,
        any_value(try_cast(coalesce(facts->>'flops_per_step', facts->>'label_flops_per_step') AS DOUBLE)) AS flops,
        any_value(try_cast(coalesce(facts->>'flops_per_token', facts->>'label_flops_per_token') AS DOUBLE))
            AS flops_per_token

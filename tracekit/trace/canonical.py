@@ -35,6 +35,7 @@ from tracekit.trace.schema import (
     first_rows,
     step_positions,
 )
+from tracekit.trace.step_values import STEP_VALUES, step_values
 from tracekit.trace.units import in_seconds
 
 if TYPE_CHECKING:
@@ -222,6 +223,8 @@ class Trace:
                 rank: one["throttled"] for rank, one in gpus.items() if isinstance(one, dict) and "throttled" in one
             }
             kept["gpus"] = {rank: {"throttled": share} for rank, share in throttled.items()}
+        if values := step_values(self.metadata):
+            kept[STEP_VALUES] = values
         if self.metadata.get("format") == COLLECTED:
             kept["format"] = COLLECTED
         if DEVICE_CLOCK in self.metadata:

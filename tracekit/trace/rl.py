@@ -47,6 +47,7 @@ class PhaseLog(Struct, frozen=True, eq=False):
 
     `steps`: their numbers, ascending. `left_out`: those of steps without the time of the step, or of the generation if
     others have it. `contradiction`: why the times cannot be seconds; None if nothing in the log contradicts them.
+    `restarts`: steps that a later attempt logged again, in the order of the attempts; from each on, that one counts.
     """
 
     format: Format
@@ -56,6 +57,7 @@ class PhaseLog(Struct, frozen=True, eq=False):
     phases: Mapping[str, _Floats]
     left_out: tuple[int, ...] = ()
     contradiction: str | None = None
+    restarts: tuple[int, ...] = ()
 
 
 class Phases(Struct, frozen=True, eq=False):
@@ -102,7 +104,8 @@ _OF_REQUESTS = ("tokens", "tool_s", "version")
 def trace_of(log: PhaseLog | Timeline, name: str) -> OpTrace:
     """The run as ops: phases on rank 0, each a stream of its own; the requests of an engine on the rank after."""
     ops, known = _logged(log) if isinstance(log, PhaseLog) else _timed(log)
-    return OpTrace(ops, name, rules=("streams",), metadata={POST_TRAINING: known})
+    attempt = {"attempt": len(known["restarts"])} if "restarts" in known else {}
+    return OpTrace(ops, name, rules=("streams",), metadata={POST_TRAINING: known} | attempt)
 
 
 def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
@@ -110,9 +113,10 @@ def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
     known, steps = trace.metadata[POST_TRAINING], trace.ops["step"].unique().sort()
     if "begun" in known:
         known = known | {"begun": pl.Series(known["begun"]).filter(steps.is_between(first, last)).to_list()}
-    if "left_out" in known:
-        known = known | {"left_out": [step for step in known["left_out"] if first <= step <= last]}
-    return replace(trace, ops=trace.ops.filter(pl.col("step").is_between(first, last)), metadata={POST_TRAINING: known})
+    of_steps = known.keys() & {"left_out", "restarts"}
+    known = known | {name: [step for step in known[name] if first <= step <= last] for name in of_steps}
+    ops = trace.ops.filter(pl.col("step").is_between(first, last))
+    return replace(trace, ops=ops, metadata={**trace.metadata, POST_TRAINING: known})
 
 
 def run_of(trace: OpTrace) -> PhaseLog | Timeline:
@@ -125,6 +129,7 @@ def run_of(trace: OpTrace) -> PhaseLog | Timeline:
             return PhaseLog(
                 Format(known["format"]), StepTime(known["step_time"]), trace.steps.astype(np.int64),
                 step["duration"].to_numpy(), seconds, tuple(known.get("left_out", ())), known.get("contradiction"),
+                tuple(known.get("restarts", ())),
             )  # fmt: skip
         steps = trace.ops["step"].unique().sort()
         begun = pl.col("step").replace_strict(steps, known["begun"], return_dtype=pl.Float64)
@@ -168,7 +173,7 @@ def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
         }
     )
     known = {"format": str(log.format), "step_time": str(log.step_time)}
-    doubts = {"left_out": list(log.left_out), "contradiction": log.contradiction}
+    doubts = {"left_out": list(log.left_out), "contradiction": log.contradiction, "restarts": list(log.restarts)}
     return ops, known | {name: value for name, value in doubts.items() if value}
 
 

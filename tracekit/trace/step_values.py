@@ -7,7 +7,7 @@ and `loss`, by step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -15,12 +15,16 @@ import msgspec
 #: The key of the metadata: name -> step -> value.
 STEP_VALUES = "step_values"
 NAMES = ("tokens", "loss")
+#: Of a step; a float of 64 bits counts no further.
+MOST_TOKENS = 1 << 53
 StepValues = Mapping[str, Mapping[int, float]]
 _Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    """The finite values of each step by name; a name without any, or with anything else, is left out."""
+    """The values of each step by name, without those that are impossible; a name without any, or with anything that is
+    no number, is left out.
+    """
     told = metadata.get(STEP_VALUES)
     found = {}
     for name in NAMES:
@@ -29,17 +33,20 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
             values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
         except msgspec.ValidationError:
             continue
-        if finite := {step: value for step, value in values.items() if math.isfinite(value)}:
-            found[name] = finite
+        if possible := {step: value for step, value in values.items() if is_possible(name, value)}:
+            found[name] = possible
     return found
 
 
-def summary(metadata: Mapping[str, Any]) -> dict[str, float]:
-    """`tokens_per_step`, the mean over the steps that have them, and the last `loss`; without what nobody logged."""
-    values = step_values(metadata)
-    found = {}
-    if (tokens := values.get("tokens")) and math.isfinite(total := sum(tokens.values())):
-        found["tokens_per_step"] = total / len(tokens)
-    if loss := values.get("loss"):
-        found["loss"] = loss[max(loss)]
-    return found
+def is_possible(name: str, value: float) -> bool:
+    """Whether a step can have this value: finite, and tokens from 0 to `MOST_TOKENS`."""
+    return 0 <= value <= MOST_TOKENS if name == "tokens" else math.isfinite(value)
+
+
+def tokens_per_s(steps: Iterable[Mapping[str, Any]]) -> float | None:
+    """Tokens a second over the steps that log tokens; None if none does. `steps`: with `tokens` and `recorded_s`, as
+    `by_step` of a report.
+    """
+    logged = [(step["tokens"], step["recorded_s"]) for step in steps if step.get("tokens") is not None]
+    time_s = sum(took_s for _, took_s in logged)
+    return sum(tokens for tokens, _ in logged) / time_s if time_s > 0 else None

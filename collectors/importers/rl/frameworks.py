@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 import numpy as np
@@ -57,13 +57,13 @@ def plain(line: str) -> str:
     return _DECORATION.sub("", _DECORATION.sub("", line)) if "\x1b" in line or "pid=" in line else line
 
 
-def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: str) -> PhaseLog:
-    """All steps of a log; of a step that is logged twice, as after a restart, the last. Raises FormatError."""
-    try:
-        records = list(framework.records(lines))
-    except ValueError as error:
-        raise FormatError(f"{where}, {error}") from None
+def read_phases(framework: Framework, records: Iterable[Record], where: str) -> PhaseLog:
+    """All steps of a log; from a step on that is logged again, as after a restart, the last attempt alone.
+
+    Raises FormatError.
+    """
     steps: dict[int, dict[str, float]] = {}
+    restarts: list[int] = []
     rates: dict[int, list[float | None]] = {}
     for number, values, written_s in records:
         if not 0 <= number < 1 << 31:
@@ -76,8 +76,12 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
                 raise FormatError(f"{where}: step {number}: {name} took {value} s; expected {expected}")
         known = steps.get(number, {})
         # slime reports a step in two records: those that have a timer in common are of two attempts.
+        if known.keys() & found.keys() and not found.items() <= known.items():
+            restarts.append(number)
+            steps = {step: timers for step, timers in steps.items() if step < number}
+            known = {}
         if found:
-            steps[number] = found if known.keys() & found.keys() else known | found
+            steps[number] = known | found
     # A log that was cut can lack one of the two: then the generation is unknown, not 0.
     generates = {name for name, phase in framework.phases.items() if phase == "generate"}
     needed = generates if any(generates & timers.keys() for timers in steps.values()) else set()
@@ -104,6 +108,7 @@ def read_phases(framework: Framework, lines: Iterator[tuple[int, str]], where: s
         phases,
         tuple(sorted(steps.keys() - set(numbers))),
         _contradiction(step_s, [rates[number] for number in numbers]),
+        tuple(restarts),
     )
 
 
@@ -195,9 +200,13 @@ def _serial(_: Mapping[str, float], __: Mapping[str, float]) -> StepTime:
 
 
 def _sum_or_clock(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
-    """OpenRLHF's synchronous trainer adds up its timers; the other one reads a clock, while the next batch is made."""
-    summed = math.isclose(timers["step_total"], math.fsum(phases.values()), rel_tol=1e-6)
-    return StepTime.SUMMED if summed else StepTime.OVERLAPPED
+    """OpenRLHF's synchronous trainer adds up its timers; the other one reads a clock, while the next batch is made. If
+    timers are missing, those that are left overlap only if they are more than the step.
+    """
+    step_s, phases_s = timers["step_total"], math.fsum(phases.values())
+    if math.isclose(step_s, phases_s, rel_tol=1e-6):
+        return StepTime.SUMMED
+    return StepTime.OVERLAPPED if phases_s > step_s * (1 + TOLERANCE) else StepTime.SERIAL
 
 
 def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, permutations
 from pathlib import Path
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import listed
-from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, format_of, plain, read_phases
+from tracekit.collectors.importers.rl.frameworks import FRAMEWORKS, Framework, Record, format_of, plain, read_phases
 from tracekit.collectors.importers.rl.trajectories import read_trajectories
 from tracekit.trace.rl import Format, PhaseLog, Timeline
 
@@ -40,22 +40,19 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
     if found is Format.TRAJECTORIES:
         return read_trajectories(contents)
     framework = next(one for one in FRAMEWORKS if one.format is found)
-    if len(contents) > 1:
-        _check_one_run(framework, contents)
-    return read_phases(framework, chain.from_iterable(map(_lines, contents.values())), listed(contents))
-
-
-def _check_one_run(framework: Framework, contents: Mapping[str, bytes]) -> None:
-    """Raise FormatError if all steps of one file are in another: a run that goes on in a new file repeats a few."""
-    try:
-        steps = {
-            name: {step for step, _, _ in framework.records(_lines(content))} for name, content in contents.items()
-        }
-    except ValueError:
-        return  # reported as the file is read
-    for one, other in permutations(steps, 2):
+    records = {name: _records(framework, name, content) for name, content in contents.items()}
+    steps = {name: {step for step, _, _ in of_file} for name, of_file in records.items()}
+    for one, other in permutations(steps, 2):  # a run that goes on in a new file repeats a few
         if steps[one] <= steps[other]:
             raise FormatError(f"{one} and {other} have the same steps: two runs; give the files of one")
+    return read_phases(framework, chain.from_iterable(records.values()), listed(contents))
+
+
+def _records(framework: Framework, name: str, content: bytes) -> list[Record]:
+    try:
+        return list(framework.records(_lines(content)))
+    except ValueError as error:
+        raise FormatError(f"{name}, {error}") from None
 
 
 def looks_like_rl(path: Path) -> bool:

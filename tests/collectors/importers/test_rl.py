@@ -62,6 +62,35 @@ def test_a_step_that_is_logged_twice_counts_once_as_the_last(tmp_path: Path) -> 
     assert phases_of(tmp_path / "log", text).phases["generate"].tolist() == [2.0, 5.0]
 
 
+def test_from_a_step_that_is_logged_again_only_the_last_attempt_counts(tmp_path: Path) -> None:
+    """Steps 1 to 5, again from 3, again from 2: of the first attempts, steps 4 and 5 were never reached again. Lines
+    that are printed twice are no attempt.
+    """
+
+    def text(attempt: int, *steps: int) -> str:
+        return "".join(f"step:{step} - timing_s/gen:{attempt} - timing_s/step:10.0\n" for step in steps)
+
+    log = phases_of(tmp_path / "log", text(1, 1, 1, 2, 3, 4, 5) + text(2, 3, 4) + text(3, 2, 3))
+    assert log.steps.tolist() == [1, 2, 3]
+    assert log.phases["generate"].tolist() == [1, 3, 3]
+    assert log.restarts == (3, 2)
+    job = RlJob.read([tmp_path / "log"])
+    assert job.report.account.restarts == [3, 2]
+    remarks = dict(job.report.remarks_of_source())
+    assert remarks["Restart"] == "steps 2-3 logged again: from there on, the last attempt counts"
+    once = phases_of(tmp_path / "once", text(1, 1, 1, 2) + text(2, 3))
+    assert (once.restarts, trace_of(once, "once").metadata.keys()) == ((), {"post_training"})
+
+
+def test_the_two_records_of_slime_are_not_logged_again_but_an_attempt_is(tmp_path: Path) -> None:
+    def text(step: int, rollout: float) -> str:
+        trainer = {"perf/train_wait_time": rollout, "perf/train_time": 2.0, "perf/step_time": rollout + 2.0}
+        return f"perf {step}: {{'perf/rollout_time': {rollout}}}\nperf {step}: {trainer}\n"
+
+    log = phases_of(tmp_path / "log", text(0, 3.0) + text(1, 4.0) + text(2, 5.0) + text(1, 6.0))
+    assert (log.steps.tolist(), log.step_s.tolist(), log.restarts) == ([0, 1], [5.0, 8.0], (1,))
+
+
 def test_openrlhf_adds_up_or_reads_a_clock(tmp_path: Path) -> None:
     parts = {"make_experience": 3.0, "ppo_train": 8.0, "broadcast": 1.0, "generation": 30.0}
     for name, step, star, expected in (("sum", 42.0, "✨ ", StepTime.SUMMED), ("clock", 31.5, "", StepTime.OVERLAPPED)):
@@ -70,6 +99,19 @@ def test_openrlhf_adds_up_or_reads_a_clock(tmp_path: Path) -> None:
         log = phases_of(tmp_path / name, line.replace("30.0", "np.float64(30.0)"))
         assert (log.step_time, log.step_s.tolist()) == (expected, [step])
         assert means(log) == {"generate": 30, "experience": 3, "train": 8, "sync": 1}
+
+
+def test_openrlhf_without_some_of_its_timers_overlaps_only_if_those_left_exceed_the_step(tmp_path: Path) -> None:
+    """A step of 42 s: 30 s of generation and 8 s of training fit into it, with 20 s of training they overlap."""
+    for train_s, expected, unaccounted_s, said in (
+        (8.0, StepTime.SERIAL, 4.0, False),
+        (20.0, StepTime.OVERLAPPED, 12.0, True),
+    ):
+        timing = {"timing/generation": 30.0, "timing/ppo_train": train_s, "timing/step_total": 42.0}
+        assert phases_of(tmp_path / "log", f"Global step 7: {timing}\n").step_time is expected
+        report = RlJob.read([tmp_path / "log"]).report
+        assert report.account.unaccounted_s == unaccounted_s
+        assert ("phases overlap" in dict(report.remarks_of_source())["Step"]) is said
 
 
 def test_slime_reports_a_step_in_two_records_and_waits_for_its_rollout(tmp_path: Path) -> None:
@@ -140,9 +182,8 @@ def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> 
 
 
 def test_steps_keep_their_numbers_in_order_and_those_without_a_time_are_named(tmp_path: Path) -> None:
-    """Step 9 is logged first, step 5 twice, step 7 without the generation, step 8 without the step."""
-    timers = [(9, "gen:6 - timing_s/step:9"), (5, "gen:1 - timing_s/step:2"), (7, "step:3"), (8, "gen:4"),
-              (5, "gen:2 - timing_s/step:5")]  # fmt: skip
+    """Step 9 is logged first, step 7 without the generation, step 8 without the step."""
+    timers = [(9, "gen:6 - timing_s/step:9"), (5, "gen:2 - timing_s/step:5"), (7, "step:3"), (8, "gen:4")]
     log = phases_of(tmp_path / "verl.log", "".join(f"step:{step} - timing_s/{times}\n" for step, times in timers))
     assert log.steps.tolist() == [5, 9]
     assert log.step_s.tolist() == [5.0, 9.0]

@@ -25,8 +25,9 @@ class Sink:
     def set_step(self, step):
         self.told.append(step)
 
-    def log(self, values):
-        self.told.append({name: value for name, value in values.items() if value is not None})
+    def log(self, values, step):
+        of = {} if step is None else {"step": step}
+        self.told.append({name: value for name, value in values.items() if value is not None} | of)
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def test_the_trainer_of_transformers_numbers_steps_and_says_when_it_evaluates_an
 
 def test_the_trainer_of_transformers_says_the_tokens_of_a_step_and_its_loss_where_it_has_them(monkeypatch, told):
     """Four ranks, resumed after 1,000 tokens; the trainer counts those of all ranks, and logs a loss every other step.
-    A trainer that counts none stays at 0, one of an old version does not have the number.
+    A trainer that counts none stays at 0, one of an old version does not have the number. It logs a loss after the
+    callbacks of the end of the step, when step 9 has begun: the loss is that of step 8.
     """
     control, args = SimpleNamespace(should_evaluate=False, should_save=False), SimpleNamespace(world_size=4)
     for counts in (True, False, None):
@@ -88,8 +90,8 @@ def test_the_trainer_of_transformers_says_the_tokens_of_a_step_and_its_loss_wher
         callback.on_log(args, state, control, logs={"loss": 2.5, "learning_rate": 0.1})
         callback.on_log(args, state, control, logs={"eval_loss": 2.5})
         callback.on_log(args, state, control)
-    nothing = [7, 8, 9, {"loss": 2.5}, {}, {}]
-    assert told == [7, {"tokens": 100.0}, 8, {"tokens": 50.0}, 9, {"loss": 2.5}, {}, {}, *nothing, *nothing]
+    losses = [9, {"loss": 2.5, "step": 8}, {"step": 8}, {"step": 8}]
+    assert told == [7, {"tokens": 100.0}, 8, {"tokens": 50.0}, *losses, *2 * [7, 8, *losses]]
 
 
 def test_the_trainer_of_lightning_says_a_loss_that_is_on_the_host(monkeypatch, told):

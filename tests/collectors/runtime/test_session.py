@@ -42,6 +42,17 @@ def test_a_value_is_of_the_step_whose_optimizer_has_run_until_the_next_op(loop):
     assert logged(loop) == [(0, "tokens"), (1, "loss")]
 
 
+def test_a_value_may_be_of_an_earlier_step_and_of_no_number_it_is_left_out(loop):
+    loop.backward()
+    loop.step()
+    loop.backward()
+    loop.sink.first_of_all_ranks = lambda _: False
+    for step in ("first", 0, 0.5):
+        loop.session.log({"loss": 0.5}, step)
+    assert logged(loop) == [(0, "loss")]
+    assert not loop.session.failures
+
+
 def test_nothing_is_kept_of_steps_that_are_not_recorded(loop):
     loop.session.schedule = IDLE
     for _ in range(2):
