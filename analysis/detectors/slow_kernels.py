@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from functools import cache
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.roofline import Card, element_count, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
 from tracekit.analysis.numeric.arrays import Bools, Floats
+from tracekit.analysis.numeric.codes import numbered
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Spent
@@ -64,9 +64,8 @@ class SlowKernels(Detector):
         table = ops.select("name", "operator", "kind", "stream", "duration", "start", **more)[rows]
         attention, between = _unfused_attention(table)
         if share_of(evidence, float(table["duration"].to_numpy()[between].sum())) >= _SMALLEST_SHARE:
-            yield self._attention(evidence, rows[between], table[between])
-            left = np.setdiff1d(np.arange(len(rows)), attention)
-            rows, table = rows[left], table[left]
+            yield self._attention(evidence, rows[between], table.filter(between))
+            rows, table = rows[~attention], table.filter(~attention)
         below = list(self._below_peak(evidence, rows, table))
         yield from below
         priced = [one.spent.name for one in below if one.change is not None and one.spent is not None]
@@ -82,10 +81,10 @@ class SlowKernels(Detector):
             if share_of(evidence, taken_s) < _SMALLEST_SHARE:
                 return
             mine = table["operator"].eq(op).to_numpy()
-            took = table["duration"].to_numpy()[mine]
-            need = np.array([_needed_s(op, kind, inputs, card)
-                             for kind, inputs in table.filter(mine).select("kind", "inputs").iter_rows()])  # fmt: skip
-            names = _names(table.filter(mine), op)
+            kernels = table.filter(mine)
+            took = kernels["duration"].to_numpy()
+            need = _of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
+            names = _names(kernels, op)
             if np.isnan(need).all():
                 if share_of(evidence, taken_s) >= _LARGE_SHARE:
                     yield self._unknown(evidence, rows[mine], op, names, taken_s, known=card is not None)
@@ -99,7 +98,7 @@ class SlowKernels(Detector):
                 evidence, rows[mine], less_s, op, names, taken_s,
                 f"{code_name(op)}{how} takes {share_of(evidence, taken_s):.0%} of the recording, at"
                 f" {np.nansum(need) / took[~np.isnan(need)].sum():.0%} of the card's peak"
-                f"{_occupied(table.filter(mine))}",
+                f"{_occupied(kernels)}",
                 "allow TF32 (torch.set_float32_matmul_precision('high')), or compute in bfloat16 (torch.autocast)"
                 if slow else plain(f"use faster kernels for {code_name(op)}: 16-bit types, other layouts, sizes that"
                                    " are multiples of 64, fused operators (torch.compile)"),
@@ -117,7 +116,7 @@ class SlowKernels(Detector):
         if card is None:
             return
         took = table["duration"].to_numpy()
-        blocks = np.array([_blocks(shape) for shape in table["shape"].to_list()])
+        blocks = _of_each(_blocks, table["shape"])
         small = np.flatnonzero((blocks > 0) & (blocks < card.processors) & (took >= SHORT_S) & ~priced)
         less_s = took[small] * (1 - blocks[small] / card.processors)
         if share_of(evidence, float(less_s.sum())) < _SMALLEST_SHARE:
@@ -170,7 +169,7 @@ class SlowKernels(Detector):
         """Elementwise kernels of one size in a row, which one kernel could do."""
         taken = table["duration"].to_numpy()
         element_wise = table["kind"].eq(str(KernelClass.ELEMENT_WISE)).to_numpy()
-        size = np.array([_elements(inputs) for inputs in table["inputs"].to_list()])
+        size = _of_each(_elements, table["inputs"])
         order = np.lexsort((table["start"].to_numpy(), table["stream"].cast(pl.String).rank("dense").to_numpy()))
         goes_on = np.zeros(len(order), np.bool_)
         goes_on[1:] = (
@@ -236,7 +235,6 @@ def _occupied(kernels: pl.DataFrame) -> str:
     return f", with {mean:.0f}% occupancy"
 
 
-@cache
 def _blocks(shape: str | None) -> int:
     """The blocks of a kernel of this grid and block size; 0 if unknown."""
     sizes = (shape or "").partition("/")[0].split("x")
@@ -249,21 +247,30 @@ def _names(mine: pl.DataFrame, op: str) -> tuple[str, ...]:
     return (op, *kernels["name"].head(_MOST_NAMES).to_list())
 
 
-def _unfused_attention(table: pl.DataFrame) -> tuple[list[int], list[int]]:
-    """The rows of attention with separate products, and those of them that are between two products."""
-    inner, kinds = table["operator"].to_list(), table["kind"].to_list()
-    products = [at for at, kind in enumerate(kinds) if kind == str(KernelClass.MATRIX_PRODUCT)]
-    every: list[int] = []
-    between: list[int] = []
-    for first, second in pairwise(products):
-        if second - first <= _LONGEST_ATTENTION and any("softmax" in inner[at] for at in range(first + 1, second)):
-            between += range(first + 1, second)
-            every += range(first, second + 1)
-    return every, between
+def _of_each(function: Callable[..., float], *columns: pl.Series) -> np.ndarray:
+    """A function of the values of each row, called once for each combination of them, [rows]."""
+    number = numbered(*columns)
+    row = np.zeros(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
+    row[number] = np.arange(len(number))
+    values = zip(*(column.gather(row) for column in columns), strict=True)
+    return np.array([function(*one) for one in values])[number]
 
 
-@cache
-def _needed_s(op: str, kind: str, inputs: str | None, card: Card | None) -> float:
+def _unfused_attention(table: pl.DataFrame) -> tuple[Bools, Bools]:
+    """Which kernels are attention with separate products, and which of them are between two products, [kernels]."""
+    product = table["kind"].eq(str(KernelClass.MATRIX_PRODUCT)).to_numpy()
+    before = np.append(0, np.cumsum(_of_each(lambda name: "softmax" in name, table["operator"])))
+    at = np.flatnonzero(product)
+    first, second = at[:-1], at[1:]
+    attention = (second - first <= _LONGEST_ATTENTION) & (before[second] > before[first + 1])
+    open_at = np.zeros(table.height + 1, np.int64)
+    np.add.at(open_at, first[attention], 1)
+    np.add.at(open_at, second[attention] + 1, -1)
+    every = np.cumsum(open_at)[:-1] > 0
+    return every, every & ~product
+
+
+def _needed_s(card: Card | None, op: str, kind: str, inputs: str | None) -> float:
     """How long the card needs at its peak, seconds; nan if unknown: products by what they compute, others by bytes."""
     if card is None or not inputs:
         return float("nan")
@@ -275,7 +282,6 @@ def _needed_s(op: str, kind: str, inputs: str | None, card: Card | None) -> floa
     return roofline_s(flops or 0.0, moved, dtype, card)
 
 
-@cache
 def _elements(inputs: str | None) -> int:
     """The elements of an operator's largest input; 0 if unknown."""
     return element_count(msgspec.json.decode(inputs)[0]) if inputs else 0

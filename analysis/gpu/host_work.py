@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis import native
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.codes import numbered
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.kineto import WHAT_SCHEMA
@@ -20,9 +21,6 @@ from tracekit.trace.kineto import WHAT_SCHEMA
 KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
 #: What takes less than this share of all host work goes with the rest of its reason.
 _SMALLEST_SHARE = 1e-3
-_ROWS_AT_ONCE = 1 << 14
-#: Parts are added up in so many turns: the tables for all at once are larger than the parts.
-_TURNS = 16
 #: Shorter parts of an op are left out, seconds.
 _SHORTEST_S = 1e-7
 
@@ -30,69 +28,70 @@ _SHORTEST_S = 1e-7
 def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Give host ops the columns `did` (rows of the second result), `did_s` (seconds) and `did_n` (in how many pieces).
 
-    Work that is mostly of a reason in KINDS is of that kind. `pieces`: HOST_SCHEMA; time in which nothing was recorded
-    is Python without a name.
+    Work that is mostly of a reason in KINDS is of that kind. `host`, `pieces` (HOST_SCHEMA): by rank and thread. Time
+    in which nothing was recorded is Python without a name.
     """
     if host.is_empty():
         return host, whats.clear()
     begin = host["start"].to_numpy()
     end = begin + host["duration"].to_numpy()
+    start, what = pieces["start"].to_numpy(), pieces["what"].to_numpy()
+    stop = start + pieces["duration"].to_numpy()
+    first, last = _pieces_of(host, pieces, (begin, end), (start, stop))
+    room = int((last - first).sum()) + host.height
+
+    def divided(number: Int32s, shortest_s: float) -> pl.DataFrame:
+        """The parts of each op, by `row` and `did`, the number of what it did. `number`: of whats and of nothing."""
+        bound = np.zeros(host.height + 1, np.int64)
+        did, did_s, did_n = np.empty(room, np.int32), np.empty(room), np.empty(room, np.int32)
+        numbers = int(number.max()) + 1
+        count = native.divide_work(
+            begin, end, first, last, start, stop, what, number, numbers, shortest_s, bound, did, did_s, did_n
+        )
+        row = np.repeat(np.arange(host.height), np.diff(bound))
+        return pl.DataFrame({"row": row, "did": did[:count], "did_s": did_s[:count], "did_n": did_n[:count]})
+
     named = pl.concat(
         [whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False, False)], WHAT_SCHEMA, orient="row")]
     )
-    found = _parts(host, pieces, begin, end)
-    left = end - begin - np.bincount(found["row"], found["did_s"], host.height)
-    nothing = {"row": np.arange(host.height), "what": whats.height, "did_s": left, "did_n": 1}
-    found = pl.concat([found, pl.DataFrame(nothing, found.schema)])
+    found = divided(np.arange(named.height, dtype=np.int32), -np.inf)
     host = host.drop("thread")
     for one, kind in KINDS.items():
-        of_kind = found.filter((named["reason"] == one).gather(found["what"]))
+        of_kind = found.filter((named["reason"] == one).gather(found["did"]))
         inside = np.bincount(of_kind["row"], of_kind["did_s"], host.height)
         mostly = pl.Series((2 * inside > end - begin) & (end > begin)) & (host["kind"] == "host")
         host = host.with_columns(kind=pl.when(mostly).then(pl.lit(kind)).otherwise("kind"))
-    kept, renumbered = _longest(named, np.bincount(found["what"], found["did_s"], named.height))
-    found = found.select("row", "did_s", "did_n", did=pl.Series(renumbered.astype(np.int32)).gather(found["what"]))
-    together = host.height // _TURNS + 1
-    parts = pl.concat(
-        found.filter(pl.col("row").is_between(first, first + together, closed="left"))
-        .group_by("row", "did")
-        .agg(pl.col("did_s").sum(), pl.col("did_n").sum())
-        .filter(pl.col("did_s") > _SHORTEST_S)
-        .sort("row", "did")
-        .group_by("row", maintain_order=True)
-        .agg("did", "did_s", "did_n")
-        for first in range(0, host.height, together)
-    )
-    numbers = pl.DataFrame({"row": np.arange(host.height, dtype=np.int32)})
-    numbers = numbers.join(parts, on="row", how="left", maintain_order="left")
-    return host.hstack(numbers.drop("row")), kept
+    kept, renumbered = _longest(named, np.bincount(found["did"], found["did_s"], named.height))
+    del found
+    found = divided(renumbered.astype(np.int32), _SHORTEST_S).with_columns(pl.col("row").set_sorted())
+    parts = found.group_by("row", maintain_order=True).agg("did", "did_s", "did_n")
+    place = np.full(host.height, -1)
+    place[parts["row"].to_numpy()] = np.arange(parts.height)
+    at = pl.Series(place).set(pl.Series(place < 0), None)
+    return host.hstack(parts.select(pl.col("did", "did_s", "did_n").gather(at))), kept
 
 
-def _parts(host: pl.DataFrame, pieces: pl.DataFrame, begin: Floats, end: Floats) -> pl.DataFrame:
-    """What each host op consists of, by `row`: `what`, `did_s`, `did_n`. `begin`, `end`: of the ops, seconds, [ops].
-
-    The pieces of a thread come in order of start. Some ops at a time, so that memory is bounded.
+def _pieces_of(
+    host: pl.DataFrame, pieces: pl.DataFrame, of_op: tuple[Floats, Floats], of_piece: tuple[Floats, Floats]
+) -> tuple[Ints, Ints]:
+    """The first piece in each host op and the one behind the last, of its thread, [ops]. `of_op`, `of_piece`: begin and
+    end, seconds.
     """
-    lanes = (pl.concat([host[name], pieces[name].cast(host[name].dtype)]) for name in ("rank", "thread"))
-    lane = numbered(*lanes)
-    mine, theirs = lane[: host.height], lane[host.height :]
-    start, what = pieces["start"].to_numpy(), pieces["what"].to_numpy()
-    stop = start + pieces["duration"].to_numpy()
-    found = [pl.DataFrame(schema={"row": pl.Int32, "what": pl.Int32, "did_s": pl.Float64, "did_n": pl.UInt32})]
-    edges = np.flatnonzero(np.diff(theirs, prepend=-1, append=-1))
-    for low, high in pairwise(edges.tolist()):
-        rows = np.flatnonzero(mine == theirs[low])
-        first = low + np.searchsorted(stop[low:high], begin[rows], side="right")
-        last = low + np.searchsorted(start[low:high], end[rows], side="left")
-        for at in range(0, len(rows), _ROWS_AT_ONCE):
-            here = slice(at, at + _ROWS_AT_ONCE)
-            count = np.maximum(last[here] - first[here], 0)
-            row = np.repeat(rows[here], count)
-            piece = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first[here], count)
-            shared = np.minimum(stop[piece], end[row]) - np.maximum(start[piece], begin[row])
-            parts = pl.DataFrame({"row": row.astype(np.int32), "what": what[piece], "did_s": shared})
-            found.append(parts.group_by("row", "what").agg(pl.col("did_s").sum(), did_n=pl.len()))
-    return pl.concat(found)
+    first, last = np.zeros((2, host.height), np.int64)
+    there = _threads(pieces)
+    for thread, rows in _threads(host).items():
+        mine = there.get(thread, slice(0, 0))
+        first[rows] = mine.start + np.searchsorted(of_piece[1][mine], of_op[0][rows], side="right")
+        last[rows] = mine.start + np.searchsorted(of_piece[0][mine], of_op[1][rows], side="left")
+    return first, np.maximum(first, last)
+
+
+def _threads(table: pl.DataFrame) -> dict[tuple[int, int], slice]:
+    """The rows of each thread, by rank and thread, of a table in that order."""
+    rank, thread = table["rank"].to_numpy(), table["thread"].to_numpy()
+    begins = np.append(True, (rank[1:] != rank[:-1]) | (thread[1:] != thread[:-1])) if len(rank) else rank
+    edges = np.append(np.flatnonzero(begins), len(rank))
+    return {(int(rank[low]), int(thread[low])): slice(low, high) for low, high in pairwise(edges.tolist())}
 
 
 def _longest(whats: pl.DataFrame, seconds: np.ndarray) -> tuple[pl.DataFrame, np.ndarray]:

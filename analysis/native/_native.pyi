@@ -239,3 +239,26 @@ def roll_out(
     A decoding step takes base + per request x running. Updates the tokens and seconds of tools that are left at the
     time `until`, and the end of each request that has ended by then. Tools begin at half of the tokens.
     """
+
+def divide_work(
+    begin: _Floats,
+    end: _Floats,
+    first: _Int64s,
+    last: _Int64s,
+    start: _Floats,
+    stop: _Floats,
+    what: _Int32s,
+    number: _Int32s,
+    numbers: int,
+    shortest_s: float,
+    bound: _Int64s,
+    did: _Int32s,
+    seconds: _Floats,
+    pieces: _Int32s,
+) -> int:
+    """Divide each op, `begin` to `end`, among the pieces `first` to `last` of its thread, `start` to `stop`.
+
+    `number`: of each `what`, and at its end of the rest of the op, which no piece covers; there are so many `numbers`.
+    The parts of op i are `bound[i]` to `bound[i + 1]`, by number: seconds, and in how many pieces; only those longer
+    than `shortest_s`. Returns how many parts there are.
+    """

@@ -263,7 +263,8 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
 
 WIDE static void run_any(const Replay *r, double *latest, int64_t low, int64_t width) { run(r, latest, low, width); }
 
-/* A graph with one lane replays 16 scenarios side by side; with a constant width, the compiler unrolls the loops. */
+/* With a constant width, the compiler unrolls the loops. A graph with one lane is replayed so, or with 16 scenarios. */
+WIDE static void run_1(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 1); }
 WIDE static void run_16(const Replay *r, double *latest, int64_t low) { run(r, latest, low, 16); }
 
 KERNEL(replay) {
@@ -292,6 +293,8 @@ KERNEL(replay) {
     Py_BEGIN_ALLOW_THREADS
     if (width == 16)
         run_16(&r, latest, low);
+    else if (width == 1)
+        run_1(&r, latest, low);
     else
         run_any(&r, latest, low, width);
     Py_END_ALLOW_THREADS

@@ -144,7 +144,7 @@ class ColumnBuilder:
         possible = np.isfinite(times[0]) & (np.abs(times[1]) <= LONGEST_US)
         if self._base_us is None and possible.any():
             starts = times[0, possible]
-            usual = float(np.median(starts))
+            usual = float(np.partition(starts, len(starts) // 2)[len(starts) // 2])
             self._base_us = math.floor(starts[0] if abs(starts[0] - usual) <= LONGEST_US else usual)
         possible[possible] = np.abs(times[0, possible] - (self._base_us or 0)) <= LONGEST_US
         whole = np.asarray(possible & named)

@@ -148,9 +148,26 @@ static int whole(const Value *value, int64_t *out) {
     return 1;
 }
 
-/* Parse a number as Python does. Returns 0 if the value is not one. */
+/*
+ * Parse a number as Python does. Returns 0 if the value is not one. Digits of at most 2^53 over a power of ten, both of
+ * which a double holds, give the nearest double by one division; all others are for Python.
+ */
 static int number(const Value *value, double *out) {
+    static const double powers[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16};
     char copy[64];
+    const uint8_t *at = value->begin + (*value->begin == '-'), *point = NULL;
+    int64_t digits = 0;
+    for (; at < value->end && digits <= INT64_C(1) << 53; at++) {
+        if (*at >= '0' && *at <= '9') digits = digits * 10 + (*at - '0');
+        else if (*at == '.' && !point && at > value->begin && at[-1] != '-') point = at;
+        else break;
+    }
+    const int64_t places = point ? value->end - point - 1 : 0;
+    if (at == value->end && at[-1] != '-' && digits <= INT64_C(1) << 53 && places <= 16) {
+        *out = (double)digits / powers[places];
+        if (*value->begin == '-') *out = -*out;
+        return 1;
+    }
     const uint8_t first = *value->begin;
     const size_t length = (size_t)(value->end - value->begin);
     if (length >= sizeof copy || (first != '-' && (first < '0' || first > '9'))) return 0;
