@@ -60,6 +60,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
     def of(cls, replay: JobReplay, whole: Whole = UNDIVIDED, *, progress: Progress | None = None) -> ReplayedSteps:
         """Replay every what-if question about the steps of `replay`, of the job `whole`."""
         tell = progress or (lambda _: None)
+        replay = replay.sampled_from(whole)
         graph, durations = replay.graph, replay.durations
         stages = graph.layout.pp
         tell("step times")

@@ -21,7 +21,8 @@ from tracekit.analysis.graph.template import Template, build_coupled_template
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
-from tracekit.analysis.whatif.scenario import IDEAL
+from tracekit.analysis.whatif.scenario import IDEAL, Scenario
+from tracekit.analysis.whatif.selection import dp_rank, labelled
 
 
 class RepresentativeLanes(Struct, frozen=True, eq=False):
@@ -99,20 +100,6 @@ def _of_stage(template: Template, stage: int | None) -> Bools:
 
 def _one_by_one(replay: JobReplay, stage: int | None) -> Floats:
     """The result of `add_back_lanes`, from one replay per DP rank."""
-    graph, durations = replay.graph, replay.durations
-    blocks = list(zip(graph.blocks, durations.cost, durations.ideal, strict=True))
-    costs = [
-        np.repeat(ideal[:, None], block.lanes, axis=1) if ideal.ndim == 1 else ideal.copy()
-        for block, _, ideal in blocks
-    ]
-    chosen = [np.flatnonzero(_of_stage(block.template, stage)) for block in graph.blocks]
-    times = np.empty((len(graph.steps), len(graph.dp_ranks)))
-    for at, dp_rank in enumerate(graph.dp_ranks):
-        for (block, recorded, _), cost, rows in zip(blocks, costs, chosen, strict=True):
-            cells = np.ix_(rows, np.flatnonzero(block.dp_rank == dp_rank))
-            cost[cells] = recorded[cells]
-        times[:, at] = replay.step_times_at([Costs.of_matrix(cost) for cost in costs])
-        for (block, _, ideal), cost, rows in zip(blocks, costs, chosen, strict=True):
-            cells = np.ix_(rows, np.flatnonzero(block.dp_rank == dp_rank))
-            cost[cells] = ideal[rows][:, None] if ideal.ndim == 1 else ideal[cells]
-    return times
+    ranks = (dp_rank(rank) for rank in replay.graph.dp_ranks)
+    chosen = ranks if stage is None else (rank & labelled("stage", stage) for rank in ranks)
+    return np.stack([replay.step_times(Scenario.addition(some)) for some in chosen], axis=1)

@@ -109,8 +109,9 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     `dropped_lanes`: (step, dp_rank) of lanes from which a whole stage is missing. `gaps`: members of collectives that
     were not recorded; `reconstructed`: they were added. `posting`: the rule by which receives are posted. `trace`: a
     summary of the trace, with its ranks and hosts. `rank_begin_s`: usual begin of a step on each worker, seconds after
-    the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together. `lanes`:
-    those of the whole trace, without inferred rules. `inferred_transfers`: no transfer was recorded; each was inferred
+    the last DP rank of its stage and so at most 0, [stages, dp_ranks]; None: they begin together. `begins_early`: some
+    worker usually begins a step before others have ended the last one. `lanes`: those of the whole trace, without
+    inferred rules. `inferred_transfers`: no transfer was recorded; each was inferred
     from the computes at its ends. `virtual`: the `virtual_stages` of the job. `job`: the lanes of the whole job, of
     which the trace may be some steps.
     """
@@ -127,6 +128,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     posting: PostingRule = PUBLISHED
     trace: Trace | None = None
     rank_begin_s: Floats | None = None
+    begins_early: bool = False
     lanes: Lanes | None = None
     inferred_transfers: bool = False
 

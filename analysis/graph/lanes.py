@@ -8,6 +8,9 @@ afterwards (`occasional`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -17,8 +20,15 @@ from msgspec.structs import replace
 from tracekit.analysis import native
 from tracekit.analysis.graph.gaps import MissingOps, missing_ops
 from tracekit.analysis.graph.inferred import with_inferred_transfers
-from tracekit.analysis.graph.occasional import OccasionalOps, optional_kinds, varying_kinds, with_occasional
-from tracekit.analysis.graph.placed import PlacedLanes, by_structure, by_value, row_hash
+from tracekit.analysis.graph.occasional import (
+    Cells,
+    OccasionalOps,
+    merged_names,
+    optional_kinds,
+    varying_kinds,
+    with_occasional,
+)
+from tracekit.analysis.graph.placed import PlacedLanes, StructureHash, by_structure, by_value, row_hash
 from tracekit.analysis.graph.rules.megatron import BACKWARD, FORWARD, build_structure
 from tracekit.analysis.graph.structure import LaneOps, Structure
 from tracekit.analysis.graph.virtual_stages import is_v_shaped, virtual_stages
@@ -66,44 +76,57 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     virtual = virtual_stages(layout, v_shaped=is_v_shaped(trace, whole))
     ops = _Ops(trace)
     counts = ops.counts()
-    inferred = layout.pp > 1 and not counts.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
+    lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
+    fewest, most = whole.agreed(lambda: _range_of(counts[lanes]), _joined_range)
+    inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
         ops = _Ops(with_inferred_transfers(trace, virtual), inferred=True)
         counts = ops.counts()
-    if not layout.has_dp_collectives:
-        dropped_kinds = [dp_kind.code for dp_kind in DP_COLLECTIVES]
-        counts.reshape(-1, layout.pp, len(KINDS))[:, :, dropped_kinds] = 0
-    lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
-    placed = _united(ops, counts, lanes) or _alike(ops, counts, lanes)
+    placed = _united(ops, counts, lanes, varying_kinds(fewest, most), optional_kinds(most), whole)
     groups = [_group(part, ops, virtual) for part in placed]
     return Lanes(ops.steps, tuple(groups), dropped_lanes, missing, virtual, inferred)
 
 
-def _united(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes] | None:
-    """The lanes by structure, disregarding ops that only some lanes have; None if they have too little in common."""
-    kinds = varying_kinds(counts[lanes])
-    parts = _alike(ops, _without(counts, kinds), lanes)
-    optional = optional_kinds(counts[lanes])
-    if len(parts) > 1 and len(optional) > len(kinds):
-        del parts
-        kinds = optional
+def _range_of(counts: Int32s) -> tuple[Int32s, Int32s]:
+    """The fewest and the most ops of each stage and kind that a lane has, [stages x kinds] each."""
+    return counts.min(axis=0), counts.max(axis=0)
+
+
+def _joined_range(parts: Sequence[tuple[Int32s, Int32s]]) -> tuple[Int32s, Int32s]:
+    fewest, most = zip(*parts, strict=True)
+    return np.min(fewest, axis=0), np.max(most, axis=0)
+
+
+def _united(
+    ops: _Ops,
+    counts: Int32s,
+    lanes: npt.NDArray[np.int64],
+    varying: tuple[OpKind, ...],
+    optional: tuple[OpKind, ...],
+    whole: Whole,
+) -> list[PlacedLanes]:
+    """The lanes by structure, disregarding ops that only some lanes have, unless lanes have too little in common.
+
+    `optional`: the kinds that a lane may lack. `varying`: those of which lanes have different numbers; if lanes differ
+    otherwise, too, all optional ones are disregarded.
+    """
+    parts: dict[StructureHash, PlacedLanes] = {}
+    for kinds in dict.fromkeys((varying, optional)):
+        parts.clear()  # one placement at a time fits into memory
         parts = _alike(ops, _without(counts, kinds), lanes)
-    if not kinds:
-        return parts
-    occasional = ops.occasional(kinds)
-    united = []
-    while parts:
-        part = parts.pop(0)
-        column = np.full(len(counts), NONE)
-        column[ops.lane_of(part)] = np.arange(len(part.step))
-        lane = column[occasional.lane]
-        here = np.flatnonzero(lane != NONE)
-        whole = with_occasional(part, replace(occasional.only(here), lane=lane[here]))
-        if whole is None:
-            return None
-        united.append(whole)
-    return united
+        if not optional:
+            return list(parts.values())
+        occasional = {key: ops.occasional(kinds, part) for key, part in parts.items()}
+        cells = {key: Cells.of(part, occasional[key]) for key, part in parts.items()}
+        found = {key: (cells[key].names, len(occasional[key].lane), part.start.shape) for key, part in parts.items()}
+        names, fit = whole.agreed(partial(dict, found), merged_names)
+        if len(names) == 1:
+            break
+    if not fit:
+        parts.clear()
+        return list(_alike(ops, counts, lanes).values())
+    return [with_occasional(parts.pop(key), occasional[key], cells[key].among(names[key])) for key in list(parts)]
 
 
 def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
@@ -115,14 +138,14 @@ def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
     return some
 
 
-def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes]:
+def _alike(ops: _Ops, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[StructureHash, PlacedLanes]:
     """The counted ops of `lanes`, placed and grouped by structure."""
-    found = []
+    found = {}
     for placed in ops.placed(counts, lanes):
-        for same in by_structure(placed, by_microbatch=ops.inferred):
+        for key, same in by_structure(placed, by_microbatch=ops.inferred).items():
             part = placed.only(same)
             part = replace(part, chunk=part.chunk[:, :1])
-            found.append(replace(part, microbatch=part.microbatch[:, :1]) if ops.inferred else part)
+            found[key] = replace(part, microbatch=part.microbatch[:, :1]) if ops.inferred else part
     return found
 
 
@@ -143,9 +166,13 @@ class _Ops:
         self.host_times = _host_times(trace)
 
     def counts(self) -> Int32s:
-        """The number of ops of each kind and stage in each lane, [steps x dp_ranks, stages x kinds]."""
+        """The number of ops of each kind and stage in each lane, [steps x dp_ranks, stages x kinds]; collectives of a
+        single DP rank do not count.
+        """
         counts = np.zeros((len(self.steps) * len(self.dp_ranks), self.stages * len(KINDS)), np.int32)
         native.count_ops(self.step, self.dp_rank, self.pp_rank, self.kind, len(self.dp_ranks), len(KINDS), counts)
+        if not self.trace.layout.has_dp_collectives:
+            counts.reshape(-1, self.stages, len(KINDS))[:, :, [kind.code for kind in DP_COLLECTIVES]] = 0
         return counts
 
     def label(self, name: str) -> Int32s:
@@ -157,11 +184,15 @@ class _Ops:
         """The indices of the lanes in `counts`."""
         return part.step.astype(np.int64) * len(self.dp_ranks) + np.searchsorted(self.dp_ranks, part.dp_rank)
 
-    def occasional(self, kinds: tuple[OpKind, ...]) -> OccasionalOps:
-        """All ops of these kinds, lanes as in `counts`."""
+    def occasional(self, kinds: tuple[OpKind, ...], part: PlacedLanes) -> OccasionalOps:
+        """The ops of these kinds in the lanes of `part`."""
+        column = np.full(len(self.steps) * len(self.dp_ranks), NONE)
+        column[self.lane_of(part)] = np.arange(len(part.step))
         some = np.flatnonzero(np.isin(self.kind, [kind.code for kind in kinds]))
+        lane = column[self.step[some].astype(np.int64) * len(self.dp_ranks) + self.dp_rank[some]]
+        some, lane = some[lane != NONE], lane[lane != NONE]
         return OccasionalOps(
-            lane=self.step[some].astype(np.int64) * len(self.dp_ranks) + self.dp_rank[some],
+            lane=lane,
             stage=self.pp_rank[some].astype(np.int64),
             kind=self.kind[some],
             seq=self.seq[some],

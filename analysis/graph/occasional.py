@@ -7,16 +7,17 @@ waits for the op before it. So a garbage collection at a random place does not n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
-from tracekit.analysis.graph.placed import PlacedLanes
+from tracekit.analysis.graph.placed import PlacedLanes, StructureHash
 from tracekit.analysis.graph.rules.megatron import COMPUTE_STREAM, merged_order
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.whole import by_name
 from tracekit.trace.model import KINDS, OpKind
 
 #: Kinds that only follow each other in a worker's compute stream: a lane without one is complete.
@@ -24,6 +25,7 @@ OPTIONAL = COMPUTE_STREAM[2:]
 #: Lanes share a structure as long as it has at most this many times as many cells as they have ops.
 MOST_CELLS_PER_OP = 3
 _PLACE_IN_STREAM = np.array([COMPUTE_STREAM.index(kind) if kind in COMPUTE_STREAM else -1 for kind in KINDS])
+_KIND_OF_PLACE = np.array([kind.code for kind in COMPUTE_STREAM])
 _Mask = npt.NDArray[np.bool_]
 
 
@@ -39,36 +41,86 @@ class OccasionalOps(Struct, frozen=True, eq=False):
     chunk: Int32s
     microbatch: Int32s
 
-    def only(self, ops: Ints | _Mask) -> OccasionalOps:
-        """Only these ops, in that order."""
-        return OccasionalOps(*(column[ops] for column in astuple(self)))
+
+def varying_kinds(fewest: Int32s, most: Int32s) -> tuple[OpKind, ...]:
+    """Optional kinds whose number of ops varies between lanes. `fewest`, `most`: of any lane, [stages x kinds]."""
+    return optional_kinds(most - fewest)
 
 
-def varying_kinds(counts: Int32s) -> tuple[OpKind, ...]:
-    """Optional kinds whose number of ops varies between lanes. `counts`: [lanes, stages x kinds]."""
-    differs = (counts.max(axis=0) - counts.min(axis=0)).reshape(-1, len(KINDS)).any(axis=0)
-    return tuple(kind for kind in OPTIONAL if differs[kind.code])
+def optional_kinds(most: Int32s) -> tuple[OpKind, ...]:
+    """Optional kinds that occur. `most`: the most ops of any lane, [stages x kinds]."""
+    by_stage = most.reshape(-1, len(KINDS))
+    return tuple(kind for kind in OPTIONAL if by_stage[:, kind.code].any())
 
 
-def optional_kinds(counts: Int32s) -> tuple[OpKind, ...]:
-    """Optional kinds that occur. `counts`: [lanes, stages x kinds]."""
-    occurs = counts.max(axis=0).reshape(-1, len(KINDS)).any(axis=0)
-    return tuple(kind for kind in OPTIONAL if occurs[kind.code])
+class Cells(Struct, frozen=True, eq=False):
+    """Places between computes where some lane of a structure has an op, in order of stage and stream.
+
+    `names`: stage, number of computes before it, layer, place of its kind in `COMPUTE_STREAM`, and chunk + 1, [cells,
+    5]. `cell_of_op`: [ops].
+    """
+
+    names: Ints
+    cell_of_op: Ints
+
+    @classmethod
+    def of(cls, placed: PlacedLanes, ops: OccasionalOps) -> Cells:
+        """Ops between the same two computes share a cell if they are of one kind and chunk.
+
+        If a lane has several ops there, they take cells from first to last: cells of one layer as long as kinds come in
+        the order of `COMPUTE_STREAM`, otherwise of the next layer.
+        """
+        if not len(ops.lane):
+            return cls(np.empty((0, 5), np.int64), np.empty(0, np.int64))
+        begun = _latest_so_far(ops)
+        gap = _computes_before(placed, ops, begun)
+        place = _PLACE_IN_STREAM[ops.kind]
+        order = np.lexsort((ops.seq, place, begun, gap, ops.stage, ops.lane))
+        worker, code = ops.lane * (int(ops.stage.max()) + 1) + ops.stage, place * (int(ops.chunk.max()) + 2) + ops.chunk
+        fresh = np.any(np.diff([worker[order], gap[order]], prepend=-1), axis=0)
+        backs = np.cumsum(~fresh & (np.diff(code[order], prepend=0) <= 0))
+        layer = np.empty(len(order), np.int64)
+        layer[order] = backs - np.maximum.accumulate(np.where(fresh, backs, 0))
+        columns = ops.stage, gap, layer, place, ops.chunk + 1
+        sizes = [int(column.max()) + 1 for column in columns]
+        names, cell_of_op = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
+        return cls(np.stack(np.unravel_index(names, sizes), axis=1), cell_of_op)
+
+    def among(self, names: Ints) -> Cells:
+        """The same ops in the cells `names`, which are all cells of the structure."""
+        _, at = np.unique(np.concatenate([names, self.names]), axis=0, return_inverse=True)
+        return replace(self, names=names, cell_of_op=at[len(names) :][self.cell_of_op])
 
 
-def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | None:
-    """The lanes, all of one structure, with the ops added; None if they have too little in common."""
-    if not len(ops.lane):
+def merged_names(
+    parts: Sequence[Mapping[StructureHash, tuple[Ints, int, tuple[int, int]]]],
+) -> tuple[dict[StructureHash, Ints], bool]:
+    """`Cells.names` of each structure of a job, and whether the lanes of each have enough in common.
+
+    In: those of its batches of steps, the number of ops in these cells, and of rows and lanes without them.
+    """
+    merged, fit = {}, True
+    for key, some in by_name(parts).items():
+        names, ops, shapes = zip(*some, strict=True)
+        merged[key] = np.unique(np.concatenate(names), axis=0)
+        rows, lanes = shapes[0][0], sum(shape[1] for shape in shapes)
+        fit &= (rows + len(merged[key])) * lanes <= MOST_CELLS_PER_OP * (rows * lanes + sum(ops))
+    return merged, fit
+
+
+def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> PlacedLanes:
+    """The lanes, all of one structure, with the ops added in these cells."""
+    if not len(cells.names):
         return placed
-    cells = _Cells.of(placed, ops)
+    stage_of_cell, gap, _, place, chunk = cells.names.T
+    kind_of_cell = _KIND_OF_PLACE[place]
     counts = placed.by_stage.copy()
-    np.add.at(counts, (cells.stage, cells.kind), 1)
+    np.add.at(counts, (stage_of_cell, kind_of_cell), 1)
     rows, lanes = int(counts.sum()), len(placed.step)
-    if rows * lanes > MOST_CELLS_PER_OP * (placed.start.size + len(ops.lane)):
-        return None
-    is_cell = np.isin(np.repeat(np.arange(counts.size), counts.ravel()), cells.stage * len(KINDS) + cells.kind)
-    kept, cell_row = np.flatnonzero(~is_cell), np.empty(len(cells.kind), np.int64)
-    cell_row[np.lexsort((cells.kind, cells.stage))] = np.flatnonzero(is_cell)  # stable: keeps the order within a kind
+    is_cell = np.isin(np.repeat(np.arange(counts.size), counts.ravel()), stage_of_cell * len(KINDS) + kind_of_cell)
+    kept, cell_row = np.flatnonzero(~is_cell), np.empty(len(place), np.int64)
+    in_order = np.lexsort((kind_of_cell, stage_of_cell))  # stable: keeps the order within a kind
+    cell_row[in_order] = np.flatnonzero(is_cell)
     op_row = cell_row[cells.cell_of_op]
     present = np.ones((rows, lanes), np.bool_)
     present[cell_row] = False
@@ -80,9 +132,9 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         new[op_row, ops.lane] = values
         return new
 
-    def labels(old: Int32s, values: Int32s) -> Int32s:
-        """[rows, 1] if all lanes with the op agree."""
-        some = np.empty(len(cell_row), np.int32)
+    def labels(old: Int32s, values: Int32s, usual: Ints | int = -1) -> Int32s:
+        """[rows, 1] if all lanes with the op agree. `usual`: of cells without an op in these lanes."""
+        some = np.full(len(cell_row), usual, np.int32)
         some[cells.cell_of_op] = values
         wide = old.shape[1] > 1 or bool((some[cells.cell_of_op] != values).any())
         new = np.empty((rows, lanes if wide else 1), np.int32)
@@ -92,7 +144,8 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         return new
 
     stream_order = np.empty(rows)
-    stream_order[kept], stream_order[cell_row] = _order_of_placed(placed), cells.stream_order
+    stream_order[kept] = _order_of_placed(placed)
+    stream_order[cell_row] = 2 * gap + (np.arange(len(gap)) + 1) / (len(gap) + 1)
     start, duration = times(placed.start, ops.start), times(placed.duration, ops.duration)
     if not present.all():
         of_stage = np.repeat(np.arange(counts.size) // len(KINDS), counts.ravel())
@@ -105,7 +158,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         counts=counts.ravel(),
         start=start,
         duration=duration,
-        chunk=labels(placed.chunk, ops.chunk),
+        chunk=labels(placed.chunk, ops.chunk, chunk - 1),
         microbatch=labels(placed.microbatch, ops.microbatch),
         seq=labels(placed.seq, ops.seq),
         posted=None if placed.posted is None else times(placed.posted, np.full(len(ops.lane), np.nan)),
@@ -113,42 +166,6 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps) -> PlacedLanes | No
         present=None if present.all() else present,
         stream_order=stream_order,
     )
-
-
-class _Cells(Struct, frozen=True, eq=False):
-    """Places between computes where some lane has an op, in order of stage and stream.
-
-    `stage`, `kind`, `stream_order` (as in `PlacedLanes`): [cells]. `cell_of_op`: [ops].
-    """
-
-    stage: Ints
-    kind: npt.NDArray[np.uint8]
-    stream_order: Floats
-    cell_of_op: Ints
-
-    @classmethod
-    def of(cls, placed: PlacedLanes, ops: OccasionalOps) -> _Cells:
-        """Ops between the same two computes share a cell if they are of one kind and chunk.
-
-        If a lane has several ops there, they take cells from first to last: cells of one layer as long as kinds come in
-        the order of `COMPUTE_STREAM`, otherwise of the next layer.
-        """
-        begun = _latest_so_far(ops)
-        gap = _computes_before(placed, ops, begun)
-        chunks = int(ops.chunk.max()) + 2
-        code = _PLACE_IN_STREAM[ops.kind] * chunks + ops.chunk + 1
-        order = np.lexsort((ops.seq, _PLACE_IN_STREAM[ops.kind], begun, gap, ops.stage, ops.lane))
-        place, ordered = (ops.lane * (int(ops.stage.max()) + 1) + ops.stage)[order], code[order]
-        fresh = np.ones(len(order), np.bool_)
-        fresh[1:] = (place[1:] != place[:-1]) | (gap[order][1:] != gap[order][:-1])
-        backs = np.cumsum(~fresh & (ordered <= np.concatenate([[0], ordered[:-1]])))
-        layer = np.empty(len(order), np.int64)
-        layer[order] = backs - np.maximum.accumulate(np.where(fresh, backs, 0))
-        sizes = int(gap.max()) + 1, int(layer.max()) + 1, int(code.max()) + 1
-        name = np.ravel_multi_index((ops.stage, gap, layer, code), (int(ops.stage.max()) + 1, *sizes))
-        _, first, cell_of_op = np.unique(name, return_index=True, return_inverse=True)
-        share = (np.arange(len(first)) + 1) / (len(first) + 1)
-        return cls(ops.stage[first], ops.kind[first], 2 * gap[first] + share, cell_of_op)
 
 
 def _latest_so_far(ops: OccasionalOps) -> Floats:

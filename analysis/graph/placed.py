@@ -19,6 +19,8 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.trace.model import KINDS, OpKind
 
 _MIX = 0x9E3779B97F4A7C15
+#: Hashes of the counts of lanes, and of what else makes a structure.
+StructureHash = tuple[int, int]
 
 
 class PlacedLanes(Struct, frozen=True, eq=False):
@@ -68,19 +70,19 @@ class PlacedLanes(Struct, frozen=True, eq=False):
         return matrix if shared or len(lanes) == len(self.step) else np.ascontiguousarray(matrix[:, lanes])
 
 
-def by_structure(placed: PlacedLanes, *, by_microbatch: bool = False) -> list[npt.NDArray[np.int64]]:
-    """Indices of lanes by chunk assignment, order within streams, and sends that waited for a reduction.
+def by_structure(placed: PlacedLanes, *, by_microbatch: bool = False) -> dict[StructureHash, npt.NDArray[np.int64]]:
+    """Indices of lanes by counts, chunk assignment, order within streams, and sends that waited for a reduction.
 
     `by_microbatch`: also by the order of microbatches.
     """
-    signature = np.zeros(len(placed.step), np.uint64)
-    if placed.chunk.shape[1] > 1:
-        signature = row_hash(placed.chunk.T)
-    if by_microbatch and placed.microbatch.shape[1] > 1:
+    signature = np.empty(len(placed.step), np.uint64)
+    signature[:] = row_hash(placed.chunk.T)
+    if by_microbatch:
         signature = signature * np.uint64(_MIX) + row_hash(placed.microbatch.T)
     native.hash_streams(placed.start, *_stream_ranges(placed.by_stage), signature)
     _hash_held_sends(placed, signature)
-    return by_value(signature, np.arange(len(signature)))
+    counts = int(row_hash(placed.counts[None])[0])
+    return {(counts, int(signature[same[0]])): same for same in by_value(signature, np.arange(len(signature)))}
 
 
 def row_hash(values: Int32s) -> npt.NDArray[np.uint64]:

@@ -13,12 +13,12 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.gaps import gaps_text
 from tracekit.analysis.graph.lanes import Lanes
-from tracekit.analysis.graph.lanes_of_job import JobLanes
+from tracekit.analysis.graph.lanes_of_job import JobLanes, StructureKey
 from tracekit.analysis.graph.rules.posting import PUBLISHED
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.whole import UNDIVIDED, Whole
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
 from tracekit.analysis.replay.costs import measure_durations
@@ -28,7 +28,7 @@ from tracekit.analysis.replay.kernel import Costs, LanesToReplay
 from tracekit.analysis.replay.method import Method
 from tracekit.analysis.replay.step_overlap import (
     EarlyBeginnings,
-    begins_early,
+    sampled_steps,
     with_beginnings,
     with_early_beginnings,
 )
@@ -48,7 +48,7 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
     ranks, or cut. `stalled_s`: seconds of each step in which no rank does anything and which the graph leaves out,
     [steps], None if it leaves nothing out; `overlap_s`: seconds of each step in which the next step has begun, [steps].
     `kept_delay`: the launch delays that a repaired job keeps, one [rows, lanes] matrix per block; None: those of
-    compute ops.
+    compute ops. `sampled`: the steps that tell when stages begin in a scenario, None: some of its own.
     """
 
     graph: DependencyGraph
@@ -58,6 +58,7 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
     stalled_s: Floats | None = None
     overlap_s: Floats | None = None
     kept_delay: tuple[Floats, ...] | None = None
+    sampled: JobReplay | None = None
 
     @classmethod
     def from_trace(cls, trace: Trace, method: Method = Method.TRACEKIT) -> JobReplay:
@@ -72,15 +73,38 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
     def beginning_as_in(self, scenario: CostRule) -> JobReplay:
         """The same job, whose stages begin a step as early as they would under `scenario`."""
         early = self._early_beginnings
-        return self if early is None else replace(self, graph=early.as_ended(self._costs(scenario)))
+        if early is None:
+            return self
+        return replace(self, graph=early.as_ended((self.sampled or self).costs(scenario), self.graph))
+
+    def sampled_from(self, whole: Whole) -> JobReplay:
+        """The same job, if it is some steps of `whole`, with `sampled` steps of all of it."""
+        if not (whole.divided and self.graph.begins_early):
+            return self
+        chosen = sampled_steps(self.graph.job.steps, self.graph.job.ops)
+        here = np.flatnonzero(np.isin(self.graph.steps, chosen))
+        steps, parts = whole.agreed(lambda: (self.graph.steps[here], self._parts(here)), _joined_samples)
+        return replace(self, sampled=self._of_parts(steps, parts))
 
     @cached_property
     def _early_beginnings(self) -> EarlyBeginnings | None:
-        return EarlyBeginnings.of(self.graph)
+        if not self.graph.begins_early:
+            return None
+        if self.sampled is not None:
+            return EarlyBeginnings.of(self.sampled.graph, self.sampled.graph.steps)
+        return EarlyBeginnings.of(self.graph, sampled_steps(self.graph.steps, self.graph.ops))
+
+    def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
+        if self.sampled is None:
+            return super()._lanes(scenario)
+        return with_beginnings(self.beginning_as_in(scenario).graph, self.costs(scenario))
 
     def _lanes_at(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
         early = self._early_beginnings
-        return super()._lanes_at(costs) if early is None else with_beginnings(early.as_ended(costs), costs)
+        if early is None:
+            return super()._lanes_at(costs)
+        assert self.sampled is None, "these costs do not say what happens in other steps"
+        return with_beginnings(early.as_ended(costs, self.graph), costs)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
@@ -106,20 +130,47 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
                 f"none of these steps is in the job; it has {len(self.graph.steps)} steps from {self.graph.steps[0]} to"
                 f" {self.graph.steps[-1]}"
             )
-        blocks, costs, delays, ideal = [], [], [], []
+        return self._of_parts(self.graph.steps[wanted], [part for part in self._parts(wanted) if part[0].lanes])
+
+    def _parts(self, wanted: Ints) -> list[_Part]:
+        """The lanes of each block in the steps at these positions; of a block without any, none."""
+        parts = []
         for number, block in enumerate(self.graph.blocks):
             lanes = np.flatnonzero(np.isin(block.step, wanted))
-            if len(lanes):
-                blocks.append(block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32)))
-                costs.append(np.ascontiguousarray(self.durations.cost[number][:, lanes]))
-                delays.append(np.ascontiguousarray(self.durations.launch_delay[number][:, lanes]))
-                ideal_cost = self.durations.ideal[number]
-                ideal.append(ideal_cost if ideal_cost.ndim == 1 else np.ascontiguousarray(ideal_cost[:, lanes]))
+            some = block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32))
+            cost, delay, ideal = (
+                of[number] if of[number].ndim == 1 else np.ascontiguousarray(of[number][:, lanes])
+                for of in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
+            )
+            parts.append((some, cost, delay, ideal))
+        return parts
+
+    def _of_parts(self, steps: Int32s, parts: Sequence[_Part]) -> JobReplay:
+        """The replay of these `_parts`, whose steps have these numbers."""
+        blocks, cost, delay, ideal = zip(*parts, strict=True)
         return JobReplay(
-            replace(self.graph, steps=self.graph.steps[wanted], blocks=tuple(blocks)),
-            replace(self.durations, cost=tuple(costs), launch_delay=tuple(delays), ideal=tuple(ideal)),
+            replace(self.graph, steps=steps, blocks=blocks),
+            replace(self.durations, cost=cost, launch_delay=delay, ideal=ideal),
             self.clocks,
         )
+
+
+#: A block with the cost, the launch delay and the ideal of its ops.
+_Part = tuple[Block, Floats, Floats, Floats]
+
+
+def _joined_samples(samples: Sequence[tuple[Int32s, Sequence[_Part]]]) -> tuple[Int32s, list[_Part]]:
+    """The sampled steps of all batches of a job, and each of its blocks, even without lanes."""
+    first: dict[StructureKey, Block] = {}
+    joined, count = [], 0
+    for steps, parts in samples:
+        for block, cost, delay, ideal in parts:
+            same = first.setdefault(block.key, block)
+            if block.lanes or same is block:
+                moved = replace(block, step=block.step + count, template=same.template, structure=same.structure)
+                joined.append((moved, cost, delay, ideal))
+        count += len(steps)
+    return np.concatenate([steps for steps, _ in samples]), joined
 
 
 class JobGraph(Struct, frozen=True, eq=False, dict=True):
@@ -177,9 +228,9 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
         if clocks.any_off:
             trace = with_clocks_set(reread() if reread else trace, graph, clocks)
             graph = replace(DependencyGraph.from_trace(trace, posting=None, whole=whole), dropped_lanes=dropped)
-        if whole.divided:
-            _check_divisible(graph)
-        graph = with_early_beginnings(graph)
+        if whole.divided and graph.gaps:
+            raise SelectionError(f"{gaps_text(graph.gaps)} were not recorded: only --engine local reconstructs them")
+        graph = with_early_beginnings(graph, whole)
         if not graph.gaps:
             return cls(graph, clocks, method, left_out, whole=whole)
         # A missing member ends when its peers did, by the corrected clocks.
@@ -219,13 +270,3 @@ def incomplete_steps(job: JobLanes) -> tuple[int, ...]:
     if complete.all() or complete.sum() < min(ENOUGH_STEPS, len(complete) / 2) or not complete.any():
         return ()
     return tuple(job.steps[~complete].tolist())
-
-
-def _check_divisible(graph: DependencyGraph) -> None:
-    """Raise SelectionError if some of the graph follows from all steps in a way that no batch of steps can tell."""
-    if graph.gaps:
-        raise SelectionError(f"{gaps_text(graph.gaps)} were not recorded: only --engine local reconstructs them")
-    if begins_early(graph):
-        raise SelectionError(
-            "workers begin a step while others still end the last one: only --engine local prices that"
-        )

@@ -127,9 +127,9 @@ class GraphReplay(Struct, frozen=True, eq=False):
 
     def _lanes(self, scenario: CostRule) -> list[LanesToReplay]:
         """The lanes of each block with their costs under `scenario`."""
-        return self._lanes_at(self._costs(scenario))
+        return self._lanes_at(self.costs(scenario))
 
-    def _costs(self, scenario: CostRule) -> list[Costs]:
+    def costs(self, scenario: CostRule) -> list[Costs]:
         """The costs of each block under `scenario`."""
         return [scenario.costs(self.graph, self.durations, number) for number in range(len(self.graph.blocks))]
 

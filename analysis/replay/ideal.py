@@ -87,7 +87,7 @@ def ideal_rows(
         for (number, rows), count in zip(found.workers, found.counts, strict=True):
             cost = usual_totals[kind, group] if by_step is None else by_step[blocks[number].step]
             same = (count == count[0]).all()
-            _set(blocks, ideal, number, rows, cost / count[0] if same else cost / np.maximum(count, 1))
+            _set(blocks, ideal, number, rows, cost / np.maximum(count[0] if same else count, 1))
     return tuple(ideal)
 
 

@@ -74,6 +74,12 @@ class Costs(Struct, frozen=True, eq=False):
         none = np.full(len(constant), -1)
         return cls(NO_MATRIX, none, constant, NO_MATRIX, none)
 
+    def only_lanes(self, lanes: Ints) -> Costs:
+        """The costs of some lanes."""
+        names = ("matrix", "delay", "changed", "changed_delay")
+        some = {name: part for name in names if len(part := getattr(self, name)) and part.shape[1] != len(lanes)}
+        return replace(self, **{name: part[:, lanes] for name, part in some.items()})
+
     def delays_of(self, rows: Ints) -> Floats:
         """The launch delays of some rows, all of which have one, seconds, [rows, lanes]."""
         source, whole = self.delay_row[rows], len(self.delay)

@@ -12,15 +12,17 @@ a stage: while one of them still updates its weights, the others are in their ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
+from tracekit.analysis.graph.lanes_of_job import StructureKey
 from tracekit.analysis.graph.template import Template
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.whole import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay, replay_timelines
 from tracekit.trace.model import KINDS, P2P
 
@@ -33,56 +35,50 @@ SMALLEST_SHARE = 5e-3
 _IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 
 
-def begins_early(graph: DependencyGraph) -> bool:
-    """Whether an op that waits for nothing begins before its step."""
-    return any((block.start[_firsts(block.template)] < 0).any() for block in graph.blocks)
+def with_early_beginnings(graph: DependencyGraph, whole: Whole = UNDIVIDED) -> DependencyGraph:
+    """The graph in which ops that wait for nothing begin as early as they usually did, at the latest at 0. `whole`: the
+    job of which the graph may be some steps.
+    """
+    if not (whole.divided or any((block.start[_firsts(block.template)] < 0).any() for block in graph.blocks)):
+        return graph
+    usual_s, rank_begin_s = whole.agreed(lambda: _recorded_begins(graph), _usual_begins)
+    early = rank_begin_s is not None or any(begin_s.any() for begin_s in usual_s.values())
+    blocks = tuple(_begun_early(block, usual_s[block.key]) for block in graph.blocks)
+    return replace(graph, blocks=blocks, rank_begin_s=rank_begin_s, begins_early=early)
 
 
-def with_early_beginnings(graph: DependencyGraph) -> DependencyGraph:
-    """The graph in which ops that wait for nothing begin as early as they usually did, at the latest at 0."""
-    if not begins_early(graph):
-        return graph
-    begin_s = _begin_s(graph)
-    last_s = begin_s.max(axis=1)
-    graph = replace(graph, blocks=tuple(_begun_early(block, last_s) for block in graph.blocks))
-    rank_begin_s = _before_last_s(begin_s)
-    if rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(_recorded_ends(graph).step_s)):
-        return graph
-    return replace(graph, rank_begin_s=rank_begin_s)
+def sampled_steps(steps: Int32s, ops: int) -> Int32s:
+    """Some of a job's steps, spread over it. `ops`: the number of ops of all `steps`."""
+    most = max(FEWEST_STEPS, min(MOST_STEPS, MOST_OPS * len(steps) // max(ops, 1)))
+    return steps[np.unique(np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(np.int64))]
 
 
 class EarlyBeginnings(Struct, frozen=True, eq=False):
     """Some steps of a graph whose workers begin early, as recorded.
 
-    `some`: the graph of these steps; a block may have no lane in it. `lanes`: the lanes of each block of `graph` in
-    these steps. `ranks`: the position of each of their DP ranks in `graph.dp_ranks`. `between_s`: loss of an op that
-    waits for nothing from its lead over the last stage, between the end of a step and the next one, seconds, [rows that
-    wait for nothing] per block; `rank_between_s`: the same for the lead of each rank over the last one of its stage,
-    [stages, dp_ranks].
+    `some`: the graph of these steps; a block may have no lane in it. `lanes`: the lanes of each block in these steps.
+    `between_s`: loss of an op that waits for nothing from its lead over the last stage, between the end of a step and
+    the next one, seconds, [rows that wait for nothing] per block; `rank_between_s`: the same for the lead of each rank
+    over the last one of its stage, [stages, dp_ranks].
     """
 
-    graph: DependencyGraph
     some: DependencyGraph
     lanes: tuple[Ints, ...]
-    ranks: Ints
     between_s: tuple[Floats, ...]
     rank_between_s: Floats
 
     @classmethod
-    def of(cls, graph: DependencyGraph) -> EarlyBeginnings | None:
-        """None if no worker usually begins a step before the last one does."""
-        if graph.rank_begin_s is None and not any(block.template.begin.any() for block in graph.blocks):
-            return None
-        steps = _some_steps(graph)
+    def of(cls, graph: DependencyGraph, numbers: Int32s) -> EarlyBeginnings:
+        """Of the steps with these `numbers`."""
+        steps = np.flatnonzero(np.isin(graph.steps, numbers))
         lanes = [np.flatnonzero(np.isin(block.step, steps)) for block in graph.blocks]
         blocks = [
             block.only_lanes(here, np.searchsorted(steps, block.step[here]).astype(np.int32))
             for block, here in zip(graph.blocks, lanes, strict=True)
         ]
         some = replace(graph, steps=graph.steps[steps], blocks=tuple(blocks))
-        ranks = np.searchsorted(graph.dp_ranks, some.dp_ranks)
         if graph.rank_begin_s is not None:
-            some = replace(some, rank_begin_s=graph.rank_begin_s[:, ranks])
+            some = replace(some, rank_begin_s=graph.rank_begin_s[:, np.searchsorted(graph.dp_ranks, some.dp_ranks)])
         recorded = _recorded_ends(some)
         between = [
             block.template.begin[rows] - recorded.stage_s[block.template.pp_rank[rows]]
@@ -90,13 +86,15 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
             for rows in (_firsts(block.template),)
         ]
         rank_begin_s = np.zeros_like(recorded.rank_s) if some.rank_begin_s is None else some.rank_begin_s
-        return cls(graph, some, tuple(lanes), ranks, tuple(between), rank_begin_s - recorded.rank_s)
+        return cls(some, tuple(lanes), tuple(between), rank_begin_s - recorded.rank_s)
 
-    def as_ended(self, costs: Sequence[Costs]) -> DependencyGraph:
-        """The graph with the beginnings that follow from the ends of each worker's steps under these costs."""
+    def as_ended(self, costs: Sequence[Costs], graph: DependencyGraph) -> DependencyGraph:
+        """The `graph`, of any steps of the job, with the beginnings that follow from the ends of each worker's steps.
+
+        `costs`: of the graph of which this has some steps.
+        """
         some = self.some
-        parts = zip(self.graph.blocks, costs, self.lanes, strict=True)
-        costs = [_of_lanes(cost, here, block.lanes) for block, cost, here in parts]
+        costs = [cost.only_lanes(here) for cost, here in zip(costs, self.lanes, strict=True)]
         for _ in range(MOST_TURNS):
             ends = _replayed_ends(some, costs)
             moved_s, blocks = 0.0, []
@@ -113,17 +111,19 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
                 some = replace(some, rank_begin_s=rank_begin_s)
             if moved_s <= SETTLED_SHARE * float(np.median(ends.step_s)):
                 break
-        return self._with_those_of(some)
+        return _begun_as_in(some, graph)
 
-    def _with_those_of(self, some: DependencyGraph) -> DependencyGraph:
-        """The whole graph with the beginnings in `some`."""
-        settled = zip(self.graph.blocks, some.blocks, strict=True)
-        graph = replace(self.graph, blocks=tuple(replace(block, template=of.template) for block, of in settled))
-        if graph.rank_begin_s is None:
-            return graph
-        rank_begin_s = graph.rank_begin_s.copy()
-        rank_begin_s[:, self.ranks] = some.rank_begin_s
-        return replace(graph, rank_begin_s=rank_begin_s)
+
+def _begun_as_in(some: DependencyGraph, graph: DependencyGraph) -> DependencyGraph:
+    """The graph with the beginnings in `some` steps of its job."""
+    begin_of = {block.key: block.template.begin for block in some.blocks}
+    blocks = [replace(block, template=replace(block.template, begin=begin_of[block.key])) for block in graph.blocks]
+    graph = replace(graph, blocks=tuple(blocks))
+    if graph.rank_begin_s is None:
+        return graph
+    rank_begin_s = graph.rank_begin_s.copy()
+    rank_begin_s[:, np.searchsorted(graph.dp_ranks, some.dp_ranks)] = some.rank_begin_s
+    return replace(graph, rank_begin_s=rank_begin_s)
 
 
 def with_beginnings(graph: DependencyGraph, costs: Sequence[Costs]) -> list[LanesToReplay]:
@@ -190,33 +190,48 @@ def _before_last_s(times: Floats) -> Floats:
     return np.asarray(median - median.max(axis=1, keepdims=True))
 
 
-def _begun_early(block: Block, last_begin_s: Floats) -> Block:
+_Begins = tuple[Mapping[StructureKey, Floats], Floats, Floats]
+
+
+def _recorded_begins(graph: DependencyGraph) -> _Begins:
+    """What some steps show of beginnings, in seconds: for each structure, the latest begin of each op that waits for
+    nothing, [ops, steps]; the begin of each worker, see `_begin_s`; the end of each step, [steps].
+    """
+    begin_s = _begin_s(graph)
+    last_begin_s = begin_s.max(axis=1)
+    latest = {}
+    for block in graph.blocks:
+        firsts, first_lanes = _firsts(block.template), block.first_lane[:-1]
+        # An absent op at the start of a lane has the start of the op after it.
+        last = np.maximum.reduceat(block.start[firsts], first_lanes, axis=1)
+        of_stage = last_begin_s[block.template.pp_rank[firsts]][:, block.step[first_lanes]]
+        latest[block.key] = np.maximum(last, of_stage)
+    return latest, begin_s, _recorded_ends(graph).step_s
+
+
+def _usual_begins(parts: Sequence[_Begins]) -> tuple[dict[StructureKey, Floats], Floats | None]:
+    """The usual begin of each op that waits for nothing, and of each worker, None if they begin together, in seconds.
+
+    In: `_recorded_begins` of batches of steps.
+    """
+    latest, begin_s, step_s = zip(*parts, strict=True)
+    usual_s = {
+        key: np.minimum(np.median(np.concatenate(some, axis=1), axis=1), 0.0) for key, some in by_name(latest).items()
+    }
+    rank_begin_s = _before_last_s(np.concatenate(begin_s, axis=2))
+    together = rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(np.concatenate(step_s)))
+    return usual_s, None if together else rank_begin_s
+
+
+def _begun_early(block: Block, begin_s: Floats) -> Block:
+    """The block whose ops that wait for nothing begin at `begin_s`, [such ops]."""
     template, begin = block.template, np.zeros(block.template.rows)
-    firsts, firsts_of_step = _firsts(template), block.first_lane[:-1]
-    # An absent op at the start of a lane has the start of the op after it.
-    last = np.maximum.reduceat(block.start[firsts], firsts_of_step, axis=1)
-    of_stage = last_begin_s[template.pp_rank[firsts]][:, block.step[firsts_of_step]]
-    begin[firsts] = np.minimum(np.median(np.maximum(last, of_stage), axis=1), 0.0)
+    begin[_firsts(template)] = begin_s
     for row in template.order.tolist():
         waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
         if len(waits):
             begin[row] = begin[waits].max()
     return replace(block, template=replace(template, begin=begin))
-
-
-def _some_steps(graph: DependencyGraph) -> Ints:
-    """Positions of steps spread over the trace."""
-    steps = len(graph.steps)
-    most = max(FEWEST_STEPS, min(MOST_STEPS, MOST_OPS * steps // max(graph.ops, 1)))
-    return np.unique(np.linspace(0, steps - 1, min(most, steps)).round().astype(np.int64))
-
-
-def _of_lanes(costs: Costs, lanes: Ints, count: int) -> Costs:
-    """The costs of some of `count` lanes."""
-    if len(lanes) == count:
-        return costs
-    names = ("matrix", "delay", "changed", "changed_delay")
-    return replace(costs, **{name: part[:, lanes] for name in names if len(part := getattr(costs, name))})
 
 
 def _recorded_ends(graph: DependencyGraph) -> _Ends:

@@ -1,6 +1,7 @@
 """A job analysed in batches of steps gives the bytes of the job analysed in one piece."""
 
 import json
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.attribution.test_exact_attribution import specs
+from tests.analysis.replay.test_step_overlap import DataParallel, Pipeline
 from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
 from tracekit.base.errors import OutputError, SelectionError, TraceError
@@ -17,6 +19,8 @@ from tracekit.fleet.worker import work
 from tracekit.job.load import load
 from tracekit.show.documents.worst_steps import worst_steps
 from tracekit.synth import synthesize
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 
 class InTurn:
@@ -162,18 +166,42 @@ def test_the_page_shows_the_slowest_of_the_steps_that_causes_follow_from(tmp_pat
     assert {step["step"] for step in worst_steps(found)["steps"]} <= set(found.replay.graph.steps.tolist())
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (pl.col("start") + 1.7e9 + 20 * pl.col("step"), "starts count from one clock"),
-        (pl.col("start") - pl.when(pl.col("step") == 4).then(0.25).otherwise(0.0), "workers begin a step while"),
-    ],
-)
-def test_what_only_one_piece_can_tell_is_refused(tmp_path, change, reason):
-    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(5)).ops.with_columns(start=change))
+def test_what_only_one_piece_can_tell_is_refused(tmp_path):
+    one_clock = pl.col("start") + 1.7e9 + 20 * pl.col("step")
+    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(5)).ops.with_columns(start=one_clock))
     assert load(path).report.steps_traced == 5
-    with pytest.raises(SelectionError, match=f"^{reason}.*--engine local"):
+    with pytest.raises(SelectionError, match=r"^starts count from one clock.*--engine local"):
         in_batches(path, batch_ops=1)
+
+
+def test_one_step_that_begins_early(tmp_path):
+    early = pl.col("start") - pl.when(pl.col("step") == 4).then(0.25).otherwise(0.0)
+    path = write_canonical(tmp_path / "job.parquet", slow_trace(range(5)).ops.with_columns(start=early))
+    assert in_batches(path, batch_ops=1).to_json() == load(path).report.to_json()
+
+
+@pytest.mark.parametrize("looked_at", [4, 12])
+@pytest.mark.parametrize(
+    "job", [Pipeline(data=(0.1, 3.0)), DataParallel(work=(4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)]
+)
+def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at):
+    """Whichever steps of the job show when workers begin in a scenario, all batches begin them then."""
+    monkeypatch.setattr("tracekit.analysis.replay.step_overlap.MOST_STEPS", looked_at)
+    trace, _ = job.played()
+    uneven = trace.ops.with_columns(duration=pl.col("duration") * (1 + pl.col("step") * 3 % 5 / 50))
+    path = write_canonical(tmp_path / "job.parquet", uneven, trace.layout.to_dict())
+    expected = load(path)
+    assert expected.replay.graph.begins_early
+    for steps in (1, 5):
+        found = in_batches(path, batch_ops=steps * trace.ops.height // 12)
+        assert found.to_json() == expected.report.to_json()
+
+
+@pytest.mark.parametrize("name", ["collected", "collected_healthy"])
+def test_what_collect_recorded(name):
+    """Workers begin early, and two of the steps have checkpoints that the others lack."""
+    path = SAMPLES / f"{name}.parquet"
+    assert in_batches(path, batch_ops=600).to_json() == load(path).report.to_json()
 
 
 def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):

@@ -96,8 +96,12 @@ class RecordedLanes(Struct, frozen=True, eq=False):
     @classmethod
     def joined(cls, parts: Sequence[RecordedLanes]) -> RecordedLanes:
         """The lanes of several parts with the same structure, in order."""
-        names = ("start", "end", "present", "posted", "resumed")
+        names = ("start", "end", "posted", "resumed")
         columns = {name: [getattr(part, name) for part in parts] for name in names}
+        if any(part.present is not None for part in parts):
+            columns["present"] = [
+                np.broadcast_to(np.True_ if part.present is None else part.present, part.start.shape) for part in parts
+            ]
         known = {name: np.concatenate(some, axis=1) for name, some in columns.items() if some[0] is not None}
         return cls(parts[0].structure, **known)
 
