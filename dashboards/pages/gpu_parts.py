@@ -1,4 +1,4 @@
-"""What the pages Job and Compare show of one GPU of a recording: findings, why it is idle, what it runs.
+"""What the pages Job and Compare show of one GPU of a recording: why it is idle, what it runs.
 
 In: `gpu`, or one of `gpus`, of a report (docs/report-schema.md). Out: components; nothing where the report has neither.
 """
@@ -16,14 +16,24 @@ from tracekit.analysis.attribution.compare import steps_in_whole
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import memory_over_time
-from tracekit.dashboards.ui.components import attributes, figure_parts, halves, href, note, panel, row_table
+from tracekit.dashboards.ui.components import (
+    attributes,
+    figure_parts,
+    folded,
+    folded_panel,
+    halves,
+    href,
+    note,
+    panel,
+    row_table,
+)
 from tracekit.dashboards.ui.context import viewer
 from tracekit.dashboards.ui.glossary import GAP_BEGINS, GPU_REASONS
 
 #: What takes less, seconds, would be told as 0 us.
 SHORTEST_S = 0.5e-6
-#: Names that are told for each reason, and rows that tell what changed.
-MOST_NAMES, MOST_CHANGES = 3, 12
+#: Reasons that are shown at once, names that are told for each, and rows that tell what changed.
+MOST_REASONS, MOST_NAMES, MOST_CHANGES = 3, 2, 12
 #: A name of so many characters fits anywhere.
 SHORT_NAME = 20
 Gpu = dict[str, Any]
@@ -39,13 +49,12 @@ def gpu_panels(stored: Stored, report: dict[str, Any], rank: str, q: str) -> lis
     gpu = next((one for one in every if str(one["rank"]) == rank), min(every, key=lambda one: one["idle_s"]))
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu["synchronisations"]
     return [
-        *_findings(gpu),
         _idle(gpu, _rank_links(stored, every, gpu)),
-        *_before_first(gpu),
         _named(gpu, q),
-        panel("Calls that wait for the GPU", _table("Calls that wait for the GPU", heads, map(_call, calls))),
-        halves(
-            panel("Copies", _copies(gpu), note("Exposed: while no kernel runs.")), panel("Launches", _launches(gpu))
+        folded_panel(
+            "Calls that wait, copies, launches",
+            _table("Calls that wait for the GPU", heads, map(_call, calls)),
+            halves([_copies(gpu), note("Exposed: while no kernel runs.")], _launches(gpu)),
         ),
         *_memory(gpu),
     ]
@@ -99,23 +108,6 @@ def _reason(reason: str) -> str:
     return GPU_REASONS.get(reason, reason)
 
 
-def _findings(gpu: Gpu) -> list[Component]:
-    """What is wrong, and what to do about it, what saves most first."""
-    rows = []
-    for one in gpu["findings"]:
-        # A name that is a line of Python need not repeat it.
-        name = one["name"].rpartition(": ")[2] if one["name"] == one["where"] else one["name"]
-        kind = html.Div(f"{_reason(one['reason'])}, {one['count']:,} x", className="label")
-        unknown = html.Div(f"cannot tell: {printable(one['cannot_tell'] or 'it has no price')}")
-        saves = unknown if one["saves_s"] is None else seconds(one["saves_s"])
-        told = _told(gpu, one["seconds"])
-        rows.append(
-            (html.Div([_name(name), kind]), _line(one["where"]), *told, saves, html.Div(printable(one["action"])))
-        )
-    heads = ("What", "Where", "Takes", "Share", "Saves", "What to do")
-    return [panel("Findings", _table("Findings", heads, rows))] if rows else []
-
-
 def _idle(gpu: Gpu, ranks: list[Any]) -> Component:
     """How long the GPU is busy, and by reason how long it is idle between its ops."""
     parts = {
@@ -133,8 +125,11 @@ def _idle(gpu: Gpu, ranks: list[Any]) -> Component:
         for one in gpu["idle_by_reason"]
         if one["seconds"] >= SHORTEST_S
     ]
-    table = _table("Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest"), rows)
-    return panel("Why the GPU is idle", *map(note, said), table, extra=ranks or None)
+    title, heads = "Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest")
+    tables = [_table(title, heads, rows[:MOST_REASONS])]
+    if more := rows[MOST_REASONS:]:
+        tables.append(folded(f"{len(more)} more", _table(f"{title}, further reasons", heads, more)))
+    return panel(title, *map(note, said), *tables, *_before_first(gpu), extra=ranks or None)
 
 
 def _before_first(gpu: Gpu) -> list[Component]:
@@ -144,7 +139,7 @@ def _before_first(gpu: Gpu) -> list[Component]:
     rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
     table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
     title = f"Before its first op: {seconds(before['seconds'])}"
-    return [panel(title, halves(table, _longest(before["names"])))] if rows else []
+    return [folded(title, halves(table, _longest(before["names"])))] if rows else []
 
 
 def _longest(names: Iterable[dict[str, Any]]) -> Component:
@@ -179,7 +174,8 @@ def _named(gpu: Gpu, q: str) -> Component:
         _table("Operators", ("Operator", "Module", "Shapes", "GPU ops", "GPU time", "Share"), operators),
     ]
     field = html.Div([html.Label(["Filter", search]), said], className="filter")
-    return panel("Kernels and operators", field, html.Div(tables, id="names"))
+    title = f"{len(kernels)} kernels and {len(operators)} operators"
+    return folded_panel(title, field, html.Div(tables, id="names"), open=bool(q))
 
 
 def _shapes(op: dict[str, Any]) -> Component:
@@ -218,7 +214,7 @@ def _memory(gpu: Gpu) -> Iterator[Component]:
     """The memory over time, if it was recorded."""
     if (memory := gpu.get("memory")) is not None:
         most = f"At most {memory['peak_bytes'] / 1e9:.3g} GB given out, {memory['reserved_bytes'] / 1e9:.3g} GB kept"
-        yield panel(
+        yield folded_panel(
             "Memory over time",
             *figure_parts(
                 memory_over_time(memory, viewer().theme),

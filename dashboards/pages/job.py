@@ -5,24 +5,23 @@ The same for a job of any source; only pipelines have workers, to which the page
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.base.text import cost, percent_sure, seconds, short, sure, with_error
+from tracekit.base.text import code_name, cost, percent_sure, printable, seconds, short, sure, with_error
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.gpu_parts import gpu_panels
-from tracekit.dashboards.pages.job_parts import fix_levels, hero, numbers, pictures, way
+from tracekit.dashboards.pages.job_parts import fix_levels, hero, pictures, way
 from tracekit.dashboards.pages.job_windows import history, window_bar
 from tracekit.dashboards.pages.section_parts import experts_picture, sections
 from tracekit.dashboards.ui.charts import waterfall
 from tracekit.dashboards.ui.components import (
-    as_table,
     folded,
+    folded_panel,
     href,
     note,
     panel,
@@ -34,22 +33,24 @@ from tracekit.dashboards.ui.sentences import advised, costs_time, fix_place, pla
 from tracekit.dashboards.ui.shell import job_page
 from tracekit.report.applied import AppliedFix
 
+#: Causes that are shown at once.
+MOST_CAUSES = 3
+#: Levels of a chart of one fix, which shows no more than its row: as recorded, the fix, and what is left.
+MOST_ALONE = 3
+
 
 def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Component]:
     """The page of one job. `rank`: whose GPU to show; `q`: the filter of kernels and operators."""
     report = stored.report
     assert report is not None
-    beside, gpu = pictures(stored, report), gpu_panels(stored, report, rank, q)
-    why = [
-        panel("Why: the evidence", _causes(stored, report)),
-        _waterfall(stored, report),
-        panel("All fixes, priced", *_fixes(report)),
-        *_applied(stored.name),
-    ]
+    beside = pictures(stored, report)
     return [
         *window_bar(stored),
         html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
-        *([*gpu, *why] if "gpu" in report else [*why, *gpu]),
+        *_causes(stored, report),
+        *_fixes(stored, report),
+        *_applied(stored.name),
+        *gpu_panels(stored, report, rank, q),
         *experts_picture(report),
         *sections(stored, report),
         *history(stored),
@@ -57,31 +58,43 @@ def build(stored: Stored, rank: str = "", q: str = "", **_: str) -> list[Compone
     ]
 
 
-def _causes(stored: Stored, report: dict[str, Any]) -> Component:
-    remedies = advised(report)
-    return html.Ol([html.Li(_cause(stored, report, cause, remedies)) for cause in report["causes"]], className="causes")
+def _causes(stored: Stored, report: dict[str, Any]) -> list[Component]:
+    causes = [html.Li(_cause(stored, report, cause)) for cause in report["causes"]]
+    more = html.Ol(causes[MOST_CAUSES:], className="causes", start=str(MOST_CAUSES + 1))
+    left = [folded(f"{len(causes) - MOST_CAUSES} more", more)] if len(causes) > MOST_CAUSES else []
+    return [panel("Why", html.Ol(causes[:MOST_CAUSES], className="causes"), *left)] if causes else []
 
 
-def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any], advised_kinds: Collection[str]) -> list[Any]:
-    """`advised_kinds`: the kinds of cause for which a fix is promised; only they get a remedy."""
+def _cause(stored: Stored, report: dict[str, Any], cause: dict[str, Any]) -> list[Any]:
+    """A cause and, unless it is the one that the answer above advises on, what to do about it."""
     costs = costs_time(report, cause)  # else the trace is at fault, or there is no cause
     head: list[Any] = [html.B(cause["title"])]
     if costs or cause["suggested_fix"]:
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause['when']}")
     if costs:
-        price = cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"])
+        price = cost(cause["saved_s"], cause["alone_s"], report["job"]["whole"], bound=cause["bound"])
         head += [": ", way(stored, price, "/workers") or price, f", {sure(cause['confidence'])}"]
-    parts: list[Component] = [html.Div(head), html.Div(cause["effect"])]
-    advice = (("What to do", "suggested_fix"), ("More to check", "next_check"))
-    parts += _labelled(cause, [each for each in advice if each[1] != "suggested_fix" or cause["kind"] in advised_kinds])
-    method = _labelled(cause, (("Looks like", "signature"), ("Wrong if", "refuted_by")))
-    if figures := [html.Li(one["words"]) for one in cause["evidence"]]:
-        method.insert(0, html.Ul(figures, className="evidence"))
-    if method:
-        parts.append(folded("Method", *method))
+    parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
+    evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
+    if cause["effect"] != report["answer"]["why"]:
+        if cause["spent"] or cause["kind"] in advised(report):  # time that was seen to be spent is no replay's figure
+            parts += _labelled(cause, [("What to do", "suggested_fix")])
+        evidence.insert(0, ("More to check", "next_check"))
+    figures = [html.Ul([html.Li(one["words"]) for one in cause["evidence"]], className="evidence")]
+    foot = [folded("Evidence", *(figures if cause["evidence"] else []), *_labelled(cause, evidence))]
     if stored.has_workers and (costs or cause["suggested_fix"]):
-        parts.append(html.Div(_ways_on(cause, stored.name), className="ways-on"))
-    return parts
+        foot += _ways_on(cause, stored.name)
+    return [*parts, html.Div(foot, className="ways-on")]
+
+
+def _effect(cause: dict[str, Any], *, costs: bool) -> str:
+    """What a cause does; of what a recording's time is spent on, also the line of Python, or why it has no price."""
+    words, spent = [cause["effect"]], cause["spent"]
+    if spent and spent["where"] and (where := code_name(spent["where"])) not in words[0]:
+        words.append(f"at {where}")
+    if spent and not costs:
+        words.append(f"saving unknown: {printable(spent['cannot_tell'] or 'it has no price')}")
+    return ", ".join(words)
 
 
 def _labelled(cause: dict[str, Any], rows: Sequence[tuple[str, str]]) -> list[Component]:
@@ -102,40 +115,38 @@ def _ways_on(cause: dict[str, Any], name: str) -> list[Component]:
     ]
 
 
-def _waterfall(stored: Stored, report: dict[str, Any]) -> Component:
-    """From the recorded step over the fixes to what is left."""
-    levels = fix_levels(stored, report)
-    said = note("Fixes in the order in which they save most on top of each other; all else stays as recorded.")
-    table = pl.DataFrame({"level": [one.title for one in levels], "step_s": [one.end_s for one in levels]})
-    return panel("What fixes would give back", waterfall(levels), said, as_table(table), id="waterfall")
-
-
-def _fixes(report: dict[str, Any]) -> list[Component]:
-    """Fixes for a named cause first, then what any job could try."""
-    if not report["fixes"]:
-        return [note("Nothing to fix.")]
-    whole = report["job"]["whole"]
+def _fixes(stored: Stored, report: dict[str, Any]) -> list[Component]:
+    """The fixes for a named cause, below a chart if several save most together; folded, what any job could try."""
+    whole, where = report["job"]["whole"], [] if "gpu" in report else ["Where"]  # one GPU is one place
+    hours = ["GPU-hours a day"] if report["assumptions"] else []
     then = [f"{whole.capitalize()} then, ", term("recorded")]
-    heads = ["Fix", "Where", term("sure", "Sure"), then, f"Saves a {whole}", term("GPU-hours a day")]
-    names = ("Fix", "Where", "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", "GPU-hours a day")
+    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saves a {whole}", *map(term, hours)]
+    names = ["Fix", *where, "Sure", f"{whole.capitalize()} then", f"Saves a {whole}", *hours]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report["fixes"]:
         confidence = fix["confidence"]
-        place = html.Td(fix_place(report, fix), className="short")
-        cells = [_title(fix), place, "-" if confidence is None else percent_sure(confidence)]
+        place = [html.Td(fix_place(report, fix), className="short")] if where else []
+        cells = [_title(fix), *place, "-" if confidence is None else percent_sure(confidence)]
         if fix["withheld"] is not None:
-            cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=3, className="note"))
+            cells.append(html.Td(f"not promised: {fix['withheld']}", colSpan=2 + len(hours), className="note"))
         else:
-            a_day = f"{fix['saved_gpu_hours_per_day']:,.1f}" if report["assumptions"] else "-"
-            cells += [seconds(fix["new_step_s"]), with_error(fix["saved_s"], fix["error_s"]), a_day]
+            a_day = [f"{fix['saved_gpu_hours_per_day']:,.1f}"] if hours else []
+            cells += [seconds(fix["new_step_s"]), with_error(fix["saved_s"], fix["error_s"]), *a_day]
         rows[confidence is not None].append(cells)
-    parts = []
-    for for_cause, label in ((True, "Fixes for a cause"), (False, "Fixes that any job could try")):
-        if not rows[for_cause]:
-            continue
-        table = row_table(heads, rows[for_cause], label, range(2, 6), names=names)
-        parts.append(table if for_cause else folded(f"{label}: {len(rows[False])}", table))
-    return [*parts, *(note(f"{words}.") for words in report["assumptions"])]
+    of_cause, of_any_job = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
+    said = [note(f"{words}.") for words in report["assumptions"]]
+    tables = [
+        row_table(heads, rows[each], label, range(1 + len(where), len(heads)), names=names)
+        for each, label in ((True, of_cause), (False, of_any_job))
+    ]
+    levels = fix_levels(stored, report)
+    priced = [tables[0], *said]
+    if len(levels) > MOST_ALONE:
+        priced = [waterfall(levels), folded(f"All fixes, priced: {len(rows[True])}", *priced)]
+    return [
+        *([panel(of_cause, *priced)] if rows[True] else []),
+        *([folded_panel(of_any_job, tables[1], *said)] if rows[False] else []),
+    ]
 
 
 def _applied(name: str) -> list[Component]:
@@ -171,7 +182,6 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         "Last step": who.moment(stored.ended_at),
         "Imported": who.moment(stored.imported_at),
         "Source": short(stored.source),
-        "Trust": numbers(report),
     }
     if isinstance(source := stored.metadata.get("layout_source"), str):
         rows["Layout known by"] = short(source)
@@ -181,8 +191,8 @@ def _about(stored: Stored, report: dict[str, Any]) -> Component:
         for table in ("causes", "fixes", "by_worker", "by_rank", "by_step")
         if table in report
     ]
-    return panel(
-        "About this job",
+    return folded_panel(
+        "About this job, and its tables as CSV",
         html.Table(html.Tbody(body), className="plain about"),
         html.P([html.Span([link, " "]) for link in links]),
     )

@@ -15,7 +15,7 @@ from tracekit.base.text import main_clause, seconds, short
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.pages.section_parts import ranks_picture
 from tracekit.dashboards.ui.charts import Level, steps_picture, worker_cells
-from tracekit.dashboards.ui.components import attributes, href, panel, term
+from tracekit.dashboards.ui.components import attributes, href, panel
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone, first_action, headline, node_words, why_no_advice
 
@@ -56,7 +56,7 @@ def _action(stored: Stored, report: dict[str, Any]) -> Component:
 
 def _rows(stored: Stored, report: dict[str, Any]) -> list[AnswerRow]:
     """Label, sentence, and the link to where its figures can be seen."""
-    answer, others = report["answer"], report["answer"]["others"]
+    answer = report["answer"]
     slowest: dict[str, Any] = max(report.get("by_step", ()), key=lambda row: row["slowdown"], default={})
     trust = f"{'yes' if report['trust']['trustworthy'] else 'NO'}: {answer['trust']}"
     path = way(stored, "critical path of the slowest step", "/timeline", step=slowest.get("step"), critical="yes")
@@ -68,7 +68,6 @@ def _rows(stored: Stored, report: dict[str, Any]) -> list[AnswerRow]:
         ("Why", why, path),
         ("Costs", answer["cost"], path if why is None else way(stored, "steps", "/workers")),
         ("More to check", answer["check"], None),
-        ("Also", f"{len(others)} more: {'; '.join(others)}" if others else None, None),
         ("Trust", trust, None),
         *((remark["name"], remark["words"], None) for remark in report["remarks"]),
     ]
@@ -94,15 +93,6 @@ def pictures(stored: Stored, report: dict[str, Any]) -> list[Component]:
     if found.slowdown.size > 1:
         parts.insert(0, panel("Workers", worker_cells(found, stored.name)))
     return [html.Div(parts, className="pictures")]
-
-
-def numbers(report: dict[str, Any]) -> list[Any]:
-    """The figures behind the trust."""
-    error, discrepancy = (
-        "-" if value is None else f"{value:.{digits}%}"
-        for value, digits in ((report["trust"]["replay_error"], 2), (report["trust"]["discrepancy"], 1))
-    )
-    return [term("replay error"), f" {error}, ", term("launch delays"), f" add {discrepancy}"]
 
 
 def fix_levels(stored: Stored, report: dict[str, Any]) -> list[Level]:

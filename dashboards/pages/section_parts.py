@@ -14,7 +14,7 @@ from dash.development.base_component import Component
 from tracekit.base.command_line import command
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.figures.job import expert_loads, rank_times
-from tracekit.dashboards.ui.components import figure_panel, href, note, panel, plain_table, scrolled
+from tracekit.dashboards.ui.components import figure_panel, folded_panel, href, note, panel, plain_table, scrolled
 from tracekit.dashboards.ui.context import results, viewer
 
 #: A table of at most so many columns fits into half of a page.
@@ -52,8 +52,10 @@ def experts_picture(report: dict[str, Any]) -> list[Component]:
 
 
 def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
-    """The tables of the report, narrow ones two in a row; of GPUs folded, of one without those that compare ranks."""
-    alone, recorded = "gpu" in report, "compute_s" in (report.get("by_rank") or [{}])[0]
+    """The tables of the report, narrow ones two in a row; of one GPU without those that compare ranks. They are the
+    answer of post-training, else folded.
+    """
+    alone = "gpu" in report
     tables = [
         html.Div(_table(section), className="half" if len(section["heads"]) <= NARROW else "whole")
         for section in report["sections"]
@@ -63,7 +65,7 @@ def sections(stored: Stored, report: dict[str, Any]) -> list[Component]:
         return []
     listing = command("whatif", "--store", results().path, "--job", stored.name, "--json")
     shown = [html.Div(tables, className="row"), note(f"Long tables show the costliest rows; `{listing}` lists all.")]
-    return [html.Details([html.Summary("Critical path and times by kind"), *shown])] if recorded else shown
+    return shown if "rl" in report else [folded_panel("Critical path and times by kind", *shown)]
 
 
 def _table(section: dict[str, Any]) -> Component:

@@ -76,6 +76,11 @@ def folded(title: str, *children: Any) -> Component:
     return html.Details([html.Summary(title), *children], className="folded")
 
 
+def folded_panel(title: str, *children: Any, open: bool = False) -> Component:  # noqa: A002 - HTML's name
+    """A part of a page that most readers skip: its heading, which opens it."""
+    return html.Details([html.Summary(html.H2(title)), *children], className="panel", open=open)
+
+
 def halves(*parts: Any) -> Component:
     """These parts, two in a row; below each other where there is no room."""
     return html.Div([html.Div(part, className="half") for part in parts], className="row")

@@ -66,6 +66,7 @@ def test_the_page_job_shows_the_answer_causes_fixes_and_tables_of_the_report(pag
             assert f"{report['verdict']['label']}, {report['verdict']['share']:.0%} lost trustworthy" in text
             assert f"{answer['headline'][1:]}. Do this first: {answer['action']} {answer['saves']}." in text
             assert all(answer[part] in text for part in ("who", "cost", "check", "trust"))
+            assert text.count(answer["action"][1:]) == text.count(answer["check"]) == 1  # advice stands once
             assert all(remark["words"] in text for remark in report["remarks"])
             for cause, place in zip(report["causes"], answer["places"], strict=True):
                 assert f"{cause['title']} {place}, {cause['when']}" in text

@@ -16,11 +16,12 @@ import tracekit
 from tests.cases import case
 from tests.dashboards.clicks import state
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, found, sent
+from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.dashboards.pages.test_timeline import painted, unpacked
+from tests.dashboards.tabs import HEIGHT
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tests.test_gpu_traces import SAMPLE
-from tracekit.base.text import seconds
+from tracekit.base.text import code_name, cost
 from tracekit.dashboards.data.replays import Answer
 from tracekit.dashboards.data.whatif_query import QueryAction, WhatifQuery
 from tracekit.dashboards.figures.job import memory_over_time
@@ -83,20 +84,24 @@ def rows(page: Any, table: str) -> list[str]:
     return [" ".join(sent(row).split()) for row in found(frame, "Tr")][1:]
 
 
-def test_findings_come_before_the_evidence_with_their_price_or_why_there_is_none(pages: Pages) -> None:
-    page, gpu = pages.page("/job", job="one"), gpu_of(pages, "one")
-    titles = [title.children for title in found(page, "H2")]
-    assert titles.index("Findings") < titles.index("Why the GPU is idle") < titles.index("Why: the evidence")
-    shown = rows(page, "Findings")
-    assert len(shown) == len(gpu["findings"]) > 0
-    for one, row in zip(gpu["findings"], shown, strict=True):
-        price = f"cannot tell: {one['cannot_tell']}" if one["saves_s"] is None else seconds(one["saves_s"])
-        assert all(part in row for part in (f"{one['share']:.1%}", seconds(one["seconds"]), price, one["action"]))
+def test_each_finding_is_told_once_with_its_line_of_python_and_its_price(pages: Pages) -> None:
+    page, report = pages.page("/job", job="one"), pages.service.results.stored("one").report
+    assert report is not None
+    first, *others = (" ".join(lines(item)) for item in found(page, "Li") if "Evidence" in lines(item))
+    assert len(others) + 1 == len(report["causes"]) == len(gpu_of(pages, "one")["findings"]) > 1
+    for cause, shown in zip(report["causes"], (first, *others), strict=True):
+        where = cause["spent"]["where"]
+        price = cost(cause["saved_s"], cause["alone_s"], "recording", bound=cause["bound"])
+        assert all(part in shown for part in (cause["effect"], code_name(where) if where else "", price))
+    assert "What to do" not in first  # the answer above says it
+    assert report["answer"]["action"] in sent(page)
+    for cause, shown in zip(report["causes"][1:], others, strict=True):
+        assert f"What to do: {cause['suggested_fix']}" in shown
 
 
 def test_idle_time_is_told_by_reason_in_words_with_the_longest_names(pages: Pages) -> None:
     page, gpu = pages.page("/job", job="one"), gpu_of(pages, "one")
-    idle = rows(page, "Why the GPU is idle")
+    idle = rows(page, "Why the GPU is idle") + rows(page, "Why the GPU is idle, further reasons")
     assert len(idle) == sum(one["seconds"] >= 5e-7 for one in gpu["idle_by_reason"])
     assert "Python runs between operators" in idle[0]
     assert "train.py(9): log" in idle[0]
@@ -150,10 +155,21 @@ def test_kernels_and_operators_are_found_by_a_part_of_their_name(
     expect(shown).to_have_count(6)
 
 
+def test_the_page_of_a_recording_is_two_screens_long_and_folds_the_rest(
+    visit: Callable[..., Page], show: Callable[..., Serving], store: Store
+) -> None:
+    page = visit("/job?job=four", base=show(store.path).url, width=1440)
+    assert page.evaluate("document.documentElement.scrollHeight") <= 2 * HEIGHT
+    expect(page.locator("#names")).to_be_hidden()
+    page.click("text=8 kernels and 3 operators")
+    expect(page.locator("#names")).to_be_visible()
+
+
 def test_a_long_name_is_shown_whole_while_it_has_the_focus(
     visit: Callable[..., Page], show: Callable[..., Serving], store: Store
 ) -> None:
     page = visit("/job?job=one", base=show(store.path).url, width=390)
+    page.click("text=3 kernels and 3 operators")
     name = page.locator("#names .name", has_text="alert(1)").first
     height = "(element) => element.clientHeight"
     folded = name.evaluate(height)
