@@ -15,7 +15,7 @@ from tracekit.base.text import percent, printable, short
 from tracekit.dashboards.ui.components import badge, folded, href, row_table
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.live.incident_words import advice, handling, lasted
+from tracekit.live.incident_words import advice, evidence, handling, lasted
 from tracekit.store import Incident
 
 _HEADS = ("Incident", "Job", "What", "Costs", "Opened", "Lasted")
@@ -32,7 +32,8 @@ def _row(incident: Incident) -> list[Any]:
         badge("closed", Tone.GOOD, loud=False) if incident.settled else badge("may come back", Tone.UNSURE, loud=False)
     )
     state = badge("open", Tone.BAD, loud=True) if is_open else state
-    what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
+    path, asked = evidence(incident)
+    what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked)))]
     if is_open:
         told = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
         what += [html.Div(told[:1], className="note"), *([folded("What to do", *told[1:])] if told[1:] else [])]
@@ -52,10 +53,3 @@ def _because(incident: Incident) -> list[Component]:
     """The reason why the incident closed: a crashed job is not cured."""
     why = incident.closed_because
     return [] if why is None else [html.Div(printable(why), className="note")]
-
-
-def evidence(incident: Incident) -> str:
-    """A link to the evidence of an incident: the last window that showed it, or the hang."""
-    if incident.seen_window is None:
-        return href("/hang", job=incident.job)
-    return href("/job", job=incident.job, window=incident.seen_window)

@@ -69,7 +69,7 @@ def harden(app: Dash, access: Access) -> None:
     server.register_error_handler(TracekitError, _refused)
     server.add_url_rule(HEALTH, "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
-    server.add_url_rule("/metrics", "metrics", _metrics)
+    server.add_url_rule("/metrics", "metrics", lambda: _metrics(access.url))
     server.add_url_rule("/state", "state", _state)
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
@@ -134,7 +134,8 @@ def _state() -> flask.Response:
     return flask.Response(results().state(), mimetype="text/plain")
 
 
-def _metrics() -> flask.Response:
+def _metrics(url: str) -> flask.Response:
+    """The metrics, with links to `url`: whoever scrapes them need not reach the dashboard where people do."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     from tracekit.live.metrics import StoreMetrics
@@ -142,7 +143,7 @@ def _metrics() -> flask.Response:
     states = _states(results().path)
     states()  # raises an error where the metrics would be empty
     return flask.Response(
-        generate_latest(StoreMetrics(states, flask.request.url_root)), content_type=CONTENT_TYPE_LATEST
+        generate_latest(StoreMetrics(states, url or flask.request.url_root)), content_type=CONTENT_TYPE_LATEST
     )
 
 

@@ -9,16 +9,22 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboards.conftest import Serving
+from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, found, lines
+from tests.dashboards.pages.test_hang import report
 from tests.dashboards.watched import HOSTS, analysed, trace
+from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
+from tracekit.job.load import load
+from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import page_of
-from tracekit.store import Store
+from tracekit.live.notify import Notifier
+from tracekit.store import Incoming, Store
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,31 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     newest = pages.text("/job", job="live")
     assert "Window 2 of 0 to 2, steps 0 to 3" in newest
     assert newest.splitlines()[1].startswith("balanced")
+
+
+def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_path: Path) -> None:
+    """Of jobs with different causes: a pipeline, a folder of GPU recordings, one that hung before it had a trace."""
+    store = Store(tmp_path / "s.store")
+    changes = StoreChanges(store)
+    changes.look()
+    store.append(window(0, analysed=True))
+    recorded = load(SAMPLES / "gpu_slow_input")
+    store.append(Incoming(recorded.trace, "gpus & more", "folder", recorded.stored()))
+    stands = report(tmp_path / "dumps")
+    store.add_hang("stuck at once", [stands["headline"]], stands)
+    with receiving() as receiver:
+        notifier = Notifier(receiver.url, "https://dash/tracekit/")
+        notifier.tell(changes.look().opened, [])
+        receiver.wait_for(1)
+        notifier.close(PATIENCE_S)
+    pages = Pages(store.path)
+    told = {one["job"]: one for one in receiver.got[0]["incidents"]}
+    places = {"live": "rank 1", "gpus & more": "rank 2 on simulated", "stuck at once": "rank 6 on <i>node</i>"}
+    assert told.keys() == places.keys()
+    for job, one in told.items():
+        assert one["who"].startswith(places[job])
+        link = urlsplit(one["page"].removeprefix("https://dash/tracekit"))
+        assert places[job] in pages.text(link.path, **dict(parse_qsl(link.query)))
 
 
 def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
