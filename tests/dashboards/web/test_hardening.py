@@ -23,6 +23,7 @@ ADDRESSES = (
     "/", "/job?job=slow-worker", "/login", "/logout", "/metrics", "/healthz", "/readyz", "/download/jobs.csv",
     "/download/by_worker.csv?job=slow-worker", "/timeline/layout?job=slow-worker", "/timeline/spans?job=slow-worker",
     "/search?q=slow", "/_dash-layout", "/_dash-dependencies", "/_dash-update-component", "/api/jobs", "/nothing",
+    "/handle",
 )  # fmt: skip
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND")
 BODIES: tuple[dict[str, object], ...] = (
@@ -38,7 +39,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_no_request_changes_a_store(tmp_path: Path) -> None:
+def test_no_request_of_nobody_in_particular_changes_a_store(tmp_path: Path) -> None:
     ran = run("import", SAMPLES / "slow_worker.parquet", "--store", tmp_path / "s.store")
     assert ran.code == 0, ran.message
     before = contents(tmp_path / "s.store")
