@@ -25,7 +25,7 @@ from tracekit.live.watch import Watch
 from tracekit.report.findings import Account, WindowVerdict
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
-from tracekit.store.handling import Change, is_muted, read_changes, write_change
+from tracekit.store.handling import Change, muted_until, read_changes, write_change
 from tracekit.store.incidents import HANG, Incident, followed
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -193,11 +193,9 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
         "bob: muted",
     ]
     assert "<b>node is" in Pages(store.path).text("/incidents")
-    assert (is_muted((first, second, third), third.at + 60), is_muted((first, third), third.at + 5 * 3600)) == (
-        True,
-        False,
-    )
-    assert not is_muted((third, Change(third.at + 1, "ann", muted_until=third.at + 1)), third.at + 60)
+    assert muted_until((first, second, third), third.at + 60) == third.at + 4 * 3600
+    assert muted_until((first, third), third.at + 5 * 3600) is None
+    assert muted_until((third, Change(third.at + 1, "ann", muted_until=third.at + 1)), third.at + 60) is None
     sent: list[int] = []
     notifier = SimpleNamespace(tell=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
     for told in ([], [number]):

@@ -7,7 +7,8 @@
     ["/", "find a job, rank, worker or host"],
     ["?", "show these keys"],
     ["g j", "all jobs"],
-    ["j k", "next, previous job of the table; Enter opens it"],
+    ["j k", "next, previous row of jobs or incidents; Enter opens it"],
+    ["a", "acknowledge the incident of the row"],
     ["Esc", "close, or let go of what is kept"],
     ["← →", "figure: previous, next point; Enter chooses it, 1 to 9 hide and show a series"],
     ["w s", "timeline: zoom in, out (also + -)"],
@@ -44,6 +45,8 @@
     const dialog = open("help", "Keys", make("h2", { textContent: "Keys" }), make("dl", {}, ...rows), close);
     close.addEventListener("click", () => dialog.close());
   }
+
+  window.tracekit_dialogs = { make: make, dialog: open };
 
   // ---- finding
 
@@ -97,7 +100,7 @@
   let before = null;
 
   function row(by) {
-    const links = [...document.querySelectorAll("#jobs a.job")], at = links.indexOf(document.activeElement);
+    const links = [...document.querySelectorAll("#jobs a.job, a.incident")], at = links.indexOf(document.activeElement);
     if (links.length) links[Math.min(Math.max(at + by, 0), links.length - 1)].focus();
   }
 
@@ -105,7 +108,9 @@
     const writes = event.target.closest("input, textarea, select, [contenteditable]");
     if (writes || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const all = () => document.querySelector(".brand").click();
-    const act = { "/": find, "?": help, j: before === "g" ? all : () => row(1), k: () => row(-1) }[event.key];
+    const act = {
+      "/": find, "?": help, j: before === "g" ? all : () => row(1), k: () => row(-1), a: window.tracekit_incidents.open,
+    }[event.key];
     before = event.key;
     if (!act) return;
     event.preventDefault();

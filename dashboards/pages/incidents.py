@@ -1,35 +1,47 @@
-"""Incidents: what goes on in all jobs, the open ones first, then what is over and how long it lasted."""
+"""Incidents: what goes on in all jobs, the costliest first, then what is over and how long it lasted."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from dash import html
+from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.dashboards.ui.components import note, panel
+from tracekit.dashboards.ui.components import href, note, panel
 from tracekit.dashboards.ui.context import results
-from tracekit.dashboards.ui.incidents import incident_table
+from tracekit.dashboards.ui.incidents import COLUMNS, handled, incident_table
 from tracekit.dashboards.ui.shell import page
 
 #: Incidents that are listed, of the open and of the closed ones.
 MOST_LISTED = 100
+_COSTLIEST = "GPU-hours a day"
 
 
-def build(**_: str) -> list[Component]:
-    """Both lists, the newest first."""
-    incidents, (running, over) = results().incidents(most=MOST_LISTED), results().count_incidents()
+def build(sort: str = "", **_: str) -> list[Component]:
+    """The open ones by column `sort`, then the newest closed ones."""
+    incidents, (running, over) = results().incidents(only_open=True), results().count_incidents()
+    chosen = sort if COLUMNS.get(sort) else _COSTLIEST
+    order = COLUMNS[chosen]
+    assert order is not None
+    listed = sorted(handled(incidents), key=order)[:MOST_LISTED]
     none = note("No cause costs any watched job 5% of its step, and none hangs.")
-    listed = [one for one in incidents if one.closed_at is None]
-    parts = [html.H1("Incidents"), panel(_title("open", running), incident_table(listed) if listed else none)]
+    table = incident_table(listed, [_head(name, chosen) for name in COLUMNS]) if listed else none
+    cut = f", the first {MOST_LISTED} of them" if running > MOST_LISTED else ""
+    parts = [html.H1("Incidents"), panel(f"{running:,} open{cut}", table, id="incidents")]
     if over:
-        closed = [one for one in incidents if one.closed_at is not None]
-        parts.append(panel(_title("closed", over), incident_table(closed)))
+        cut = f", the newest {MOST_LISTED} of them" if over > MOST_LISTED else ""
+        closed = [one for one in results().incidents(most=MOST_LISTED) if one.closed_at is not None]
+        parts.append(panel(f"{over:,} closed{cut}", incident_table(handled(closed))))
     return parts
 
 
-def _title(state: str, count: int) -> str:
-    return f"{count:,} {state}" + (f", the newest {MOST_LISTED} of them" if count > MOST_LISTED else "")
+def _head(name: str, chosen: str) -> Any:
+    """The heading of a column, which sorts by it."""
+    if COLUMNS[name] is None:
+        return name
+    words = f"{name} \u2193" if name == chosen else name
+    return dcc.Link(words, href=href("/incidents", sort=None if name == _COSTLIEST else name))
 
 
 page(
@@ -37,5 +49,5 @@ page(
     "/incidents",
     "Incidents",
     build,
-    lambda found, _: [partial(found.incidents, most=MOST_LISTED), found.count_incidents],
+    lambda found, _: [partial(found.incidents, only_open=True), found.count_incidents],
 )

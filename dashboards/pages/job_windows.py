@@ -17,7 +17,7 @@ from tracekit.base.text import printable
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.ui.components import attributes, href, panel, row_table
 from tracekit.dashboards.ui.context import chosen_window, results, viewer
-from tracekit.dashboards.ui.incidents import incident_table
+from tracekit.dashboards.ui.incidents import handled, incident_table
 
 #: Windows that are counted around the one shown, and those that are listed with their headline.
 MOST_AROUND, MOST_LISTED = 60, 20
@@ -86,7 +86,7 @@ def history(stored: Stored) -> list[Component]:
     incidents = results().incidents(stored.name)
     parts = []
     if incidents:
-        parts.append(panel("Incidents of this job", incident_table(incidents)))
+        parts.append(panel("Incidents of this job", incident_table(handled(incidents))))
     if stored.windows < 2:
         return parts
     rows = [

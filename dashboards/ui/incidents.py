@@ -1,61 +1,115 @@
-"""Incidents as a table: what, since when, how long, and a link to the window that shows it.
+"""Incidents as a table: what, who takes it, what it costs, since when, and a link to the window that shows it.
 
-In: incidents of a store. Out: a component.
+In: incidents of a store. Out: a component. Its buttons open the dialog of assets/incidents.js, which changes the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import percent, printable, short
-from tracekit.dashboards.ui.components import badge, folded, href, row_table
+from tracekit.dashboards.ui.components import attributes, badge, folded, href, row_table
 from tracekit.dashboards.ui.context import results, viewer
 from tracekit.dashboards.ui.sentences import Tone
-from tracekit.live.incident_words import advice, handling, lasted
-from tracekit.store import Incident
+from tracekit.live.incident_words import advice, evidence, handling, lasted
+from tracekit.store import HANG, Incident
+from tracekit.store.handling import Change, muted_until, owner_of
 
-_HEADS = ("Incident", "Job", "What", "Costs", "Opened", "Lasted")
-
-
-def incident_table(incidents: Sequence[Incident]) -> Component:
-    """One row per incident; an open one names the culprit, the check and the action."""
-    return row_table(_HEADS, [_row(one) for one in incidents], "Incidents", numbers=(3, 5), names=_HEADS)
+#: GPU-hours of a GPU in a day.
+_DAY = 24.0
 
 
-def _row(incident: Incident) -> list[Any]:
-    is_open = incident.closed_at is None
-    state = (
-        badge("closed", Tone.GOOD, loud=False) if incident.settled else badge("may come back", Tone.UNSURE, loud=False)
-    )
-    state = badge("open", Tone.BAD, loud=True) if is_open else state
-    what: list[Component] = [html.Div(dcc.Link(printable(incident.cause.what), href=evidence(incident)))]
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """An incident, the changes that people made to it, and its GPU-hours a day; None if the job's size is unknown."""
+
+    incident: Incident
+    changes: tuple[Change, ...]
+    lost: float | None
+
+    @property
+    def owner(self) -> str | None:
+        """Who takes it."""
+        return owner_of(self.changes)
+
+
+#: The columns, and the order of those that can be sorted.
+COLUMNS: dict[str, Callable[[Handled], Any] | None] = {
+    "Incident": None,
+    "Job": lambda one: one.incident.job,
+    "What": None,
+    "Lost": lambda one: -one.incident.cause.share,
+    "GPU-hours a day": lambda one: -(one.lost or 0.0),
+    "Owner": lambda one: one.owner or "",  # those that nobody takes come first
+    "Opened": lambda one: -one.incident.opened_at.timestamp(),
+    "Lasted": lambda one: one.incident.opened_at.timestamp(),
+}
+_FIGURES = (3, 4, 7)
+
+
+def handled(incidents: Sequence[Incident]) -> list[Handled]:
+    """What is known of each."""
+    gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
+    return [Handled(one, results().handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+
+
+def _lost(incident: Incident, gpus: int | None) -> float | None:
+    if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
+        gpus = next((one.report.get("world_size") for one in results().hangs(incident.job)), None)
+    return None if gpus is None else _DAY * gpus * incident.cause.share
+
+
+def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = tuple(COLUMNS)) -> Component:
+    """One row per incident; an open one names the culprit, the check and the action, and can be acknowledged."""
+    return row_table(heads, [_row(one) for one in rows], "Incidents", _FIGURES, names=tuple(COLUMNS))
+
+
+def _row(one: Handled) -> list[Any]:
+    incident, is_open = one.incident, one.incident.closed_at is None
+    path, asked = evidence(incident)
+    what: list[Component] = [
+        html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked), className="incident"))
+    ]
     if is_open:
         told = [html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)]
         what += [html.Div(told[:1], className="note"), *([folded("What to do", *told[1:])] if told[1:] else [])]
-    changes = results().handled(incident.incident_id)
-    what += [html.Div(words, className="note") for words in handling(changes, viewer().moment)]
+    history = [html.Div(words, className="note") for words in handling(one.changes, viewer().moment)]
+    what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
     return [
-        [f"{incident.incident_id} ", state],
+        [f"{incident.incident_id} ", *_state(one)],
         html.Td(dcc.Link(short(incident.job), href=href("/job", job=incident.job)), className="short"),
         what,
         percent(incident.cause.share),
-        viewer().moment(incident.opened_at.timestamp()),
+        "-" if one.lost is None else f"{one.lost:,.1f}",
+        [html.Span(short(one.owner or "nobody")), *([" ", _button(one)] if is_open else [])],
+        html.Td(viewer().moment(incident.opened_at.timestamp()), className="short"),
         [lasted(incident), *_because(incident)],
     ]
+
+
+def _state(one: Handled) -> list[Component]:
+    """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
+    if one.incident.closed_at is not None:
+        settled = one.incident.settled
+        return [badge("closed" if settled else "may come back", Tone.GOOD if settled else Tone.UNSURE, loud=False)]
+    if muted_until(one.changes, time.time()) is not None:
+        return [badge("muted", Tone.UNSURE, loud=False)]
+    return [] if one.changes else [badge("new", Tone.BAD, loud=True)]
+
+
+def _button(one: Handled) -> Component:
+    number, job = str(one.incident.incident_id), short(one.incident.job)
+    of = attributes(data_handle=number, data_job=job, data_owner=one.owner or "", aria_label=f"Acknowledge {number}")
+    return html.Button("Change" if one.changes else "Acknowledge", className="chip-button", **of)
 
 
 def _because(incident: Incident) -> list[Component]:
     """The reason why the incident closed: a crashed job is not cured."""
     why = incident.closed_because
     return [] if why is None else [html.Div(printable(why), className="note")]
-
-
-def evidence(incident: Incident) -> str:
-    """A link to the evidence of an incident: the last window that showed it, or the hang."""
-    if incident.seen_window is None:
-        return href("/hang", job=incident.job)
-    return href("/job", job=incident.job, window=incident.seen_window)

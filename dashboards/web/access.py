@@ -34,7 +34,7 @@ class Access:
     """`auth`: None admits everybody. `hosts`: accepted host names; numeric addresses are always accepted.
 
     `prefix`: the path under which browsers see the dashboard, with slashes around it. `proxied`: a reverse proxy stands
-    in front and names the client in X-Forwarded-For. `secure`: browsers use TLS.
+    in front and names the client in X-Forwarded-For. `secure`: browsers use TLS. `url`: `--public-url`, "" without it.
     """
 
     auth: Auth | None = None
@@ -42,6 +42,7 @@ class Access:
     prefix: str = "/"
     proxied: bool = False
     secure: bool = False
+    url: str = ""
 
     def refusal(self, request: flask.Request) -> Response | None:
         """Return the response that rejects this request; None if it may pass."""
@@ -85,7 +86,7 @@ def read_access(auth: Auth | None, hosts: Iterable[str], public_url: str | None)
         raise SelectionError(
             f"--public-url {public_url!r:.100}: expected an address such as https://example.com/tracekit/"
         )
-    return Access(auth, (*names, host), f"{path}/", proxied=True, secure=parts.scheme == "https")
+    return Access(auth, (*names, host), f"{path}/", proxied=True, secure=parts.scheme == "https", url=public_url)
 
 
 class WithoutPrefix:

@@ -49,6 +49,7 @@ class ProxyHeader:
         named = request.headers.get(self.header, "").strip()
         if not named or "," in named:  # a header that is given twice arrives with commas
             return refused(403, f"the reverse proxy named {'several users' if named else 'no user'} in {self.header}")
+        flask.g.user = named
         return None
 
     def register(self, server: flask.Flask) -> None:

@@ -1,6 +1,6 @@
 """Operation of the dashboard: access checks, health checks, metrics, and headers that keep a page to itself.
 
-In: the Dash app. Out: the same with the routes that an operator needs. Nothing here writes to the store.
+In: the Dash app. Out: the same with the routes that an operator needs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tracekit.dashboards.ui.context import results
 from tracekit.dashboards.web.access import HEALTH, MOST_BYTES_ASKED, Access, WithoutPrefix, client_address
 from tracekit.dashboards.web.auth import refused
 from tracekit.dashboards.web.downloads import download, report_page
+from tracekit.dashboards.web.handle import HANDLE, handle
 from tracekit.dashboards.web.passwords import LOGIN, LOGOUT
 from tracekit.dashboards.web.search import search
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
 
 
-#: POST is allowed only for callbacks of pages, login and logout: nothing that writes to a store.
-_POSTED_TO = ("/_dash-update-component", LOGIN, LOGOUT)
+#: POST is allowed only for callbacks of pages, login and logout, and for handling incidents.
+_POSTED_TO = ("/_dash-update-component", LOGIN, LOGOUT, HANDLE)
 _LOOKING = ("GET", "HEAD", "OPTIONS")
 #: OWASP's list of secure headers, in addition to the policy of pages.
 _HEADERS = {
@@ -69,13 +70,14 @@ def harden(app: Dash, access: Access) -> None:
     server.register_error_handler(TracekitError, _refused)
     server.add_url_rule(HEALTH, "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
-    server.add_url_rule("/metrics", "metrics", _metrics)
+    server.add_url_rule("/metrics", "metrics", lambda: _metrics(access.url))
     server.add_url_rule("/state", "state", _state)
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
     server.add_url_rule("/download/<name>.csv", "download", download)
     server.add_url_rule("/download/report.html", "report_page", report_page)
     server.add_url_rule("/search", "search", search)
+    server.add_url_rule(HANDLE, "handle", handle, methods=["POST"])
     if access.auth is not None:
         access.auth.register(server)
     _compress(server)
@@ -134,7 +136,8 @@ def _state() -> flask.Response:
     return flask.Response(results().state(), mimetype="text/plain")
 
 
-def _metrics() -> flask.Response:
+def _metrics(url: str) -> flask.Response:
+    """The metrics, with links to `url`: whoever scrapes them need not reach the dashboard where people do."""
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
     from tracekit.live.metrics import StoreMetrics
@@ -142,7 +145,7 @@ def _metrics() -> flask.Response:
     states = _states(results().path)
     states()  # raises an error where the metrics would be empty
     return flask.Response(
-        generate_latest(StoreMetrics(states, flask.request.url_root)), content_type=CONTENT_TYPE_LATEST
+        generate_latest(StoreMetrics(states, url or flask.request.url_root)), content_type=CONTENT_TYPE_LATEST
     )
 
 

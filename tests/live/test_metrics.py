@@ -109,6 +109,13 @@ def test_a_job_may_have_any_name(store: Store) -> None:
     assert value(store, "tracekit_job_windows_total", training_job='a "job"\\ of\nmine') == 1
 
 
+def test_the_link_of_an_incident_is_whole_however_long_the_name_of_its_job(store: Store) -> None:
+    name = "\N{GREEK SMALL LETTER PI}" * 300
+    store.append(replace(window(0, analysed=True), name=name))
+    (info,) = [one for one in samples(remembered(store), "https://dash") if one.name == "tracekit_incident_info"]
+    assert info.labels["page"] == f"https://dash/job?job={'%CF%80' * 300}&window=0"
+
+
 def test_a_store_that_cannot_be_read_is_a_metric(store: Store) -> None:
     found = samples(remembered(store))
     assert [(one.name, one.value) for one in found] == [("tracekit_store_readable", 0)]

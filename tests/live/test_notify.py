@@ -244,7 +244,7 @@ def test_slack_gets_a_text_in_its_markup() -> None:
         "*Who*: rank 3",
         "*Do*: replace it",
         "*More to check*: look",
-        "<https://dash/job?job=job+%3C1%3E&amp;window=4|the page of this window>",
+        "<https://dash/job?job=job+%3C1%3E&amp;window=4|the evidence>",
     ]
     assert slack_message([], [CLOSED], "")["text"] == (
         ":large_green_circle: *job &lt;1&gt;*: incident 7 closed after 5 min 0 s, no longer seen since window 5:"
@@ -271,13 +271,13 @@ def test_other_receivers_get_a_text_in_markdown() -> None:
         "**Who**: rank 3",
         "**Do**: replace it",
         "**More to check**: look",
-        "[the page of this window](https://dash/job?job=job+%3C1%3E&window=4)",
+        "[the evidence](https://dash/job?job=job+%3C1%3E&window=4)",
         "",
         (
             "\N{LARGE GREEN CIRCLE} **job \\<1\\>**: incident 7 closed after 5 min 0 s, no longer seen since window 5:"
             " rank 3: slow"
         ),
-        "[the page of this window](https://dash/job?job=job+%3C1%3E&window=4)",
+        "[the evidence](https://dash/job?job=job+%3C1%3E&window=4)",
     ]
 
 

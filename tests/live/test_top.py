@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
+import numpy as np
 from msgspec import structs
+from rich.console import Console
 
 from tests.handmade import run
+from tests.test_incidents import STANDS
 from tests.test_store_windows import window
 from tracekit.job.pipeline import PipelineJob
+from tracekit.show.terminal.maps import merged_map
 from tracekit.store import Incoming, Store
+from tracekit.store.handling import Change
 from tracekit.trace.step_values import STEP_VALUES
 
 
@@ -34,11 +40,33 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     text = " ".join(ran.out.split())
     assert "now before lowest highest 3 windows, oldest first Step time 15.50 s 15.50 s 15.50 s 15.50 s ▁▁▁" in text
     assert "Lost 27% 27% 27% 27%" in text
-    assert "S 1.148 1.148 1.148 1.148" in text
-    assert "Incident open for since window costs what 1 0 min" in text
-    assert "27% rank 1: computes 100% slower than its peers" in text
+    assert "Incident open for costs owner what 1 0 min" in text
+    assert "27% nobody rank 1 (dp 1, stage 0), in every step, 89% sure" in text
+    assert text.count("computes 100% slower than its peers") == 1
+    assert "Who" not in text
     assert "More to check DCGM on its GPUs" in text
-    assert "Slowdown by worker: DP rank down, stage across" in text
+    assert "how much each slows the job, stages 0 to 1 across: ·· hardly" in text
+    store.handle(1, Change(1.0, "bob", owner="ann"))
+    assert "27% ann rank 1" in " ".join(run("top", "--store", store.path, "--once").out.split())
+
+
+def test_rows_of_the_map_name_their_ranks_and_say_what_they_pool() -> None:
+    """Alike neighbours share a row; of more rows than there is room for, each is the worst of its ranks."""
+
+    def drawn(*slowdown: float) -> list[str]:
+        console = Console(width=120, file=StringIO())
+        console.print(merged_map(np.array(slowdown)[:, None], range(len(slowdown)), 2))
+        file = console.file
+        assert isinstance(file, StringIO)
+        return [line.rstrip() for line in file.getvalue().splitlines()]
+
+    title, *rows = drawn(1.0, 1.0, 1.0, 1.5)
+    assert title.startswith("Workers  how much each slows the job, one stage: ")
+    assert rows == ["  dp 0-2 ··", "  dp 3   ██"]
+    title, *rows = drawn(1.0, 1.5, 1.0, 1.3)
+    assert title.startswith("Workers  how much each slows the job, one stage, each row the worst of its DP ranks: ")
+    assert rows == ["  dp 0-1 ██", "  dp 2-3 ▆▆"]
+    assert merged_map(np.ones((4, 1)), range(4), 2) is None
 
 
 def test_tokens_a_second_and_the_last_loss_that_is_known_are_rows(tmp_path: Path) -> None:
@@ -84,3 +112,7 @@ def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
     ran = run("whatif", "--store", store.path, "--job", "live")
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
+    store.add_hang("live", ["HANG"], STANDS)
+    said = run("top", "live", "--store", store.path, "--once").out
+    assert said.startswith("live   no window yet\n")
+    assert "rank 5 on node-b" in said

@@ -6,7 +6,6 @@ In: options. Out: a line for everything found or done. `check` exits with 3 if a
 from __future__ import annotations
 
 import functools
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -127,14 +126,11 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
     `tracekit store incidents` and the dashboard show the history.
     """
     from tracekit.store import Store, default_store
-    from tracekit.store.handling import LONGEST_TEXT, Change
+    from tracekit.store.handling import Change, current_user
 
-    if max(len(owner or ""), len(note or "")) > LONGEST_TEXT:
-        raise SelectionError(f"--owner and --note take at most {LONGEST_TEXT:,} characters")
     now = time.time()
     until = None if mute is None else now + _age("--mute", mute).total_seconds()
-    by = os.environ.get("USER") or f"user {os.getuid()}"
-    Store(store or default_store()).handle(incident, Change(now, by, owner, until, note))
+    Store(store or default_store()).handle(incident, Change(now, current_user(), owner, until, note))
 
 
 @store_command.command()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--every", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Print one screen and leave.")
 def top_command(job: str | None, store: Path | None, every: float, once: bool) -> None:
-    """Show a running JOB: verdict, culprit, what to check, S over its windows, map of workers.
+    """Show a running JOB: verdict, culprit, what to check, loss over its windows, map of workers.
 
     JOB is by default the one whose newest window was added last. Ctrl-C ends it.
     """

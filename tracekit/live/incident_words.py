@@ -21,6 +21,15 @@ def advice(incident: Incident) -> Iterator[tuple[str, str]]:
             yield title, text
 
 
+def evidence(incident: Incident) -> tuple[str, dict[str, object]]:
+    """The page of the dashboard that shows an incident, as path and parameters: the last window that showed it, or the
+    hang.
+    """
+    if incident.seen_window is None:
+        return "/hang", {"job": incident.job}
+    return "/job", {"job": incident.job, "window": incident.seen_window}
+
+
 def handling(changes: Sequence[Change], moment: Callable[[float], str]) -> Iterator[str]:
     """Yield a sentence per change, oldest first. `moment`: writes seconds since the epoch."""
     for change in changes:

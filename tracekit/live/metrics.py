@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from tracekit.base.errors import TracekitError
 from tracekit.base.text import printable
 from tracekit.collectors.runtime.scheduler import VARIABLES
+from tracekit.live.incident_words import evidence
 from tracekit.store import Incident, Store
 
 #: Limits of open incidents with series, per job and in total. A job with more than that has many of one kind.
@@ -142,7 +143,9 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         values = [*identity, cause.kind, cause.part or cause.kind]
         lost.add_metric(values, cause.share)
         windows.add_metric(values, incident.windows)
-        info.add_metric(identity, {name: _label(text) for name, text in incident_texts(incident, page).items()})
+        address = page_of(incident, page)  # in full: a link that is cut off leads nowhere
+        texts = {name: _label(text) for name, text in incident_texts(incident, page).items()}
+        info.add_metric(identity, {**texts, "page": address})
     left_out = GaugeMetricFamily(
         "tracekit_incidents_left_out",
         "Open incidents without series, because others cost more",
@@ -182,11 +185,11 @@ def incident_texts(incident: Incident, page: str) -> dict[str, str]:
 
 
 def page_of(incident: Incident, page: str) -> str:
-    """The address of the job's page, at the window that last showed the incident; "" without a dashboard."""
+    """The address of the evidence for an incident; "" without a dashboard."""
     if not page:
         return ""
-    window = {} if incident.seen_window is None else {"window": incident.seen_window}
-    return f"{page.rstrip('/')}/job?{urlencode({'job': incident.job, **window})}"
+    path, state = evidence(incident)
+    return f"{page.rstrip('/')}{path}?{urlencode(state)}"
 
 
 def _label(text: str) -> str:

@@ -287,7 +287,7 @@ def _lines(incident: Incident, status: str, page: str, markup: Markup) -> str:
     if status == "opened":
         lines += [f"{markup.bold.format(title)}: {markup.escaped(text)}" for title, text in advice(incident)]
     if address := page_of(incident, page):
-        lines.append(markup.link.format(page=markup.escaped(address), title="the page of this window"))
+        lines.append(markup.link.format(page=markup.escaped(address), title="the evidence"))
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from tracekit.live.incident_changes import Changes, StoreChanges
 from tracekit.live.incident_words import advice, lasted
 from tracekit.live.run import LiveRun
 from tracekit.store import Incident, Store
-from tracekit.store.handling import is_muted
+from tracekit.store.handling import muted_until
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -120,7 +120,7 @@ class Watch:
 
     def _unmuted(self, incidents: Sequence[Incident]) -> list[Incident]:
         now = time.time()
-        return [one for one in incidents if not is_muted(self.store.handled(one.incident_id), now)]
+        return [one for one in incidents if muted_until(self.store.handled(one.incident_id), now) is None]
 
 
 def lines(changes: Changes) -> Iterator[str]:

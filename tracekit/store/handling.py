@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tracekit.base.errors import SelectionError
 from tracekit.report.applied import AppliedFix
 
 FOLDER, FIXES = "handled", "fixes"
@@ -36,8 +37,15 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str | None = None
 
 
+def current_user() -> str:
+    """The user who runs this process."""
+    return os.environ.get("USER") or f"user {os.getuid()}"
+
+
 def write_change(store: Path, incident: int, change: Change) -> None:
-    """Append a change. Raises OSError."""
+    """Append a change. Raises SelectionError for a text that is too long, OSError."""
+    if max(len(change.owner or ""), len(change.note or "")) > LONGEST_TEXT:
+        raise SelectionError(f"an owner and a note have at most {LONGEST_TEXT:,} characters")
     _append(store, str(incident), change)
 
 
@@ -54,6 +62,14 @@ def _append(store: Path, name: str, record: msgspec.Struct) -> None:
         os.write(file, msgspec.json.encode(record) + b"\n")  # one write, so that lines of two writers do not mix
     finally:
         os.close(file)
+    os.utime(folder)  # so that `Store.state` changes
+
+
+def changed_at(store: Path) -> int:
+    """When something was last appended, nanoseconds; 0: never."""
+    with suppress(OSError):
+        return (store / FOLDER).stat().st_mtime_ns
+    return 0
 
 
 def read_changes(store: Path, incident: int) -> tuple[Change, ...]:
@@ -73,7 +89,13 @@ def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
                 yield msgspec.json.decode(line, type=kind)
 
 
-def is_muted(changes: Sequence[Change], now: float) -> bool:
-    """Whether the last change that says until when the incident is muted says so of now."""
+def owner_of(changes: Sequence[Change]) -> str | None:
+    """Who takes the incident: the owner named last, else whoever acknowledged it last; None if nobody has."""
+    named = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
+    return named[-1] if named else None
+
+
+def muted_until(changes: Sequence[Change], now: float) -> float | None:
+    """Until when the incident is muted, as the last change that mentions it says; None if it is not."""
     until = [change.muted_until for change in changes if change.muted_until is not None]
-    return bool(until) and until[-1] > now
+    return until[-1] if until and until[-1] > now else None

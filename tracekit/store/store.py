@@ -27,7 +27,7 @@ from tracekit.report.findings import Findings
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import is_duckdb_file
 from tracekit.store.folder import FileGoneError, Folder, is_store_folder, older_store
-from tracekit.store.handling import Change, read_applied, read_changes, write_applied, write_change
+from tracekit.store.handling import Change, changed_at, read_applied, read_changes, write_applied, write_change
 from tracekit.store.hangs import StoredHang, sighting_of_hang, write_hang
 from tracekit.store.incidents import HANG, Incident, followed
 from tracekit.store.remote import Remote
@@ -138,7 +138,9 @@ class Store:
                 writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
     def handle(self, incident: int, change: Change) -> None:
-        """Add what somebody does about an incident. Raises NotStoredError if there is no such incident."""
+        """Add what somebody does about an incident. Raises NotStoredError if there is no such incident, SelectionError
+        for a text that is too long.
+        """
         with self.reading() as catalogue:
             if not any(one.incident_id == incident for one in catalogue.live.incidents()):
                 raise NotStoredError(f"{self.name}: no incident {incident}; `tracekit store incidents` lists them")
@@ -336,7 +338,7 @@ class Store:
             found = (catalogue if catalogue.exists() else self.path).stat()
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be read: {error.strerror}; is the store still there?") from None
-        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}-{changed_at(self.path)}"
 
     @property
     def name(self) -> str:

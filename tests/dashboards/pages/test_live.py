@@ -9,16 +9,23 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboards.conftest import Serving
+from tests.dashboards.conftest import SAMPLES, Serving
 from tests.dashboards.page_text import Pages, found, lines
+from tests.dashboards.pages.test_hang import report
 from tests.dashboards.watched import HOSTS, analysed, trace
+from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
+from tracekit.job.load import load
+from tracekit.live.incident_changes import StoreChanges
 from tracekit.live.metrics import page_of
-from tracekit.store import Store
+from tracekit.live.notify import Notifier
+from tracekit.store import Incoming, Store
+from tracekit.store.handling import Change
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +54,31 @@ def test_the_link_of_an_alert_opens_the_page_of_that_window(live_store: Path, pa
     newest = pages.text("/job", job="live")
     assert "Window 2 of 0 to 2, steps 0 to 3" in newest
     assert newest.splitlines()[1].startswith("balanced")
+
+
+def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_path: Path) -> None:
+    """Of jobs with different causes: a pipeline, a folder of GPU recordings, one that hung before it had a trace."""
+    store = Store(tmp_path / "s.store")
+    changes = StoreChanges(store)
+    changes.look()
+    store.append(window(0, analysed=True))
+    recorded = load(SAMPLES / "gpu_slow_input")
+    store.append(Incoming(recorded.trace, "gpus & more", "folder", recorded.stored()))
+    stands = report(tmp_path / "dumps")
+    store.add_hang("stuck at once", [stands["headline"]], stands)
+    with receiving() as receiver:
+        notifier = Notifier(receiver.url, "https://dash/tracekit/")
+        notifier.tell(changes.look().opened, [])
+        receiver.wait_for(1)
+        notifier.close(PATIENCE_S)
+    pages = Pages(store.path)
+    told = {one["job"]: one for one in receiver.got[0]["incidents"]}
+    places = {"live": "rank 1", "gpus & more": "rank 2 on simulated", "stuck at once": "rank 6 on <i>node</i>"}
+    assert told.keys() == places.keys()
+    for job, one in told.items():
+        assert one["who"].startswith(places[job])
+        link = urlsplit(one["page"].removeprefix("https://dash/tracekit"))
+        assert places[job] in pages.text(link.path, **dict(parse_qsl(link.query)))
 
 
 def test_a_window_of_long_ago_is_shown_among_those_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +158,62 @@ def test_incidents_are_listed_open_ones_with_advice_closed_ones_with_how_long(tm
     assert re.search(r"\d+ min \d+ s", text)
     assert "the job ended with exit code 137 (SIGKILL)" in text
     assert "ended with exit code 137 (SIGKILL); the last window came" in Pages(store.path).text("/job", job="live")
+
+
+def test_the_costliest_incident_comes_first_and_headings_sort(tmp_path: Path) -> None:
+    """Of 4 GPUs each, those of job b wait for the slower rank; the owner of an incident is whoever was named last."""
+    store = Store(tmp_path / "s.store")
+    for name, slow in (("a", False), ("b", True)):
+        store.append(replace(window(0, analysed=True), name=name) if not slow else analysed(trace(slow=True, name="b")))
+    a, b = sorted(store.incidents(), key=lambda one: one.job)
+    store.handle(a.incident_id, Change(1.0, "ann"))
+    store.handle(a.incident_id, Change(2.0, "ann", owner="bob"))
+    store.handle(a.incident_id, Change(3.0, "carl", note="seen"))
+    pages = Pages(store.path)
+
+    def rows(**state: str) -> list[list[str]]:
+        return [lines(row) for row in found(pages.page("/incidents", **state), "Tr")][1:]
+
+    assert b.cause.share > a.cause.share
+    assert [row[1] for row in rows()] == ["b", "a"]
+    assert f"{24 * 4 * b.cause.share:,.1f}" in rows()[0]
+    assert "nobody" in rows()[0]
+    assert [row[1] for row in rows(sort="Job")] == ["a", "b"]
+    assert [row[1] for row in rows(sort="Owner")] == ["b", "a"]
+    assert [row[1] for row in rows(sort="<b>What")] == ["b", "a"]
+    (head,) = [one for one in found(pages.page("/incidents"), "Link") if one.children == "Owner"]
+    assert head.href == "/incidents?sort=Owner"
+    text = pages.text("/incidents")
+    assert "bob\nChange" in text
+    assert "Earlier: 2" in text
+
+
+def test_an_incident_is_acknowledged_with_the_keys_and_others_see_who_took_it(
+    tmp_path: Path, show: Callable[[Path], Serving], visit: Callable[..., Page], browser_noise: list[str]
+) -> None:
+    store = Store(tmp_path / "s.store")
+    store.append(window(0, analysed=True))
+    base = show(store.path).url
+    mine, theirs = visit("/incidents", base=base), visit("/incidents", base=base)
+    expect(theirs.get_by_text("nobody")).to_be_visible()
+    mine.keyboard.press("j")
+    mine.keyboard.press("a")
+    expect(mine.get_by_role("heading", name="Incident 1 of live")).to_be_visible()
+    mine.keyboard.type("dora")
+    mine.keyboard.press("Enter")
+    for page in (mine, theirs):
+        expect(page.get_by_role("button", name="Acknowledge 1")).to_have_text("Change")
+        expect(page.get_by_text("dora", exact=True)).to_be_visible()
+    mine.get_by_role("button", name="Acknowledge 1").click()
+    with store.writing() as writer:
+        writer.catalogue.connection.execute("DELETE FROM incidents")
+    mine.get_by_label("Note").fill("node is back")
+    mine.get_by_role("button", name="Acknowledge", exact=True).click()
+    expect(mine.get_by_role("alert").filter(has_text="Not stored: ")).to_contain_text("no incident 1")
+    expect(mine.get_by_label("Note")).to_have_value("node is back")
+    mine.keyboard.press("Escape")
+    assert ["404" in one for one in browser_noise] == [True]
+    browser_noise.clear()
 
 
 def _with(store: Store) -> Path:
@@ -215,10 +303,9 @@ def test_lists_of_many_are_cut_off_and_say_how_many_there_are(tmp_path: Path, mo
     for page in ("incidents", "hosts"):
         monkeypatch.setattr(f"tracekit.dashboards.pages.{page}.MOST_LISTED", 1)
     text = pages.text("/incidents")
-    assert "2 open, the newest 1 of them" in text
+    assert "2 open, the first 1 of them" in text
     assert "1 closed" in text
-    assert "job-2" in text
-    assert "job-1" not in text
+    assert ("job-1" in text, "job-2" in text) == (False, True)  # the newer of equal ones
     hosts = pages.text("/hosts")
     assert "culprit in 3 of its last 3 jobs" in hosts
     assert "3 more are not listed: they were the culprit less often" in hosts

@@ -10,6 +10,7 @@ import pytest
 
 from tests.dashboards.conftest import SAMPLES
 from tests.handmade import run, slow_trace
+from tests.test_store_windows import window
 from tracekit.base.errors import SelectionError
 from tracekit.base.safe_csv import safe_csv
 from tracekit.dashboards.web.access import Access, read_access
@@ -22,6 +23,7 @@ ADDRESSES = (
     "/", "/job?job=slow-worker", "/login", "/logout", "/metrics", "/healthz", "/readyz", "/download/jobs.csv",
     "/download/by_worker.csv?job=slow-worker", "/timeline/layout?job=slow-worker", "/timeline/spans?job=slow-worker",
     "/search?q=slow", "/_dash-layout", "/_dash-dependencies", "/_dash-update-component", "/api/jobs", "/nothing",
+    "/handle",
 )  # fmt: skip
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND")
 BODIES: tuple[dict[str, object], ...] = (
@@ -37,7 +39,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_no_request_changes_a_store(tmp_path: Path) -> None:
+def test_no_request_of_nobody_in_particular_changes_a_store(tmp_path: Path) -> None:
     ran = run("import", SAMPLES / "slow_worker.parquet", "--store", tmp_path / "s.store")
     assert ran.code == 0, ran.message
     before = contents(tmp_path / "s.store")
@@ -78,9 +80,11 @@ def test_only_known_names_are_answered(host: str, status: int, sample_store: Pat
 
 
 def test_options_about_names_are_read_or_refused() -> None:
-    access = read_access(None, ["A.example"], "https://b.example/deep/tracekit")
-    assert access == Access(None, ("a.example", "b.example"), "/deep/tracekit/", proxied=True, secure=True)
-    assert read_access(None, [], "http://b.example:8443/") == Access(None, ("b.example",), "/", proxied=True)
+    url = "https://b.example/deep/tracekit"
+    access = read_access(None, ["A.example"], url)
+    assert access == Access(None, ("a.example", "b.example"), "/deep/tracekit/", proxied=True, secure=True, url=url)
+    url = "http://b.example:8443/"
+    assert read_access(None, [], url) == Access(None, ("b.example",), "/", proxied=True, url=url)
     for host in ("", "a b", "http://a.example", "a.example:80", "-a", "a..b", "*", "a/b"):
         with pytest.raises(SelectionError, match="expected a host name"):
             read_access(None, [host], None)
@@ -96,6 +100,15 @@ def test_options_about_names_are_read_or_refused() -> None:
     ):
         with pytest.raises(SelectionError, match="expected an address such as"):
             read_access(None, [], url)
+
+
+def test_alerts_link_to_the_address_that_browsers_see(tmp_path: Path) -> None:
+    """Prometheus may scrape the dashboard where no browser reaches it."""
+    store = Store(tmp_path / "s")
+    store.append(window(0, analysed=True))
+    for url, page in ((None, "http://10.0.0.5/job?"), ("https://b.example/deep/", "https://b.example/deep/job?")):
+        client = make_app(store.path, read_access(None, [], url)).server.test_client()
+        assert f'page="{page}job=live&window=0"' in client.get("/metrics", headers={"Host": "10.0.0.5"}).text
 
 
 def test_what_looks_like_an_interface_answers_json_and_404(sample_store: Path) -> None:

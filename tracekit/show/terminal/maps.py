@@ -50,21 +50,27 @@ def worker_map(slowdown: Floats, dp_ranks: Sequence[int], largest: tuple[int, in
 
 
 def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
-    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike, or
-    where the leading cause is no one's.
-
-    Neighbouring DP ranks that look alike share a row, but for those of the culprit, which are marked. Where more rows
-    than that differ, a row is the worst of several.
-    """
+    """`merged_map` of a job, the culprit's DP ranks marked; None where the leading cause is no one's."""
     lead = next((loss.causes[0] for loss in report.diagnosis.verdict.losses if loss.causes), None)
     if lead is not None and lead.where == Place(steps=lead.where.steps):
         return None
     accused = set() if lead is None else _rows_of(lead.where)
-    dp_ranks = report.attribution.dp_ranks
-    cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
-    merged = _alike(cells, accused)
+    return merged_map(report.attribution.worker_slowdown, report.attribution.dp_ranks, rows, accused)
+
+
+def merged_map(
+    slowdown: Floats, dp_ranks: Sequence[int], rows: int, accused: Set[int] = frozenset()
+) -> RenderableType | None:
+    """`worker_map` in at most `rows` rows, its scale in words in the line above; None where all workers are alike.
+
+    Neighbouring DP ranks that look alike share a row, but for the `accused`, which are marked. Where more rows than
+    that differ, a row is the worst of several.
+    """
+    cells = worker_cells(slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
+    merged, each = _alike(cells, accused), ""
     if len(merged) > rows:
-        cells = worker_cells(report.attribution.worker_slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
+        each = ", each row the worst of its DP ranks"
+        cells = worker_cells(slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
         ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
         merged = [
             (first, end, _levels(cells, row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
@@ -72,12 +78,12 @@ def small_map(report: PipelineReport, rows: int) -> RenderableType | None:
     most = max(max(levels) for _, _, levels in merged)
     if most == 0:
         return None
-    stages = report.attribution.worker_slowdown.shape[1]
+    stages = slowdown.shape[1]
     across = f"{cells.patch[1]} stages in a cell"
     if cells.patch[1] == 1:
         across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
     title = Text("Workers", style="bold")
-    title.append(f"  how much each slows the job, {across}: ", style="not bold")
+    title.append(f"  how much each slows the job, {across}{each}: ", style="not bold")
     for level, words in ((0, " hardly  "), (most, " most")):
         title.append(*_cell(level)).append(words, style="not bold")
     lines: list[RenderableType] = [title]

@@ -1,0 +1,49 @@
+// Acknowledging an incident: a dialog, from the button in its row or with the key a.
+(function () {
+  "use strict";
+
+  const MUTES = [["", "keep messages as they are"], ["1", "for 1 hour"], ["4", "for 4 hours"], ["24", "for a day"], ["168", "for a week"], ["0", "no longer"]];
+  const NAME = "tracekit-owner"; // what this person calls themselves
+
+  function open({ handle, job, owner }) {
+    const { make, dialog } = window.tracekit_dialogs;
+    const field = (name, label, control) => make("label", { className: "text-field" }, make("span", { className: "field-label", textContent: label }), Object.assign(control, { name: name }));
+    const who = make("input", { maxLength: 1000, value: owner || window.localStorage.getItem(NAME) || "", autocomplete: "off" });
+    const note = make("input", { maxLength: 1000, autocomplete: "off", placeholder: "what others should know" });
+    const mute = make("select", { className: "field" }, ...MUTES.map(([value, text]) => make("option", { value: value, textContent: text })));
+    const said = make("p", { className: "wrong" }), send = make("button", { textContent: "Acknowledge", className: "primary" });
+    said.setAttribute("role", "alert");
+    const form = make("form", {}, field("owner", "Owner", who), field("note", "Note", note), field("mute", "Mute messages", mute), said, send);
+    const shown = dialog("handle", "Acknowledge", make("h2", { textContent: `Incident ${handle} of ${job}` }), form);
+    who.select();
+    form.addEventListener("submit", async function (event) {
+      event.preventDefault();
+      const change = { incident: Number(handle), owner: who.value, note: note.value, mute_h: mute.value ? Number(mute.value) : null };
+      try {
+        const answer = await fetch(window.tracekit.at("/handle"), {
+          method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(change),
+        });
+        if (!answer.ok) throw new Error(await answer.text());
+      } catch (error) {
+        said.textContent = `Not stored: ${error.message}`; // what was typed stays
+        return;
+      }
+      window.localStorage.setItem(NAME, who.value);
+      shown.close();
+      window.dash_clientside.set_props("_pages_location", { search: window.location.search }); // the page is drawn again
+    });
+  }
+
+  document.addEventListener("click", function (event) {
+    const button = event.target.closest("button[data-handle]");
+    if (button) open(button.dataset);
+  });
+
+  window.tracekit_incidents = {
+    // Of the row that has the focus.
+    open() {
+      const row = document.activeElement.closest("tr"), button = row && row.querySelector("button[data-handle]");
+      if (button) button.click();
+    },
+  };
+})();

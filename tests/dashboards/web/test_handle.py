@@ -1,0 +1,95 @@
+"""Who can do something about an incident from a browser, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboards.conftest import Serving
+from tests.test_store_windows import window
+from tracekit.dashboards.web.access import Access
+from tracekit.dashboards.web.app import make_app
+from tracekit.dashboards.web.auth import read_auth
+from tracekit.dashboards.web.handle import _is_own
+from tracekit.store import Store
+from tracekit.store.handling import current_user
+
+CHANGE = {"incident": 1, "owner": " ann ", "note": "", "mute_h": 4}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "s.store")
+    store.append(window(0, analysed=True))
+    return store
+
+
+def test_the_user_who_runs_the_dashboard_acknowledges_from_the_same_machine(
+    store: Store, serve: Callable[[Path], Serving]
+) -> None:
+    before = store.state()
+    request = urllib.request.Request(
+        f"{serve(store.path).url}/handle", json.dumps(CHANGE).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        assert answer.status == 204
+    (change,) = store.handled(1)
+    assert (change.by, change.owner, change.note) == (current_user(), "ann", None)
+    assert change.muted_until == change.at + 4 * 3600
+    assert store.state() != before  # open pages notice
+
+
+def test_a_connection_is_judged_by_the_user_of_its_other_end(tmp_path: Path) -> None:
+    """127.0.0.1 and ::1, port 0x1F40 = 8000; two users can have the same address and port to different servers."""
+    other = os.getuid() + 1
+    heads = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid"
+
+    def table(name: str, *rows: tuple[str, str, int]) -> None:
+        lines = [f"0: {local} 0100007F:1F72 {state} 0:0 0:0 0 {uid} 0" for local, state, uid in rows]
+        (tmp_path / name).write_text("\n".join([heads, *lines]))
+
+    def own(address: str, port: Any = "8000") -> bool:
+        return _is_own({"REMOTE_ADDR": address, "REMOTE_PORT": port}, tmp_path)
+
+    table("tcp", ("0100007F:1F40", "01", os.getuid()), ("0100007F:1F40", "06", 0), ("0200007F:1F40", "01", other))
+    table("tcp6", ("00000000000000000000000001000000:1F40", "01", os.getuid()))
+    assert (own("127.0.0.1"), own("127.0.0.1", 8000), own("::1")) == (True, True, True)
+    assert (own("127.0.0.2"), own("127.0.0.1", "8001"), own("127.0.0.1", "x"), own("")) == (False,) * 4
+    table("tcp", ("0100007F:1F40", "01", os.getuid()), ("0100007F:1F40", "01", other))
+    assert not own("127.0.0.1")
+    assert not _is_own({}, tmp_path)
+
+
+def test_a_user_whom_a_proxy_names_acknowledges_in_that_name(store: Store) -> None:
+    client = make_app(store.path, Access(read_auth("header:X-User@127.0.0.1"))).server.test_client()
+    assert client.post("/handle", json=CHANGE, headers={"X-User": "bob"}).status_code == 204
+    assert client.post("/handle", json=CHANGE).status_code == 403
+    forged = {"X-User": "bob", "Sec-Fetch-Site": "cross-site"}
+    assert client.post("/handle", json=CHANGE, headers=forged).status_code == 403
+    assert [one.by for one in store.handled(1)] == ["bob"]
+
+
+def test_what_cannot_be_stored_is_a_line(store: Store) -> None:
+    nobody = make_app(store.path).server.test_client().post("/handle", json=CHANGE)
+    assert (nobody.status_code, "tracekit store handle INCIDENT" in nobody.text) == (403, True)
+    client = make_app(store.path, Access(read_auth("header:X-User@127.0.0.1"))).server.test_client()
+    for body, status, said in (
+        ({"data": json.dumps(CHANGE), "content_type": "text/plain"}, 415, "expected JSON"),
+        ({"json": {**CHANGE, "incident": 2}}, 404, "no incident 2"),
+        ({"json": {**CHANGE, "incident": "1; DROP"}}, 400, "is no change of an incident: Expected `int`"),
+        ({"json": {**CHANGE, "incident": 10**30}}, 404, "no incident 1000000"),
+        ({"json": {**CHANGE, "mute_h": -1}}, 400, "Expected `int` >= 0"),
+        ({"json": {**CHANGE, "note": "x" * 1001}}, 400, "at most 1,000 characters"),
+        ({"json": {**CHANGE, "admin": True}}, 400, "unknown field"),
+        ({"data": b"\xff{", "content_type": "application/json"}, 400, "is no change of an incident"),
+    ):
+        answer = client.post("/handle", headers={"X-User": "bob"}, **body)
+        assert (answer.status_code, answer.text.count("\n")) == (status, 1)
+        assert said in answer.text
+    assert store.handled(1) == ()
