@@ -10,39 +10,47 @@ from typing import Any
 
 import polars as pl
 
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.timeline import costs_frame
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import KINDS
+from tracekit.trace.step_values import step_values
 
-#: Ops whose time is not that of the ranks they wait for.
-_OWN = [str(kind) for kind in KINDS if not kind.is_communication]
 #: Ops that should take equally long.
 _PEERS = ("kind", "pp_rank", "chunk")
-LABELS = ("host", "rank", "GPU model", "stage", "DP rank", "op kind", "microbatch", "chunk")
+LABELS = ("host", "rank", "GPU model", "stage", "DP rank", "op kind", "microbatch", "chunk", "tokens of the step")
+#: Ranges of tokens, each with as many ops.
+_RANGES_OF_TOKENS = 4
 
 
 def labelled_ops(traces: Sequence[Trace]) -> pl.DataFrame:
-    """The ops that wait for nobody, [ops]: `trace` (position in `traces`), `step`, LABELS as text, null if unknown.
+    """The ops of steps that can be replayed, [ops]: `trace` (position in `traces`), `step`, LABELS, null if unknown.
 
-    `excess_s`: seconds beyond the median of all such ops of that kind, stage and chunk; 0 for those below it.
+    `excess_s`: seconds of an op's own cost, transfers without their wait for peers, beyond the median of all ops of
+    that kind, stage and chunk; 0 for those below it. Raises GraphError if the ops of a trace contradict each other.
     """
     frames = []
     for number, trace in enumerate(traces):
-        ops = trace.ops.filter(pl.col("kind").is_in(_OWN))
+        replay = JobReplay.from_trace(trace)
+        ranks = [(at.dp_rank, at.pp_rank, rank) for at, rank in trace.worker_ranks().items()]
+        workers = pl.DataFrame(ranks, {"dp_rank": pl.Int32, "pp_rank": pl.Int16, "rank": pl.Int32}, orient="row")
+        workers = workers.with_columns(
+            host=_of_rank(trace.hosts), **{"GPU model": _of_rank(_models(trace.metadata.get("gpus")))}
+        )
+        of_step = step_values(trace.metadata).get("tokens", {})
+        ops = costs_frame(replay.as_recorded or replay).cast({"dp_rank": pl.Int32, "pp_rank": pl.Int16})
         frames.append(
-            ops.select(
-                *("step", "duration", *_PEERS),
-                trace=pl.lit(number),
-                rank=pl.col("rank").cast(pl.String),
-                host=_of_rank(trace.hosts),
-                **{"GPU model": _of_rank(_models(trace.metadata.get("gpus")))},
-                **{"DP rank": pl.col("dp_rank").cast(pl.String), "microbatch": pl.col("microbatch").cast(pl.String)},
+            ops.join(workers, on=["dp_rank", "pp_rank"], how="left", maintain_order="left").with_columns(
+                pl.lit(number).alias("trace"),
+                pl.col("step").replace_strict(of_step, default=None, return_dtype=pl.Float64).alias("tokens"),
             )
         )
-    beyond = pl.col("duration") - pl.col("duration").median().over(*_PEERS)
+    beyond = pl.col("cost") - pl.col("cost").median().over(*_PEERS)
+    tokens = pl.col("tokens").cast(pl.Int64, strict=False)
+    part = (tokens.rank("min") - 1) * _RANGES_OF_TOKENS // tokens.count()
     return pl.concat(frames).select(
-        *("trace", "step", "host", "rank", "GPU model", "DP rank", "microbatch"),
-        **{"stage": pl.col("pp_rank").cast(pl.String), "op kind": pl.col("kind").cast(pl.String)},
-        chunk=pl.col("chunk").cast(pl.String),
+        *("trace", "step", "host", "rank", "GPU model", "microbatch", "chunk"),
+        **{"stage": "pp_rank", "DP rank": "dp_rank", "op kind": "kind"},
+        **{"tokens of the step": pl.format("{} to {}", tokens.min().over(part), tokens.max().over(part))},
         excess_s=beyond.clip(lower_bound=0.0),
     )
 
@@ -60,18 +68,17 @@ def over_represented(ops: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
     """The values of labels with a larger share of the excess of the chosen ops than of that of the others.
 
     `ops`: of `labelled_ops`; `chosen`: which of them, [ops] of booleans. Rows of `label`, `value`, `inside`, `outside`,
-    the largest difference first. `inside`: the value's share of the excess of those chosen ops that have the label,
-    from 0 to 1, 0 if they have no excess; `outside`: of the others. A label of one value tells nothing and is left out.
+    the largest difference first. `inside`: the value's share of the excess of all chosen ops, from 0 to 1, 0 if they
+    have no excess; `outside`: of the others. A label of one value tells nothing and is left out.
     """
     tables = []
+    sides = ops.with_columns(inside=pl.col("excess_s") * chosen, outside=pl.col("excess_s") * ~chosen)
+    whole = {side: float(sides[side].sum()) for side in ("inside", "outside")}
     for label in LABELS:
-        known = ops.select(value=label, excess_s="excess_s").with_columns(chosen=chosen).drop_nulls("value")
-        sums = known.group_by("value").agg(
-            inside=pl.col("excess_s").filter("chosen").sum(), outside=pl.col("excess_s").filter(~pl.col("chosen")).sum()
-        )
+        sums = sides.group_by(pl.col(label).alias("value")).agg(pl.col(*whole).sum()).drop_nulls("value")
         if sums.height > 1:
-            share = [(pl.col(side) / pl.col(side).sum()).fill_nan(0.0) for side in ("inside", "outside")]
-            tables.append(sums.select(pl.lit(label).alias("label"), "value", *share))
+            shares = [(pl.col(side) / of).fill_nan(0.0) for side, of in whole.items()]
+            tables.append(sums.select(pl.lit(label).alias("label"), pl.col("value").cast(pl.String), *shares))
     if not tables:
         numbers = {"inside": pl.Float64, "outside": pl.Float64}
         return pl.DataFrame(schema={"label": pl.String, "value": pl.String, **numbers})

@@ -41,31 +41,46 @@ def recorded_frame(replay: JobReplay) -> pl.DataFrame:
     return _frame(replay, [Timeline(block.start, block.start + block.duration) for block in replay.graph.blocks])
 
 
+def costs_frame(replay: JobReplay) -> pl.DataFrame:
+    """The same with `cost`, seconds: the op's own cost, for communication the transfer duration. Sends and receives
+    have the `microbatch` of their compute.
+    """
+    blocks, there = replay.graph.blocks, _present(replay)
+    return recorded_frame(replay).with_columns(
+        cost=np.concatenate([cost.ravel() for cost in replay.durations.cost])[there],
+        microbatch=pl.Series(np.concatenate([_microbatches(block) for block in blocks])[there]).replace(NONE, None),
+    )
+
+
 def compared_frame(replay: JobReplay) -> pl.DataFrame:
     """One row per op of the graph, as recorded and as replayed, side by side.
 
-    The columns of `timeline_frame` up to `chunk`; then, in seconds: `<replay>_start` and `<replay>_duration` for
-    recorded, original and ideal; `cost`, the op's own cost (for communication, the transfer duration); `ideal_cost`,
-    the same in the ideal replay; and `launch_delay`. `transfer`: a number that a send and its receive share, else -1;
-    both have the `microbatch` of their compute.
+    The columns of `costs_frame`, but instead of `start` and `duration`, in seconds: `<replay>_start` and
+    `<replay>_duration` for recorded, original and ideal; `ideal_cost`, the cost in the ideal replay; and
+    `launch_delay`. `transfer`: a number that a send and its receive share, else -1.
     """
-    recorded = recorded_frame(replay)
+    recorded = costs_frame(replay)
     blocks, durations = replay.graph.blocks, replay.durations
     times = {"recorded": recorded, "original": timeline_frame(replay, ORIGINAL), "ideal": timeline_frame(replay, IDEAL)}
     ideal = [
         np.repeat(costs, block.lanes) if costs.ndim == 1 else costs.ravel()
         for block, costs in zip(blocks, durations.ideal, strict=True)
     ]
-    here = [np.ones(block.start.size, np.bool_) if block.present is None else block.present.ravel() for block in blocks]
-    there = np.concatenate(here)
+    there = _present(replay)
     firsts = np.cumsum([0, *(block.start.size for block in blocks[:-1])]).tolist()
     return recorded.drop("start", "duration").with_columns(
         *(frame[column].alias(f"{name}_{column}") for name, frame in times.items() for column in ("start", "duration")),
-        cost=np.concatenate([cost.ravel() for cost in durations.cost])[there],
         ideal_cost=np.concatenate(ideal)[there],
         launch_delay=np.concatenate([delay.ravel() for delay in durations.launch_delay])[there],
-        microbatch=pl.Series(np.concatenate([_microbatches(block) for block in blocks])[there]).replace(NONE, None),
         transfer=np.concatenate([_transfers(block, first) for block, first in zip(blocks, firsts, strict=True)])[there],
+    )
+
+
+def _present(replay: JobReplay) -> npt.NDArray[np.bool_]:
+    """Mask of the ops that exist, in order of block, row and lane."""
+    blocks = replay.graph.blocks
+    return np.concatenate(
+        [np.ones(one.start.size, np.bool_) if one.present is None else one.present.ravel() for one in blocks]
     )
 
 
