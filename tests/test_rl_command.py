@@ -173,6 +173,7 @@ def test_the_bill_of_a_run_is_as_long_as_the_run(tmp_path: Path) -> None:
     assert run("import", log, "--store", store).code == 0
     (job,) = json.loads(run("bill", store, "--json").out)["jobs"]
     assert job["wall_s"] == pytest.approx(53.0)
+    assert run("bill", log).out == run("bill", store).out
     assert "the first 2 steps of a run warm up" in run("gate", log, "--baseline", log, "--noise", "1%").out
 
 
@@ -191,3 +192,29 @@ def test_staleness_has_no_price_where_the_training_is_not_known(tmp_path: Path) 
         )
         assert stated["step_s"] is not None
     assert "saves" not in run("rl", logged).out
+
+
+def test_messages_name_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+    """A log with bytes that are no text, ops without a row, addresses of storage that nobody reads."""
+    log, ops = tmp_path / "train.log", tmp_path / "ops.parquet"
+    log.write_bytes(b"\0\0\0" + VERL.encode())
+    assert "train.log: not text; give the log that the framework printed" in run("whatif", log).message
+    log.write_text(VERL)
+    trace = tracekit.load(log).trace
+    dataclasses.replace(trace, ops=trace.ops.head(0)).write_parquet(ops)
+    assert "ops.parquet: no ops (0 rows)" in run("whatif", ops).message
+    told = run("whatif", "abfs://container/ops.parquet").message
+    assert "no such file or folder; addresses of object storage begin with s3://, gs://, az://" in " ".join(
+        told.split()
+    )
+
+
+def test_words_of_pipelines_are_in_no_report_of_a_log(tmp_path: Path) -> None:
+    log, runs = tmp_path / "train.log", write(tmp_path / "run.jsonl", lines())
+    log.write_text(VERL)
+    compared = run("compare", log, log).out
+    assert "phases alone, 3 steps" in compared
+    assert "engine" not in compared
+    shown = " ".join(run("whatif", runs, "--fix", "fix=staleness").out.split())
+    assert "that fix of the report, all else as recorded" in shown
+    assert "peers" not in shown

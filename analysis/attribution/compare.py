@@ -85,7 +85,7 @@ class Side:
         """The layout in words."""
         gpus = counted(self.layout["world_size"], "GPU")
         if "engines" in self.layout:
-            return counted(self.layout["engines"], "engine")
+            return counted(self.layout["engines"], "engine") if self.layout["engines"] else "phases alone"
         if ranks := self.layout.get("ranks"):
             return f"{counted(ranks, 'rank')} on {gpus}"
         shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)

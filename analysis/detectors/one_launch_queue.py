@@ -10,7 +10,7 @@ from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.ops import OpEvidence
 from tracekit.analysis.gpu.breakdown import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
-from tracekit.analysis.numeric.arrays import Bools, Ints
+from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
 from tracekit.analysis.whatif.interventions import LessTime, Together
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
@@ -54,8 +54,7 @@ class OneLaunchQueue(Detector):
         np.maximum.at(ready, after[~guessed], end[before[~guessed]])
         first, second = _neighbours(evidence, stream)
         known = ~guessed & np.isin(after, second, kind="table")
-        linked = np.isin(first * len(end) + second, before[known].astype(np.int64) * len(end) + after[known])
-        free = ~linked & np.isfinite(ready[second])
+        free = ~joined(first, second, before[known], after[known], len(end)) & np.isfinite(ready[second])
         # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
         held = second[:0]
         for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(evidence)[first])):
@@ -77,6 +76,11 @@ class OneLaunchQueue(Detector):
             _freed(evidence, late, guessed),
             bound=True,
         )
+
+
+def joined(first: Ints, second: Ints, before: Int32s, after: Int32s, ops: int) -> Bools:
+    """Which pairs of rows are an edge from `before` to `after`, [pairs]. `ops`: how many rows there are."""
+    return np.isin(first * ops + second, before.astype(np.int64) * ops + after)
 
 
 def _neighbours(evidence: OpEvidence, stream: Ints) -> tuple[Ints, Ints]:

@@ -280,8 +280,8 @@ def test_csv_has_every_row_with_its_price(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "no such store or folder"),
-        ("", "an empty folder, not a store"),
+        (None, "no such file or folder"),
+        ("", "an empty folder, not a trace"),
         ('{"command": ["x"], "options": {"first_step": 1}}', "no attempt has begun"),
         ('{"command": ["x"], "options": {"first_step": 1}, "started_ns": "soon"}', "the time soon"),
     ],

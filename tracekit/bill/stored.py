@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec import Struct
@@ -28,7 +30,8 @@ from tracekit.bill.bill import (
 )
 from tracekit.bill.costs import Costs, costs_of
 from tracekit.fleet.rows import team_of
-from tracekit.store import Store
+from tracekit.job.job import Job
+from tracekit.store import Incoming, Store
 
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
@@ -70,6 +73,14 @@ def bill_of_store(store: Store) -> Bill:
     if rows.is_empty():
         raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
     return joined([_bill(store, of_job.rows(named=True)) for of_job in rows.partition_by("job", maintain_order=True)])
+
+
+def bill_of_job(job: Job) -> Bill:
+    """The bill of one trace or log, as of a store that has nothing else. Raises TraceError, see `Job.whatif`."""
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "jobs.store")
+        store.append(Incoming(job.trace, job.trace.name, job.source, job.whatif().stored()))
+        return bill_of_store(store)
 
 
 def _bill(store: Store, rows: list[dict[str, Any]]) -> Bill:

@@ -1,6 +1,6 @@
 """`tracekit bill`: what every hour of a run went to, in hours, GPU-hours and money.
 
-In: a run directory, or a store. Out: the bill in the terminal, as JSON or CSV.
+In: a run directory, a store, or a trace. Out: the bill in the terminal, as JSON or CSV.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from pathlib import Path
 import click
 import msgspec
 
-from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.commands.options import PATH, Price, console
-from tracekit.commands.recognise import Wanted, is_store, what_it_is
+from tracekit.commands.recognise import explained, is_store, only_job
 
 #: As `tracekit.bill.bill.GROUPS`; that module imports polars.
 _GROUPS = ("part", "cause", "week", "team", "job")
 
 
 @click.command("bill")
-@click.argument("source", metavar="DIR|STORE", type=PATH)
+@click.argument("source", metavar="DIR|STORE|TRACE", type=PATH)
 @click.option("--by", type=click.Choice(_GROUPS), default="part", show_default=True, help="What to total.")
 @click.option("--gpu-hour", type=Price(0), metavar="PRICE", help="State the cost in money, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -29,12 +29,14 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
     """What the hours of a run went to: useful steps, stragglers, input, checkpoints, restarts and lost work, ...
 
     DIR is what `tracekit collect --segments DIR` leaves of a command, with all its attempts; STORE is a store of jobs
-    and of windows of running jobs. The rows add up to the wall clock; what no recording shows is a row, too.
+    and of windows of running jobs; TRACE is anything that `tracekit whatif` reads. The rows add up to the wall clock;
+    what no recording shows is a row, too.
     """
     from tracekit.base.safe_csv import safe_csv
     from tracekit.bill.run import bill_of_run
-    from tracekit.bill.stored import bill_of_store
+    from tracekit.bill.stored import bill_of_job, bill_of_store
     from tracekit.collectors.run_directory.segments import is_run_directory
+    from tracekit.job.load import load
     from tracekit.show.terminal.bill import print_bill
     from tracekit.store import Store
 
@@ -47,9 +49,8 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
         elif is_store(source):
             bill = bill_of_store(Store(source))
         else:
-            unknown = "no run or store" if source.exists() else "no such store or folder"
-            words = what_it_is(source, Wanted.STORE) or unknown
-            raise FormatError(f"{source}: {words}; name a store, or a folder of `tracekit collect --segments`")
+            with explained(source):
+                bill = bill_of_job(load(only_job(source)))
     if as_json:
         click.echo(msgspec.json.encode(bill.output(gpu_hour)))
     elif as_csv:

@@ -6,6 +6,7 @@ In: a path that a command cannot use. Out: one sentence, None if nothing is know
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -15,8 +16,8 @@ import click
 
 from tracekit.base.command_line import command, quoted
 from tracekit.base.errors import FormatError, SelectionError, StoreError, StudyError, TracekitError
-from tracekit.base.object_storage import object_url, shown
-from tracekit.base.text import printable
+from tracekit.base.object_storage import ADDRESSES, object_url, shown
+from tracekit.base.text import listed, printable
 
 #: Most bytes of a file, and most files of a folder, to inspect.
 _LOOKED_AT, _MOST_FILES = 65_536, 16
@@ -110,6 +111,8 @@ def _nearest(path: Path) -> str:
     names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
     found = difflib.get_close_matches(path.name, names, n=1)
     meant = f"; did you mean {printable(str(folder / found[0]))}?" if found else ""
+    if re.match(r"[a-z][\w+.-]+:/", str(path)):
+        meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
     return f"no such file or folder{meant}"
 
 

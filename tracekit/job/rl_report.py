@@ -21,6 +21,7 @@ from tracekit.report.section import Table
 
 #: An engine that differs from the median speed by this share is mentioned, and this many of them.
 _UNEVEN, _MOST_NAMED = 0.05, 3
+_FIX_MEANS = "fix=NAME: that fix of the report, all else as recorded."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -120,7 +121,7 @@ class RlReport(Report):
     def asked_tables(self) -> Iterator[Table]:
         """See `Report.asked_tables`: the fixes that were named; `sections` have the other alternatives."""
         if named := [one for one in self.questions_asked if "fix=" in one.question]:
-            yield question_table(named, self.whole, daily=self.daily)
+            yield question_table(named, self.whole, daily=self.daily, fix_means=_FIX_MEANS)
 
     def details(self) -> dict[str, Any]:
         account, job = self.account, self.account.job

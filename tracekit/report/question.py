@@ -44,10 +44,10 @@ class ByLabel(Struct, frozen=True):
     shares: tuple[Share, ...]
 
 
-def question_table(answered: Sequence[Question], whole: str, *, daily: bool) -> Table:
+def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix_means: str = _FIX_MEANS) -> Table:
     """The answers to custom questions. `whole`: what times are of, "step" or "recording"; `daily`: with GPU-hours."""
     kept = [asked.question.startswith("keep only ") for asked in answered]
-    meanings = [*([] if all(kept) else [_FIX_MEANS]), *([_KEEP_MEANS] if any(kept) else [])]
+    meanings = [*([] if all(kept) else [fix_means]), *([_KEEP_MEANS] if any(kept) else [])]
     rows = [
         (
             printable(asked.question),

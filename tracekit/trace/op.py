@@ -100,10 +100,13 @@ def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
     header = read_header(path)
     if header is None or header.get("schema_version") != OP_TRACE_VERSION:
         raise FormatError(f"{path}: not an op trace (schema version {OP_TRACE_VERSION}); see docs/op-trace.md")
+    ops = read_columns(path)
+    if ops.is_empty():
+        raise FormatError(f"{path}: no ops (0 rows); record at least one step")
     try:
         groups = {str(name): tuple(map(int, ranks)) for name, ranks in header.get("groups", {}).items()}
         return OpTrace(
-            ops=read_columns(path),
+            ops=ops,
             name=encodable(str(header.get("name") or Path(os.fsdecode(path)).stem)),
             axes=tuple(map(str, header.get("axes", ()))),
             rules=tuple(map(str, header.get("rules", ("explicit",)))),

@@ -73,7 +73,8 @@ def read_phases(framework: Framework, records: Iterable[Record], where: str) -> 
         for name, value in found.items():
             if not 0 <= value <= LONGEST_S:
                 expected = f"a time of at least 0 and at most {LONGEST_S:g} s"
-                raise FormatError(f"{where}: step {number}: {name} took {value} s; expected {expected}")
+                took = "is no number" if math.isnan(value) else f"took {value} s"
+                raise FormatError(f"{where}: step {number}: {name} {took}; expected {expected}")
         known = steps.get(number, {})
         # slime reports a step in two records: those that have a timer in common are of two attempts.
         if known.keys() & found.keys() and not found.items() <= known.items():

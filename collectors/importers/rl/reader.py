@@ -72,7 +72,7 @@ def _formats_at(path: Path) -> set[Format]:
             return set()
         with found.open("rb") as file:
             content = file.read(_LOOKED_AT)
-        return set() if b"\0" in content else _formats(str(path), content)
+        return _formats(str(path), content)
     except (OSError, FormatError):
         return set()
 

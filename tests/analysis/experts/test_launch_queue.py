@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.analysis.gpu.jobs import load_ranks
 from tests.kineto_files import event, kernel, launch
+from tracekit.analysis.detectors.one_launch_queue import joined
 from tracekit.report.finding import Finding
 
 PAIRS = 15
@@ -42,3 +44,10 @@ def test_streams_in_one_queue_are_named_and_priced(tmp_path: Path) -> None:
 
 def test_streams_that_run_by_themselves_are_none(tmp_path: Path) -> None:
     assert findings(tmp_path, one_queue=False) == []
+
+
+def test_edges_between_rows_of_a_large_job_are_found() -> None:
+    """Edges have row numbers of 32 bits: 50,000 x 60,000 rows are more than these count to."""
+    first, second = np.array([7, 50_000, 50_001]), np.array([8, 50_001, 50_000])
+    edge = np.array([[50_000, 50_001], [3, 4]], np.int32)
+    assert joined(first, second, edge[:, 0], edge[:, 1], 60_000).tolist() == [False, True, False]
