@@ -79,7 +79,7 @@ class ColumnBuilder:
         self._strings: dict[str, int] = {}
         self._code_of_hash: dict[int, int] = {}
         self._threads: dict[tuple[int | str, ...], int] = {}
-        self._collectives: dict[CollectiveArgs, int] = {}
+        self._collectives: dict[tuple[Any, ...], int] = {}
         self._parts: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
             table: {name: [] for name in schema} for table, schema in SCHEMAS.items()
         }
@@ -181,7 +181,7 @@ class ColumnBuilder:
             base_us=self._base_us or 0,
             host_events=self._host_events,
             strings=tuple(self._strings),
-            collectives=tuple(self._collectives),
+            collectives=tuple(CollectiveArgs(*args) for args in self._collectives),
             negative=self._negative,
             absurd=self._absurd,
             nameless=self._nameless,
@@ -312,7 +312,7 @@ class ColumnBuilder:
         """Return the position of a collective's arguments."""
         if args.collective is None and args.group_name is None:
             return NO_ID
-        key = CollectiveArgs(
+        key = (
             args.collective, args.elements_in, args.elements_out, args.dtype, args.group_size, args.group_name,
             args.group_description, None if args.group_ranks is None else str(args.group_ranks), args.rank_in_group,
             args.sequence, None if args.comms_id is None else str(args.comms_id), args.source, args.destination,

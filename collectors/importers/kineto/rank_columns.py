@@ -103,7 +103,7 @@ def _rank(
     kept_calls, role = _kept_calls(all_calls, gpu)
     calls = {**rows_of(all_calls, kept_calls), "role": role}
     waits = _waits(all_calls, gpu, names)
-    kernels = np.unique(gpu["correlation"][gpu["activity"] == list(Activity).index(Activity.KERNEL)])
+    kernels = gpu["correlation"][gpu["activity"] == list(Activity).index(Activity.KERNEL)]
     launches = np.isin(all_calls["correlation"], kernels) & (all_calls["correlation"] != NO_ID)
     python = of(columns.python)
     work = host_work(all_calls, waits, launches, operators, python, annotations, names)
@@ -215,7 +215,7 @@ def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
 
 def _kept_calls(calls: Table, gpu: Table) -> tuple[Ints, npt.NDArray[np.int8]]:
     """Return the rows of calls that launched a recorded op, synchronise or order streams, and which they do."""
-    launches = np.isin(calls["correlation"], np.unique(gpu["correlation"])) & (calls["correlation"] != NO_ID)
+    launches = np.isin(calls["correlation"], gpu["correlation"]) & (calls["correlation"] != NO_ID)
     kept = np.flatnonzero(launches | ((calls["role"] >= 0) & (calls["role"] < RECORD_EVENT)))
     return kept, np.where(launches, 0, calls["role"])[kept].astype(np.int8)
 
