@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.attribution.test_exact_attribution import specs
 from tests.analysis.replay.test_step_overlap import DataParallel, Pipeline
+from tests.fleet.buckets import upload
 from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
 from tracekit.base.errors import OutputError, SelectionError, TraceError
@@ -18,6 +19,7 @@ from tracekit.fleet.local import LocalExecutor
 from tracekit.fleet.worker import work
 from tracekit.job.load import load
 from tracekit.show.documents.worst_steps import worst_steps
+from tracekit.store import Incoming, Store
 from tracekit.synth import synthesize
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -134,22 +136,45 @@ def test_the_command_prints_the_same_with_either_engine(tmp_path):
         assert many == one
 
 
+def test_the_only_trace_in_a_folder_and_a_window_of_a_job_in_a_store(tmp_path):
+    (tmp_path / "traces").mkdir()
+    slow_trace(range(3)).write_parquet(tmp_path / "traces" / "job.parquet")
+    store = Store(tmp_path / "store")
+    for steps in (range(3), range(3, 5)):
+        store.append(Incoming(slow_trace(steps), "job", "by hand"))
+    for named in ((tmp_path / "traces",), ("--store", store.path), ("--store", store.path, "--window", "0")):
+        one, many = (run("whatif", *named, "--engine", engine, "--json") for engine in ("local", "processes"))
+        assert (many.code, many) == (0, one)
+
+
+def test_a_job_of_a_store_in_object_storage_that_throttles(tmp_path, throttled_s3):
+    Store(tmp_path / "store").append(Incoming(slow_trace(range(3)), "job", "by hand"))
+    upload(tmp_path / "store", f"{throttled_s3}://jobs/store")
+    one, many = (run("whatif", "--store", f"{throttled_s3}://jobs/store", "--engine", engine, "--json")
+                 for engine in ("local", "processes"))  # fmt: skip
+    assert (many.code, many) == (0, one)
+
+
 def test_only_pipelines_are_analysed_in_batches(tmp_path):
     (tmp_path / "job.json").write_text("{}")
     done = run("whatif", tmp_path / "job.json", "--engine", "processes")
     assert (done.code, done.message) == (
         2,
-        "tracekit: --engine processes is for one Parquet file of a pipeline; leave it out",
+        "tracekit: --engine processes is for a pipeline in one Parquet file or stored window; leave it out",
     )
+    missing = [run("whatif", tmp_path / "no.parquet", "--engine", engine).message for engine in ("local", "processes")]
+    assert missing == [f"tracekit: {tmp_path / 'no.parquet'}: no such file or folder"] * 2
 
 
 def test_a_job_that_needs_more_memory_than_is_free_is_analysed_in_batches(tmp_path, monkeypatch):
     slow_trace(range(2)).write_parquet(tmp_path / "job.parquet")
     expected = run("whatif", tmp_path / "job.parquet", "--json")
+    Store(tmp_path / "store").append(Incoming(slow_trace(range(2)), "slow job", "by hand"))
     monkeypatch.setattr("tracekit.commands.whatif._free_bytes", lambda: 1000)
-    done = run("whatif", tmp_path / "job.parquet", "--json")
-    assert (done.code, done.out) == (0, expected.out)
-    assert "in batches of steps, as with --engine processes" in done.message
+    for named in ((tmp_path / "job.parquet",), ("--store", tmp_path / "store", "--job", "slow job")):
+        done = run("whatif", *named, "--json")
+        assert (done.code, done.out) == (0, expected.out)
+        assert "in batches of steps, as with --engine processes" in done.message
 
 
 @pytest.mark.fleet

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from msgspec import Struct
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracekit.job.job import Job
+    from tracekit.store import Store
+    from tracekit.store.window import StoredWindow
+
+_Made = TypeVar("_Made")
 
 
 class _Path(click.Path):
@@ -90,22 +94,54 @@ class Source(Struct, frozen=True):
         """The job; if nothing is named, the newest in the default store, with a note that says so."""
         from tracekit.job.load import load_from_store, load_trace
 
+        self._check()
         if self.traces:
-            if self.store is not None or self.job is not None or self.window is not None:
-                raise SelectionError("give a TRACE, or --store and --job, not both")
             paths = self.traces if len(self.traces) > 1 else (only_job(self.traces[0]),)
             with explained(paths[0]), hushed_panics():
                 return load_trace(
                     *paths, layout=self.layout, unit=self.unit, method=method, kernel_classes=kernel_classes
                 )
-        if self.layout is not None:
-            raise SelectionError("--layout belongs to a TRACE; name the trace file too")
-        if self.unit is not None:
-            raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
         loaded = load_from_store(self.job, store=self.store, window=self.window, method=method)
         if self.job is None:
-            click.echo(f"No job named: taking the newest one in the store, {short(loaded.trace.name)}", err=True)
+            _say_newest(loaded.trace.name)
         return loaded
+
+    def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:
+        """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
+        self._check()
+        if self.traces:
+            path = only_job(self.traces[0])
+            with explained(path), hushed_panics():
+                return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
+        from tracekit.trace.model import TraceKind
+
+        store, name = self._in_store()
+        if self.job is None:
+            _say_newest(name)
+        return store.of_ops(name, self.window, lambda one, path: use(path) if one.kind is TraceKind.PIPELINE else None)
+
+    def stored_window(self) -> StoredWindow:
+        """The window of the job in the store."""
+        self._check()
+        store, name = self._in_store()
+        with store.reading() as catalogue:
+            return catalogue.window(name, self.window)
+
+    def _in_store(self) -> tuple[Store, str]:
+        """The store, and the name of the job in it."""
+        from tracekit.store import Store, default_store
+
+        store = Store(self.store or default_store())
+        return store, self.job or store.newest()
+
+    def _check(self) -> None:
+        """Raise SelectionError if the options contradict each other."""
+        if self.traces and (self.store is not None or self.job is not None or self.window is not None):
+            raise SelectionError("give a TRACE, or --store and --job, not both")
+        if not self.traces and self.layout is not None:
+            raise SelectionError("--layout belongs to a TRACE; name the trace file too")
+        if not self.traces and self.unit is not None:
+            raise SelectionError("--unit belongs to a TRACE; a store holds seconds")
 
     @property
     def arguments(self) -> str:
@@ -114,6 +150,16 @@ class Source(Struct, frozen=True):
         given = [(f"--{name}", value) for name, value in options.items() if value is not None]
         words = [word if isinstance(word, Path) else str(word) for option in given for word in option]
         return quoted(*self.traces, *words)
+
+
+def _is_pipeline(path: Path, layout: Path | None) -> bool:
+    from tracekit.trace.op import is_op_trace
+
+    return path.suffix == ".parquet" and not path.is_dir() and (layout is not None or not is_op_trace(path))
+
+
+def _say_newest(name: str) -> None:
+    click.echo(f"No job named: taking the newest one in the store, {short(name)}", err=True)
 
 
 def trace_source(command: Callable[..., Any]) -> Any:

@@ -19,6 +19,7 @@ from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.arguments import Condition, parse_layers, parse_steps
 from tracekit.commands.options import OUT, PATH, Price, Source, console, job_source
+from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.experts import Plan
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 #: Memory of an analysis in one piece for each byte of a Parquet file, at most.
 _BYTES_PER_BYTE = 40
+#: And for each op, if its rows are shuffled.
+_BYTES_PER_OP = 200
 
 
 @click.command("whatif")
@@ -77,7 +80,7 @@ _BYTES_PER_BYTE = 40
 @click.option(
     "--engine",
     type=click.Choice(["local", "processes", "ray"]),
-    help="In one piece, or the file of a pipeline in batches of steps on processes or Ray [default: as memory allows].",
+    help="In one piece, or a pipeline in batches of steps on processes or Ray [default: as memory allows].",
 )
 @click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
@@ -226,29 +229,25 @@ def whatif_command(
 
 
 def _engine_for(source: Source) -> str:
-    """The engine for a job: batches of steps for a Parquet file that is too large for the memory that is free."""
-    (path, *more) = source.traces or (None,)
-    if path is None or more or path.suffix != ".parquet" or not path.is_file():
-        return "local"
+    """The engine for a job: batches of steps for a pipeline that is too large for the memory that is free."""
     free = _free_bytes()
-    if path.stat().st_size * _BYTES_PER_BYTE < free:  # also avoids importing the analysis in batches
-        return "local"
-    from tracekit.fleet.batches import memory_needed
+    if not source.traces:
+        window = source.stored_window()
+        ops = window.ops if window.kind is TraceKind.PIPELINE else 0
+    else:
+        (path, *more) = source.traces
+        if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
+            return "local"  # and what reads a footer need not be imported
+        from tracekit.trace.canonical import rows_of_file
 
-    needed = memory_needed(path)
-    if needed < free or not _is_pipeline(path, source):
+        ops = source.of_file(rows_of_file) or 0
+    if (needed := _BYTES_PER_OP * ops) < free:
         return "local"
     say(
         f"tracekit: the job needs about {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free: analysing it"
         " in batches of steps, as with --engine processes"
     )
     return "processes"
-
-
-def _is_pipeline(path: Path, source: Source) -> bool:
-    from tracekit.trace.op import is_op_trace
-
-    return path.suffix == ".parquet" and path.is_file() and (source.layout is not None or not is_op_trace(path))
 
 
 def _free_bytes() -> int:
@@ -266,8 +265,6 @@ def _in_batches(source: Source, engine: str, *, method: str, redact: bool, **ask
     from tracekit.fleet.executor import Executor
     from tracekit.trace.model import unit_of_time
 
-    if len(source.traces) != 1 or source.store or source.job or not _is_pipeline(source.traces[0], source):
-        raise SelectionError(f"--engine {engine} is for one Parquet file of a pipeline; leave it out")
     executor: Executor
     if engine == "ray":
         from tracekit.fleet.on_ray import RayExecutor
@@ -278,8 +275,14 @@ def _in_batches(source: Source, engine: str, *, method: str, redact: bool, **ask
 
         executor = LocalExecutor(len(os.sched_getaffinity(0)), _free_bytes() * 3 // 4)
     unit = None if source.unit is None else unit_of_time(source.unit)
-    job = JobFile(source.traces[0], source.layout, unit, Method(method), redact)
-    return analysed_in_batches(job, executor, **asked)
+
+    def analysed(path: Path) -> Report:
+        return analysed_in_batches(JobFile(path, source.layout, unit, Method(method), redact), executor, **asked)
+
+    found = source.of_file(analysed)
+    if found is None:
+        raise SelectionError(f"--engine {engine} is for a pipeline in one Parquet file or stored window; leave it out")
+    return found
 
 
 def _read_asked(path: Path | None, plans: tuple[str, ...]) -> tuple[list[Plan], Loads | None]:

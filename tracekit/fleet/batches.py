@@ -37,7 +37,6 @@ from tracekit.trace.canonical import (
     Trace,
     read_header,
     read_parquet,
-    rows_of_file,
     rows_of_steps,
     traced_dp_ranks,
 )
@@ -49,19 +48,14 @@ if TYPE_CHECKING:
 
 #: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
-#: Upper bounds for the memory of the analysis, bytes for each op: of a batch, and of a job whose rows are shuffled.
-BYTES_PER_OP, _BYTES_IN_ONE_PIECE = 160, 200
+#: Upper bound for the memory of the analysis of a batch, bytes for each op.
+BYTES_PER_OP = 160
 #: Times that a task is tried.
 _ATTEMPTS = 3
 #: The rule of an outcome whose files could not be written.
 _NO_ROOM = "no room"
 
 Progress = Callable[[str], None]
-
-
-def memory_needed(path: Path) -> int:
-    """Memory for the analysis of a Parquet file in one piece, bytes. Raises FormatError."""
-    return _BYTES_IN_ONE_PIECE * rows_of_file(path)
 
 
 class JobFile(Struct, frozen=True):

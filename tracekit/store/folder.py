@@ -99,9 +99,13 @@ class Folder:
         """The folder that has this part of a window meanwhile."""
         return nullcontext(self)
 
+    def ops(self, window: StoredWindow) -> Path:
+        """The Parquet file of a window's ops. Raises FileGoneError, StoreError if its size is not as recorded."""
+        return self._checked(window, Part.OPS)
+
     def trace(self, window: StoredWindow) -> AnyTrace:
         """The trace of a window. Raises FileGoneError, StoreError if it is damaged."""
-        path = self._checked(window, Part.OPS)
+        path = self.ops(window)
         try:
             return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
         except FormatError as error:
