@@ -81,6 +81,7 @@
     const lacks = least * Math.max(Math.abs(low), Math.abs(high)) - (high - low);
     if (lacks > 0) [low, high] = [low - lacks / 2, high + lacks / 2];
     if (spec.rangemode === "tozero") [low, high] = [Math.min(0, low), Math.max(0, high)];
+    if (grounded && low === high) high = 1; // bars of nothing
     const air = exact ? 0 : 0.05 * (high - low || Math.abs(high) || 1), stands = (end) => grounded && end === 0;
     low = stands(low) || (spec.rangemode === "tozero" && low === 0) ? low : low - air;
     high = stands(high) ? high : high + air;

@@ -37,11 +37,17 @@
     return text;
   }
 
+  function open() {
+    const form = document.getElementById("whatif-own"); // only a form that is folded has it
+    if (form) form.open = true;
+  }
+
   // The field says that it is wrong also to who cannot see the words below it.
   function doubt(wrong) {
     const field = document.getElementById("whatif-select");
     field.setAttribute("aria-invalid", String(Boolean(wrong)));
     field.setAttribute("aria-describedby", "whatif-wrong");
+    if (wrong) open();
     return window.dash_clientside.no_update;
   }
 
@@ -102,6 +108,7 @@
   const actions = {
     run: run,
     suggest: suggest,
+    edit: (question) => { open(); suggest(question); },
     keep: ({ asked }) => change({ kept: [...kept().filter((other) => other !== asked), asked].join(";") }),
     remove: ({ asked }) => change({ kept: kept().filter((other) => other !== asked).join(";") }, true),
   };

@@ -159,7 +159,7 @@ def _at(report: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Suggest
     """The place of a cause as fast as its peers, unless it is the whole job or too large to be named."""
     workers = [f"{worker['dp_rank']},{worker['pp_rank']}" for worker in where["workers"][: MOST_WORKERS + 1]]
     if 0 < len(workers) <= MOST_WORKERS:
-        named = _name(report, where["workers"][0]) if len(workers) == 1 else f"{len(workers)} workers"
+        named = worker_words(report, where["workers"][0]) if len(workers) == 1 else f"{len(workers)} workers"
         place = f"Workers of {short(where['host'])}" if where["host"] else named
         yield Suggestion(f"{place} like peers", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
     elif not workers and where["links"]:
@@ -174,8 +174,8 @@ def _at(report: Mapping[str, Any], where: Mapping[str, Any]) -> Iterator[Suggest
         yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where['steps']))}"))
 
 
-def _name(report: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
-    """A worker by its rank and host, as far as known, with a capital."""
+def worker_words(report: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+    """Name a worker by its rank and host, as far as known, with a capital."""
     place = {key: worker[key] for key in ("dp_rank", "pp_rank")}
     known = next((row for row in report["by_worker"] if place.items() <= row.items()), None)
     if known is None or known["rank"] is None:
@@ -200,7 +200,7 @@ def _general(report: Mapping[str, Any]) -> Iterator[Suggestion]:
     slowest = next(iter(report.get("by_worker", ())), None)
     if slowest is not None and slowest["slowdown"] > 1.01:
         worker = f"{slowest['dp_rank']},{slowest['pp_rank']}"
-        yield Suggestion(f"{_name(report, slowest)} like peers", WhatifQuery(f"worker={worker}"))
+        yield Suggestion(f"{worker_words(report, slowest)} like peers", WhatifQuery(f"worker={worker}"))
     kinds = [row["kind"] for row in report["by_kind"]]
     if "by_worker" not in report:
         yield from (

@@ -95,7 +95,5 @@ def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
     `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
     """
     nowhere, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
-    found = WorkerMap(
-        pl.DataFrame(), side.dp_ranks, side.workers, side.workers, ranks, nowhere, (), side.steps[:0], per_step
-    )
+    found = WorkerMap(pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step)
     return worker_heatmap(found, None, theme)

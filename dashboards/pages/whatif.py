@@ -28,9 +28,9 @@ from tracekit.dashboards.data.whatif_query import (
     read_query,
     suggestions,
 )
-from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, ask_button, fixes_panel, kept_panel, losses_panel
+from tracekit.dashboards.pages.whatif_parts import Seen, answer_panel, ask_button, fixes_panel, kept_panel, losses
 from tracekit.dashboards.ui.callbacks import answers
-from tracekit.dashboards.ui.components import attributes, panel, told
+from tracekit.dashboards.ui.components import attributes, note, panel, told
 from tracekit.dashboards.ui.context import replays, results
 from tracekit.dashboards.ui.forms import choice, text_field
 from tracekit.dashboards.ui.shell import job_page
@@ -126,12 +126,15 @@ def build(stored: Stored, **state: str) -> list[Component]:
     assert stored.report is not None
     view = QuestionForm.of_address(state)
     seen = _look(stored, view, wait_s=FIRST_WAIT_S)
+    lists = losses(stored)
+    form = _form(stored.report, view, seen)
+    if lists:
+        form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
     return [
-        fixes_panel(stored.report),
-        *([losses_panel(stored)] if "rl" not in stored.report else []),
-        _form(stored.report, view, seen),
+        panel("Without which would the job be faster?" if lists else "What if ...", *lists, *form),
         html.Div(answer_panel(stored.report, seen), id="whatif-answer", **attributes(aria_live="polite")),
         html.Div(kept_panel(stored.report, seen), id="whatif-kept"),
+        fixes_panel(stored.report),
         dcc.Store(id="whatif-state", data=dict(view.asking(stored.name))),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
         dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
@@ -166,7 +169,7 @@ def _drawn(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
+def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> list[Component]:
     rl = "rl" in report  # has no ops to choose
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
@@ -202,14 +205,11 @@ def _form(report: dict[str, Any], view: QuestionForm, seen: Seen) -> Component:
         ),
         html.Button("Replay", id="whatif-run", className="primary", **attributes(data_whatif="run")),
     ]
-    return panel(
-        "What if ...",
-        html.Div(
-            [html.Span("Questions for this job", className="label"), *chips], className="suggestions", role="group"
-        ),
+    return [
+        html.Div([html.Span("Examples", className="label"), *chips], className="suggestions", role="group"),
         html.Div(question, className="question"),
         html.Div(_controls(report, Choice.of(view.select or "")), hidden=rl),
-    )
+    ]
 
 
 def _action(view: QuestionForm) -> str:
@@ -240,17 +240,8 @@ def _controls(report: dict[str, Any], chosen: Choice) -> Component:
     ]
     known = sorted({row["kind"] for row in report["by_kind"]} | set(chosen.kinds))
     kinds = choice("whatif-kinds", "Op kinds (none: all)", dict(zip(known, known, strict=True)), list(chosen.kinds))
-    return html.Details(
-        [
-            html.Summary(
-                "Choose ops by hand: this writes the line above; and, or, not, but and brackets combine more there"
-            ),
-            kinds,
-            html.Div(fields, className="choices", style={} if stages else {"display": "none"}),
-        ],
-        open=True,
-        className="by-hand",
-    )
+    said = "These fields write the line above; and, or, not, but and brackets combine more there."
+    return html.Div([note(said), kinds, html.Div(fields, className="choices", hidden=not stages)])
 
 
 # --- what the page does ---------------------------------------------------------------------------------------------

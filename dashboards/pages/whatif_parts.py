@@ -16,13 +16,12 @@ from dash.development.base_component import Component
 from tracekit.base.text import seconds, sure, with_error
 from tracekit.dashboards.data.queries import Stored
 from tracekit.dashboards.data.replays import Answer, Pending, Phase, Rejected, Status
-from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of
+from tracekit.dashboards.data.whatif_query import MOST_KEPT, QueryAction, WhatifQuery, kept_text, query_of, worker_words
 from tracekit.dashboards.figures.whatif import Bar, scenario_times
 from tracekit.dashboards.ui.components import (
     attributes,
     figure_parts,
     folded,
-    halves,
     html_table,
     inline_csv,
     note,
@@ -33,8 +32,8 @@ from tracekit.dashboards.ui.components import (
 )
 from tracekit.dashboards.ui.context import viewer
 
-#: Op kinds, or places, that are listed with what is lost to them: so many, if they cost this share of the step.
-MOST_LOSSES, SMALLEST_LOSS = 8, 0.001
+#: Workers, places or op kinds that are listed: so many, if they cost this share of the step.
+MOST_LOSSES, SMALLEST_LOSS = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,16 @@ def fixes_panel(report: dict[str, Any]) -> Component:
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
         query = query_of(fix) if "by_worker" in report else None
-        ask = "" if query is None else ask_button("Edit", query)
+        ask = "" if query is None else ask_button("Edit", query, edit=True)
         bound = "at most " if fix["bound"] else ""
         confidence = fix.get("confidence")
         title = fix["title"] if confidence is None else f"{fix['title']} ({sure(confidence)})"
         times = f"{seconds(step_s)} \u2192 {seconds(fix['new_step_s'])}"
         cells = [title, times, bound + with_error(fix["saved_s"], fix["error_s"]), html.Td(ask, className="ask")]
         rows[confidence is not None].append(cells)
-    heads = ["Fix", f"A {report['job']['whole']}, recorded", "Saves", html.Th("", className="ask")]
+    heads = ["Fix", f"{report['job']['whole'].capitalize()} time", "Saves", html.Th("", className="ask")]
     said = note(
-        "Edit puts a fix into the form below, where it has the same price: change its factors, add ` + SELECTION` or"
+        "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
     of_causes, of_any_job = (
@@ -81,57 +80,67 @@ def fixes_panel(report: dict[str, Any]) -> Component:
     return panel(
         "Priced fixes",
         *([of_causes] if rows[True] else []),
-        *([said] if "by_worker" in report else []),
+        *([said] if rows[True] and "by_worker" in report else []),
         *([folded(f"Fixes that any job could try: {len(rows[False])}", of_any_job)] if rows[False] else []),
     )
 
 
-def losses_panel(stored: Stored) -> Component:
-    """What a step loses to each op kind, and to each stage and DP rank, the most first; each can be asked about."""
+def losses(stored: Stored) -> list[Component]:
+    """The workers, stages and DP ranks, and op kinds that a step loses most to, each with a button that asks what the
+    speed of its peers would save; empty if none loses any.
+    """
     report = stored.report
     assert report is not None
-    places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")]
-    parts = [_losses(report, "Op kind", [("by_kind", "kind", "kind")])]
-    if stored.has_workers:
-        parts.append(_losses(report, "Stage or DP rank", places))
-    said = note(
-        "Against the average op of the job, each by itself and without launch delays. Ask tells what the speed of its"
-        " peers would save."
-    )
-    return panel(
-        "What a step loses, and to whom",
-        halves(*parts),
-        said,
-    )
+    workers = [
+        (worker_words(report, row), f"{row['slowdown']:.2f} times", f"worker={row['dp_rank']},{row['pp_rank']}")
+        for row in report.get("by_worker", ())
+        if round(row["slowdown"], 2) > 1
+    ]
+    places = [("by_pp_rank", "pp_rank", "stage"), ("by_dp_rank", "dp_rank", "dp_rank")] if stored.has_workers else []
+    lost = "Lost a step" if report["job"]["whole"] == "step" else "Lost"
+    lists = [
+        _list("Worker", "Slows the job", workers),
+        _list("Stage or DP rank", lost, _lost(report, places)),
+        _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
+    ]
+    shown = [html.Div(one, className="third") for one in lists if one is not None]
+    said = note("Against the average op of the job, each by itself and without launch delays.")
+    return [html.Div(shown, className="row"), said] if shown else []
 
 
-def _losses(report: dict[str, Any], head: str, tables: Sequence[tuple[str, str, str]]) -> Component:
-    """One of these tables. `tables`: a table of the report, its column and the word of a selection for it."""
+def _lost(report: dict[str, Any], tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
+    selection for it.
+    """
     found = [
         (row["saved_s"], f"{word}={row[column]}")
         for table, column, word in tables
         for row in report[table]
         if (row.get("saved_s") or 0.0) >= SMALLEST_LOSS * report["step_time_s"]["recorded"]
     ]
-    rows = [
-        [
-            selection.removeprefix("kind=").replace("dp_rank=", "DP rank ").replace("=", " "),
-            seconds(lost_s),
-            html.Td(ask_button("Ask", WhatifQuery(selection)), className="ask"),
-        ]
-        for lost_s, selection in sorted(found, reverse=True)[:MOST_LOSSES]
+    return [
+        (text.removeprefix("kind=").replace("dp_rank=", "DP rank ").replace("=", " "), seconds(lost_s), text)
+        for lost_s, text in sorted(found, reverse=True)
     ]
-    return html_table([head, f"Lost a {report['job']['whole']}", html.Th("", className="ask")], rows, numbers=(1,))
 
 
-def ask_button(title: str, query: WhatifQuery) -> Component:
-    """A button that puts a question into the form and asks it (assets/whatif.js)."""
+def _list(head: str, figure: str, rows: Sequence[tuple[str, str, str]]) -> Component | None:
+    """A table of names, figures and the selections to ask about; None without rows."""
+    cells = [
+        [words, value, html.Td(ask_button("Ask", WhatifQuery(text)), className="ask")]
+        for words, value, text in rows[:MOST_LOSSES]
+    ]
+    return html_table([head, figure, html.Th("", className="ask")], cells, numbers=(1,)) if cells else None
+
+
+def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Component:
+    """A button that asks a question and puts it into the form, which it opens to `edit` it (assets/whatif.js)."""
     return html.Button(
         title,
         className="chip-button",
         title=str(query),
         **attributes(
-            data_whatif="suggest",
+            data_whatif="edit" if edit else "suggest",
             data_select=query.selection,
             data_action=query.action,
             data_factor=f"{query.factor:g}" if query.action is QueryAction.SCALE else "",
@@ -139,15 +148,13 @@ def ask_button(title: str, query: WhatifQuery) -> Component:
     )
 
 
-def answer_panel(report: dict[str, Any], seen: Seen) -> Component:
-    """The answer to the question, or how far it is."""
+def answer_panel(report: dict[str, Any], seen: Seen) -> Component | None:
+    """The answer to the question, or how far it is; None if none was asked."""
     match seen.status:
         case None if seen.wrong is None:
-            body: list[Any] = [
-                note("Take a suggestion or ask your own, then Replay: the whole job is replayed with that change.")
-            ]
+            return None
         case None | Rejected(selection=True):
-            body = [note("No answer: the selection above needs a correction.")]
+            body: list[Any] = [note("No answer: the selection above needs a correction.")]
         case Rejected(message=message):
             body = [problem(message, title="Not replayed")]
         case Pending(phase=phase):
@@ -241,8 +248,8 @@ def _question_words(query: WhatifQuery) -> list[Any]:
     return ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
 
 
-def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
-    """The kept scenarios and the one just answered: a table, bars, exact numbers."""
+def kept_panel(report: dict[str, Any], seen: Seen) -> Component | None:
+    """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
     rows = list(seen.kept)
     current = (
         isinstance(seen.status, Answer) and seen.query is not None and seen.query not in [each for each, _ in rows]
@@ -252,10 +259,8 @@ def kept_panel(report: dict[str, Any], seen: Seen) -> Component:
         assert seen.status is not None
         rows.append((seen.query, seen.status))
     said = [html.P(text, className="warning") for text in seen.kept_problems]
-    if not rows:
-        return panel(
-            "Scenarios side by side", *said, note("Answers that you keep are lined up here, and in the address.")
-        )
+    if not seen.kept:
+        return panel("Scenarios side by side", *said) if said else None
     recorded_s = report["step_time_s"]["recorded"]
     bars = [
         Bar(f"{number}  {query}", status.step_time_s, status.error_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,9 +15,11 @@ import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.dashboards import clicks
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
+from tests.dashboards.watched import analysed
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tests.sides import side
 from tracekit.analysis.attribution.compare import parts, whole
@@ -25,6 +28,7 @@ from tracekit.base.text import seconds
 from tracekit.dashboards.data.queries import Results
 from tracekit.dashboards.figures.compare import worker_map
 from tracekit.show.figures.theme import LIGHT
+from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 
 Visit = Callable[..., Page]
@@ -40,6 +44,19 @@ def test_a_map_larger_than_a_screen_keeps_the_slowest_worker_and_its_name() -> N
     assert drawn.z.max() == drawn.z[73, 1] == 3.0
     assert drawn.customdata[73, 1].tolist() == [514, 1, 514 * 64 + 1]
     assert "rank %{customdata[2]}<br>dp %{customdata[0]}, stage %{customdata[1]}<br>" in drawn.hovertemplate
+
+
+def test_no_page_of_two_equal_jobs_that_lose_nothing_makes_the_browser_complain(
+    visit: Visit, show: Callable[[Path], Serving], tmp_path: Path
+) -> None:
+    """Every loss is 0, so that bars have no length; the browser's console stays empty (`visit` checks it)."""
+    store = Store(tmp_path / "equal.store")
+    even = [[FORWARD, BACKWARD]] * 2
+    store.add([analysed(replace(data_parallel_job(even), name=name)) for name in ("one", "two")])
+    page, url = None, show(store.path).url
+    for path in ("job", "time", "workers", "pipeline", "whatif", "timeline", "compare"):
+        page = visit(f"/{path}?job=one&with=two", base=url, within=page)
+    page.locator(".chart rect").first.wait_for(state="attached")
 
 
 # --- the page -------------------------------------------------------------------------------------------------------

@@ -46,16 +46,14 @@ class HostLoad:
 class WorkerMap:
     """Exact S_w of every analysed worker. Arrays are [dp_ranks, stages] unless stated otherwise.
 
-    `dp_ranks`: those analysed, ascending, [dp_ranks]. `slowdown`, `approx`: exact and min(S_dp, S_pp). `rank`: global
-    rank, `host`: index into `hosts`; both UNKNOWN if the trace does not name them. `table`: the same as rows, worst
-    first. `steps`: step numbers, [steps]. `per_step`: exact S_w, [steps, dp_ranks, stages], nan if the DP rank was left
-    out.
+    `dp_ranks`: those analysed, ascending, [dp_ranks]. `rank`: global rank, `host`: index into `hosts`; both UNKNOWN if
+    the trace does not name them. `table`: the same as rows, worst first. `steps`: step numbers, [steps]. `per_step`:
+    exact S_w, [steps, dp_ranks, stages], nan if the DP rank was left out.
     """
 
     table: pl.DataFrame
     dp_ranks: Ints
     slowdown: Floats
-    approx: Floats
     rank: Ints
     host: Ints
     hosts: tuple[str, ...]
@@ -91,7 +89,6 @@ class WorkerMap:
             table=by_worker,
             dp_ranks=dp_ranks,
             slowdown=spread(by_worker["slowdown"].to_numpy()),
-            approx=spread(by_worker["slowdown_approx"].to_numpy()),
             rank=spread(by_worker["rank"].cast(pl.Int64).fill_null(UNKNOWN).to_numpy()),
             host=spread(np.array([UNKNOWN if name is None else numbers[name] for name in named])),
             hosts=hosts,
