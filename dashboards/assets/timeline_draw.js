@@ -170,6 +170,13 @@
     [LABELS, STREAM_AT] = width < 480 ? [104, 52] : [216, 132];
   }
 
+  // Text that is too long ends in dots: squeezed, nobody could read it.
+  function cut(context, text, most) {
+    let shown = text;
+    while (shown.length > 2 && context.measureText(shown).width > most) shown = `${shown.slice(0, -2)}\u2026`;
+    return shown;
+  }
+
   function labels(context, scene, row, y) {
     const { colours, block, hosts } = scene;
     const dp = scene.dp_rank[row], pp = scene.pp_rank[row], host = hosts[scene.host[row]];
@@ -184,7 +191,7 @@
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const of = scene.names ? [] : [known && place, `slowdown ${scene.slowdown[row].toFixed(3)}`];
+    const of = scene.names || LABELS < 200 ? [] : [known && place, `slowdown ${scene.slowdown[row].toFixed(3)}`];
     const who = scene.names ? "rank" : "worker", members = scene.members[row];
     const facts = group ? [`${members} ${who}${members === 1 ? "" : "s"}`] : [host, ...of].filter(Boolean);
     const room = Math.max(0, Math.floor((block.height - 20) / 14));
@@ -192,7 +199,8 @@
     const beside = group || facts.length === 1 ? facts : facts.slice(0, -1), free = STREAM_AT - 8 - after;
     const wide = block.lines.length > 2 ? free : LABELS - after - 10;
     if (room < 1 && wide > 40) context.fillText(beside.join(" "), after, base, wide);
-    lines.slice(0, room).forEach((text, at) => context.fillText(text, EDGE, y + 30 + at * 14, STREAM_AT - 2 * EDGE));
+    const most = (LABELS < 200 && !scene.names && block.lines.length < 3 ? LABELS : STREAM_AT) - 2 * EDGE;
+    lines.slice(0, room).forEach((text, at) => context.fillText(cut(context, text, most), EDGE, y + 30 + at * 14));
     block.lines.forEach((line) => {
       context.fillStyle = colours[line.replay];
       context.fillRect(LABELS - 6, y + line.y, 3, line.height);

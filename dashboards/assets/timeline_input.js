@@ -13,6 +13,7 @@
     on(timeline.canvas, "pointerdown", (event) => grab(timeline, event));
     on(timeline.canvas, "pointermove", (event) => (timeline.held ? drag : point)(timeline, event));
     on(timeline.canvas, "pointerup", (event) => release(timeline, event));
+    on(timeline.canvas, "pointercancel", (event) => cancel(timeline, event)); // the browser scrolls the page
     on(timeline.canvas, "pointerleave", () => {
       timeline.tip.hidden = true;
       clearTimeout(timeline.dwelling);
@@ -40,9 +41,31 @@
     else timeline.zoom(Math.exp(Math.max(-120, Math.min(120, event.deltaY)) * 0.002), x);
   }
 
+  // Fingers on the canvas: where each is. Two of them zoom.
+  const fingers = new Map();
+  const spread = () => Math.max(20, Math.abs([...fingers.values()].reduce((one, other) => one - other)));
+  const middle = () => [...fingers.values()].reduce((one, other) => one + other) / 2;
+
+  function cancel(timeline, event) {
+    fingers.delete(event.pointerId);
+    timeline.held = null;
+  }
+
+  function pinch(timeline, { wide, at, spread: before }) {
+    const left = timeline.canvas.getBoundingClientRect().left + paint().LABELS, now = (wide * before) / spread();
+    const from = at - ((middle() - left) / timeline.width) * now;
+    timeline.show(from, from + now);
+  }
+
   function grab(timeline, event) {
     if (event.button || !timeline.scene) return;
     timeline.canvas.setPointerCapture(event.pointerId);
+    if (event.pointerType === "touch") fingers.set(event.pointerId, event.clientX);
+    if (fingers.size > 1) {
+      const at = timeline.time(middle() - timeline.canvas.getBoundingClientRect().left);
+      timeline.held = { pinch: { wide: timeline.to - timeline.from, at: at, spread: spread() } };
+      return;
+    }
     const { from, to } = timeline, top = timeline.scroll.scrollTop, box = timeline.canvas.getBoundingClientRect();
     const selects = event.shiftKey || event.clientY - box.top < paint().AXIS;
     timeline.held = { x: event.clientX, y: event.clientY, moved: false, from: from, to: to, top: top, selects: selects };
@@ -54,6 +77,8 @@
   }
 
   function drag(timeline, event) {
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, event.clientX);
+    if (timeline.held.pinch) return fingers.size > 1 && pinch(timeline, timeline.held.pinch);
     const right = event.clientX - timeline.held.x, down = event.clientY - timeline.held.y;
     timeline.held.moved = timeline.held.moved || Math.abs(right) + Math.abs(down) > 4;
     if (!timeline.held.moved) return;
@@ -65,8 +90,8 @@
   }
 
   function release(timeline, event) {
-    const { held } = timeline, moved = held && held.moved, box = timeline.canvas.getBoundingClientRect();
-    timeline.held = null;
+    const { held } = timeline, moved = held && (held.moved || held.pinch), box = timeline.canvas.getBoundingClientRect();
+    cancel(timeline, event);
     if (moved && held.selects) select(timeline, event, held, true);
     if (moved || !timeline.scene) return;
     const x = event.clientX - box.left, y = event.clientY - box.top, { scene } = timeline;
@@ -88,7 +113,7 @@
     if (tip.hidden) return;
     tip.textContent = mark ? window.tracekitTimelinePanel.summary(mark, timeline.spans, scene.names) : rows().hint(scene, place.row);
     const host = element("timeline-host").getBoundingClientRect();
-    tip.style.left = `${Math.min(event.clientX - host.left + 14, host.width - 330)}px`;
+    tip.style.left = `${Math.max(0, Math.min(event.clientX - host.left + 14, host.width - 330))}px`;
     tip.style.top = `${event.clientY - host.top + 18}px`;
     if (!mark || timeline.pinned || timeline.state.range || timeline.state.find) return;
     timeline.dwelling = setTimeout(() => timeline.guarded(() => timeline.tell(mark.name, false)), 90);

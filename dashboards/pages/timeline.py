@@ -41,6 +41,9 @@ _KEYS = (
     " all, R selects what is shown, N and P go to the next and previous op of the track, T pins its row, F fills the"
     " screen, Escape lets go."
 )
+_TOUCHES = (
+    "Pinch to zoom, drag sideways to move, drag the ruler to select a range; tap an op to keep it, or a name to pin it."
+)
 
 
 def build(stored: Stored, **texts: str) -> list[Component]:
@@ -237,6 +240,7 @@ def _canvas(stored: Stored, state: TimelineState) -> Component:
             ),
             html.P(id="timeline-path-words", **attributes(aria_live="polite")),
             html.P(_KEYS, id="timeline-keys", className="note"),
+            html.P(_TOUCHES, id="timeline-touches", className="note"),
         ],
         className="timeline",
     )

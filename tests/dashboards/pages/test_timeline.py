@@ -524,3 +524,43 @@ def test_most_of_a_phone_shows_ops_instead_of_names(visit: Visit, width: int, na
     )
     assert left == names
     assert left < whole / 2
+
+
+def test_a_phone_shows_the_timeline_first_and_two_fingers_zoom_it(visit: Visit) -> None:
+    """The fingers move from 60 to 180 pixels apart around one time, which stays where it is; one finger then pans."""
+    page = visit("/timeline?job=slow-worker&step=105", width=390)
+    painted(page)
+    canvas, order = page.locator("#timeline-canvas").bounding_box(), page.locator("#timeline-order").bounding_box()
+    assert canvas is not None
+    assert order is not None
+    assert canvas["y"] < 600 < canvas["y"] + canvas["height"] < order["y"]
+    touches = page.context.new_cdp_session(page)
+    touches.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+
+    def fingers(kind: str, *across: float) -> None:
+        points = [{"x": x, "y": canvas["y"] + 80, "id": number} for number, x in enumerate(across)]
+        touches.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def at(x: float) -> float:
+        """The time at a place of the screen, seconds."""
+        found: float = page.evaluate("([x, left]) => tracekitTimeline.current().time(x - left)", [x, canvas["x"]])
+        return found
+
+    (first, last), middle = window(page), at(240)
+    fingers("touchStart", 210)
+    fingers("touchStart", 210, 270)
+    for apart in (60, 120, 180):
+        fingers("touchMove", 240 - apart / 2, 240 + apart / 2)
+    fingers("touchEnd")
+    page.wait_for_function(
+        "(wide) => { const t = tracekitTimeline.current(); return t.to - t.from < wide; }", arg=(last - first) / 2.9
+    )
+    assert window(page)[1] - window(page)[0] == pytest.approx((last - first) / 3)
+    assert at(240) == pytest.approx(middle)
+    at_200 = at(200)
+    fingers("touchStart", 200)
+    for x in (210, 230, 250):
+        fingers("touchMove", x)
+    fingers("touchEnd")
+    assert at(250) == pytest.approx(at_200)
+    touches.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
